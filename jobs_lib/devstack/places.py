@@ -1,0 +1,157 @@
+"""Where the embedded stack keeps things, and the account PostgreSQL runs under."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from jobs_lib.devstack.process import Account, as_account
+from jobs_lib.errors import DevStackError
+
+CACHE_VARIABLE = "JOBS_LIB_CACHE_DIR"
+
+# PostgreSQL refuses to run as root. Every POSIX system has this account, it owns
+# nothing, and using it changes nothing on the machine (no `useradd`).
+_UNPRIVILEGED = "nobody"
+
+
+def cache_folder() -> Path:
+    """The folder for downloads: JOBS_LIB_CACHE_DIR, else `jobs-lib` in the user's."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jobs-lib"
+
+
+def postgres_account() -> Account | None:
+    """The account for PostgreSQL: None (the current user) unless that is root.
+
+    Raises DevStackError as root on a machine without an unprivileged account.
+    """
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(_UNPRIVILEGED)
+    except KeyError:
+        raise DevStackError(
+            "PostgreSQL does not run as root, and this machine has no user "
+            f"{_UNPRIVILEGED!r} to run it as: run this command as an ordinary user"
+        ) from None
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def can_enter(account: Account | None, folder: Path) -> bool:
+    """Whether `account` can reach `folder` and write in it.
+
+    Asked of the kernel by trying, not read from mode bits: access lists and mount
+    options count as well.
+    """
+    return _succeeds(
+        account, "/bin/sh", "-c", 'cd -- "$1" && test -w .', "sh", str(folder)
+    )
+
+
+def can_run(account: Account | None, program: Path) -> bool:
+    """Whether `account` can execute `program` (tried with `--version`)."""
+    return _succeeds(account, str(program), "--version")
+
+
+def temporary_folder(account: Account | None, prefix: str) -> Path:
+    """A new empty folder that belongs to `account` and that it can enter."""
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        except OSError:
+            continue
+        give(account, folder)
+        if account is None or can_enter(account, folder):
+            return folder
+        folder.rmdir()
+    raise DevStackError(
+        "no temporary folder that the account of PostgreSQL can enter: "
+        "set TMPDIR to one that every user can"
+    )
+
+
+def shared_folder() -> Path:
+    """A folder of ours that every user can enter: for root whose own are closed.
+
+    Raises DevStackError when somebody else has taken its name.
+    """
+    folder = Path("/var/tmp") / f"jobs-lib-{os.geteuid()}"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    found = folder.lstat()
+    # /var/tmp is open to all: never trust a folder there that another user made.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise DevStackError(f"{folder} belongs to another user: remove it")
+    folder.chmod(0o755)  # the umask may have closed it
+    return folder
+
+
+def data_folder(account: Account | None, wanted: Path) -> Path:
+    """The folder to keep a server's data in: `wanted`, if `account` can enter it.
+
+    Otherwise one in :func:`shared_folder`, always the same for the same `wanted`.
+    Nobody's permissions are changed, only those of the folder itself.
+    """
+    wanted.mkdir(parents=True, exist_ok=True)
+    if account is None:
+        return wanted
+    name = hashlib.sha256(str(wanted.resolve()).encode()).hexdigest()[:16]
+    if not (Path("/var/tmp") / f"jobs-lib-{os.geteuid()}" / "data" / name).exists():
+        give(account, wanted)
+        if can_enter(account, wanted):
+            return wanted
+    parent = shared_folder() / "data"
+    parent.mkdir(exist_ok=True)
+    parent.chmod(0o755)
+    folder = parent / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    give(account, folder)
+    return folder
+
+
+def shared_copy(source: Path, version: str) -> Path:
+    """A copy of the folder `source` that every user can enter; made once."""
+    key = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
+    copy = shared_folder() / f"{source.name}-{version}-{key}"
+    if not copy.exists():
+        draft = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=copy.parent))
+        shutil.copytree(source, draft, symlinks=True, dirs_exist_ok=True)
+        for path in (draft, *draft.rglob("*")):
+            if not path.is_symlink():
+                runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+                path.chmod(0o755 if runs else 0o644)
+        try:
+            draft.rename(copy)
+        except OSError:  # another process was faster: its copy is as good
+            shutil.rmtree(draft)
+    return copy
+
+
+def give(account: Account | None, folder: Path) -> None:
+    """Make `account` the owner of `folder` (of nothing inside it)."""
+    if account is not None:
+        os.chown(folder, account.uid, account.gid)
+
+
+def _succeeds(account: Account | None, *argv: str) -> bool:
+    try:
+        tried = subprocess.run(
+            argv,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            **as_account(account),
+        )
+    except OSError:
+        return False
+    return tried.returncode == 0

