@@ -1,0 +1,67 @@
+"""How long to wait before the next attempt: pure functions of attempt and error."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a failed job runs again.
+
+    The delay after attempt n is drawn evenly between zero and
+    ``min(cap, first * factor ** (n - 1))`` seconds: full jitter, which spreads the
+    retries of one outage best. See Marc Brooker, "Exponential Backoff And Jitter",
+    AWS Architecture Blog, 2015.
+    """
+
+    first: float = 1.0
+    """Seconds, the bound of the first delay."""
+    factor: float = 2.0
+    """Growth of the bound from one attempt to the next."""
+    cap: float = 3_600.0
+    """Seconds, the largest bound."""
+    max_attempts: int | None = None
+    """Attempts after which the job is discarded. Defaults to None: never."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first <= self.cap and self.factor >= 1):
+            raise ValueError(
+                f"a retry policy needs 0 < first <= cap and factor >= 1, not {self}"
+            )
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise ValueError(f"max_attempts must be 1 or more, not {self.max_attempts}")
+
+    def bound(self, attempt: int) -> float:
+        """Seconds, the longest delay after the failed attempt (1 is the first)."""
+        # Multiplied up to the cap only: factor ** 10_000 is no float.
+        delay = self.first
+        for _ in range(attempt - 1):
+            delay *= self.factor
+            if delay >= self.cap:
+                return self.cap
+        return min(delay, self.cap)
+
+    def delay(self, attempt: int) -> float:
+        """Seconds to wait after the failed attempt (1 is the first)."""
+        return self.bound(attempt) * random.random()
+
+    def exhausted(self, attempt: int) -> bool:
+        """Whether this failed attempt was the last one."""
+        return self.max_attempts is not None and attempt >= self.max_attempts
+
+
+def exponential(
+    *,
+    first: float = 1.0,
+    factor: float = 2.0,
+    cap: float = 3_600.0,
+    max_attempts: int | None = None,
+) -> Retry:
+    """A policy whose delays grow by ``factor`` from ``first`` to ``cap`` seconds."""
+    return Retry(first, factor, cap, max_attempts)
+
+
+RECONNECT = Retry(first=0.1, cap=5.0)
+"""How every loop of this library waits after an error of a server."""

@@ -1,0 +1,223 @@
+"""PostgreSQL: connections, the named queries, and what callers hand us to write on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.rows import TupleRow, tuple_row
+from psycopg.types.numeric import Int8Dumper
+from psycopg_pool import ConnectionPool
+
+from jobs_lib.errors import (
+    FencedError,
+    JobsError,
+    NoTransactionError,
+    SchemaVersionError,
+    UnavailableError,
+)
+from jobs_lib.settings import masked_url
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection as SQLAlchemyConnection
+    from sqlalchemy.orm import Session
+
+    Caller: TypeAlias = psycopg.Connection[Any] | SQLAlchemyConnection | Session
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_FENCED = {"JB001", "JB002"}
+
+
+class Queries(Mapping[str, sql.Composed]):
+    """The named queries of ``jobs_lib/sql``, with the schema's name filled in."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._queries = {
+            name: sql.SQL(cast("Any", text)).format(schema=sql.Identifier(schema))
+            for name, text in _read_queries().items()
+        }
+
+    def __getitem__(self, name: str) -> sql.Composed:
+        return self._queries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queries)
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+
+@cache
+def _read_queries() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for file in sorted(
+        resources.files("jobs_lib.sql").iterdir(), key=lambda file: file.name
+    ):
+        if not file.name.endswith(".sql"):
+            continue
+        parts = _NAME.split(file.read_text(encoding="utf-8"))[1:]
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            if name in found:
+                raise JobsError(f"the query {name!r} stands twice in jobs_lib/sql")
+            found[name] = text.strip().rstrip(";")
+    return found
+
+
+@cache
+def load_queries(schema: str) -> Queries:
+    """The named queries for one schema, read once per process."""
+    return Queries(schema)
+
+
+class Database:
+    """One PostgreSQL and the schema in it; connects when it is first needed."""
+
+    def __init__(self, url: str, schema: str = "jobs_lib") -> None:
+        self.url = url
+        self.schema = schema
+        self.queries = load_queries(schema)
+
+    def connect(self, name: str) -> psycopg.Connection[TupleRow]:
+        """A connection of its own in autocommit mode; ``name`` is what operators see.
+
+        Raises:
+            UnavailableError: the server does not answer within ten seconds.
+        """
+        try:
+            connection = psycopg.connect(
+                self.url,
+                autocommit=True,
+                connect_timeout=10,
+                application_name=f"jobs_lib {name}",
+                keepalives_idle=30,
+                keepalives_interval=10,
+                keepalives_count=3,
+                tcp_user_timeout=30_000,
+                row_factory=tuple_row,
+            )
+        except psycopg.OperationalError as error:
+            self.unavailable(error)
+        prepare_connection(connection)
+        return connection
+
+    def pool(self, name: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
+        """A pool of at most ``size`` connections in autocommit mode, opened lazily."""
+        return ConnectionPool(
+            self.url,
+            min_size=0,
+            max_size=size,
+            open=True,
+            timeout=30,
+            kwargs={
+                "autocommit": True,
+                "connect_timeout": 10,
+                "application_name": f"jobs_lib {name}",
+                "keepalives_idle": 30,
+            },
+            configure=prepare_connection,
+        )
+
+    def unavailable(self, error: psycopg.Error) -> NoReturn:
+        """Raise what a person can act on instead of the driver's error."""
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnavailableError(
+            f"the database at {masked_url(self.url)} does not answer: {reason[-1]}. "
+            "Is it running, and is JOBS_LIB_DATABASE_URL right?"
+        ) from None
+
+    def check_version(self, expected: str) -> None:
+        """Raise a SchemaVersionError unless the tables have the expected version."""
+        with self.connect("check") as connection:
+            table = sql.Identifier(self.schema, "jobs_lib_version")
+            try:
+                row = connection.execute(
+                    sql.SQL("select version_num from {}").format(table)
+                ).fetchone()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                row = None
+        if row is None:
+            raise SchemaVersionError(
+                f"schema {self.schema!r} of the database at {masked_url(self.url)} has "
+                "no tables of jobs_lib: run `jobs-lib migrate`"
+            )
+        if row[0] != expected:
+            way_out = (
+                "run `jobs-lib migrate`"
+                if row[0] < expected
+                else "install the release of jobs_lib that made them, or a newer one"
+            )
+            raise SchemaVersionError(
+                f"the tables in schema {self.schema!r} have version {row[0]}, this "
+                f"release needs {expected}: {way_out}"
+            )
+
+
+def prepare_connection(connection: psycopg.Connection[Any]) -> None:
+    """Set what our own connections need.
+
+    psycopg sends small integers as smallint and larger ones as int, each combination a
+    prepared statement of its own: ours are all bigint.
+    """
+    connection.adapters.register_dumper(int, Int8Dumper)
+
+
+def driver_connection(caller: Caller) -> psycopg.Connection[Any]:
+    """The psycopg connection behind what the caller has, inside its transaction.
+
+    Raises:
+        NoTransactionError: nothing would hold the caller's change and ours together.
+    """
+    connection: Any = caller
+    if not isinstance(caller, psycopg.Connection):
+        connection = _unwrap_sqlalchemy(caller)
+    if not isinstance(connection, psycopg.Connection):
+        kind = type(caller)
+        raise NoTransactionError(
+            f"cannot write on a {kind.__module__}.{kind.__qualname__}: give a psycopg "
+            "Connection, or an SQLAlchemy Connection or Session with the psycopg driver"
+        )
+    status = connection.info.transaction_status
+    if status == pq.TransactionStatus.IDLE and connection.autocommit:
+        raise NoTransactionError(
+            "this connection is in autocommit mode and no transaction is open, so the "
+            "job would be committed without your change: wrap both in "
+            "`with conn.transaction():`"
+        )
+    if status == pq.TransactionStatus.INERROR:
+        raise NoTransactionError(
+            "an earlier statement of this transaction failed: roll back first"
+        )
+    return connection
+
+
+def _unwrap_sqlalchemy(caller: Any) -> Any:
+    # By duck typing: a caller without SQLAlchemy must not pay for its import.
+    connect = getattr(caller, "connection", None)
+    if connect is None:
+        return caller
+    # A Session has connection() as a method; a Connection has it as an attribute.
+    opened = connect() if callable(connect) else caller
+    if not opened.in_transaction():
+        opened.begin()
+    return opened.connection.driver_connection
+
+
+@contextmanager
+def fenced() -> Iterator[None]:
+    """Turn the database's refusal of a stale owner into a FencedError."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate in _FENCED:
+            raise FencedError(
+                f"refused: {error.diag.message_primary}. Another process has taken "
+                "over; nothing was changed"
+            ) from None
+        raise

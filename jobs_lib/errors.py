@@ -1,0 +1,63 @@
+"""Every error that jobs_lib raises on purpose.
+
+    JobsError
+    ├── ConfigurationError        a setting is missing, unknown or out of range
+    ├── UnavailableError          a server does not answer
+    ├── SchemaVersionError        the tables are older or newer than this release
+    ├── DevStackError             the embedded PostgreSQL or Kafka could not be had
+    ├── EnqueueError              refused before any SQL was sent
+    │   ├── NoTransactionError
+    │   ├── PayloadError
+    │   └── TopicError
+    ├── FencedError               another process owns what this one tried to change
+    └── ReexportError             a re-export cannot be started or changed
+
+Each message says what happened, with the values, and the way out. None of them ever
+carries a password: see :func:`jobs_lib.settings.masked_url`.
+"""
+
+from __future__ import annotations
+
+
+class JobsError(Exception):
+    """Base of all errors of this library."""
+
+
+class ConfigurationError(JobsError):
+    """A setting is missing, unknown or out of range."""
+
+
+class UnavailableError(JobsError):
+    """A server that is needed does not answer."""
+
+
+class SchemaVersionError(JobsError):
+    """The tables in the database do not fit this release."""
+
+
+class DevStackError(JobsError):
+    """The embedded PostgreSQL or Kafka could not be fetched, started or stopped."""
+
+
+class EnqueueError(JobsError):
+    """Refused before any SQL was sent: the caller's transaction is intact."""
+
+
+class NoTransactionError(EnqueueError):
+    """The connection has no transaction open and would not open one."""
+
+
+class PayloadError(EnqueueError):
+    """The payload does not fit the handler's signature, or cannot be stored."""
+
+
+class TopicError(EnqueueError):
+    """No home topic is declared, or the topic is not known."""
+
+
+class FencedError(JobsError):
+    """Another process owns what this one tried to change; nothing was changed."""
+
+
+class ReexportError(JobsError):
+    """A re-export cannot be started or changed as asked."""

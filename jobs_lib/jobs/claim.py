@@ -1,0 +1,301 @@
+"""Claim jobs of the owned origins: cursors, windows, lanes.
+
+A claim changes no job row. Per origin there is a cursor, the highest id that was looked
+at, kept here in memory only: a new owner starts at 0 and finds everything again, because
+the rows themselves say what is left. See the query ``claim`` for what lies behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from jobs_lib import telemetry
+from jobs_lib.db import Queries
+from jobs_lib.jobs.model import Job, Lane
+
+_COLD_WINDOW = 32
+_SWEEP_LIMIT = 1_000
+_SWEEP_SHARE = 0.05
+_SWEEP_PAUSE = 0.05
+_FULL_SWEEP_PAUSE = 60.0
+_MARK_PAUSE = 0.5
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one origin has been looked at."""
+
+    epoch: int
+    cursor: int = 0
+    low: int = 0
+    """Below it no row can still appear: every transaction that could add one ended."""
+    window: int = _COLD_WINDOW
+    deep: bool = False
+    """Whether the last window was full, so that more lies behind it."""
+
+
+@dataclass(slots=True)
+class Sweeper:
+    """When to look for rows that were committed late, and from where."""
+
+    next_at: float = 0.0
+    next_full_at: float = field(
+        default_factory=lambda: time.monotonic() + _FULL_SWEEP_PAUSE
+    )
+    marks: deque[tuple[float, int, dict[str, int]]] = field(default_factory=deque)
+    """(taken at, first transaction id not yet given out, cursors then)."""
+
+
+class Claimer:
+    """The owner's side of the claim; used by one thread."""
+
+    def __init__(
+        self, queries: Queries, owner: UUID, installation: UUID, types: Iterable[str]
+    ) -> None:
+        self._queries = queries
+        self._owner = owner
+        self._installation = installation
+        self._types = sorted(types)
+        self._positions: dict[str, Position] = {}
+        self._flying: dict[int, Lane] = {}
+        self._busy: dict[tuple[str, str], Lane] = {}
+        self._next: dict[tuple[str, str], int] = {}
+        self._extra: dict[int, str] = {}
+        self._left: dict[int, int] = {}
+        """Jobs still in flight of each claim, by its number."""
+        self._seq = 0
+        self._sweeper = Sweeper()
+        self._unknown: dict[tuple[str, str], int] = {}
+
+    @property
+    def flying(self) -> int:
+        """Jobs in flight."""
+        return len(self._flying)
+
+    @property
+    def origins(self) -> dict[str, int]:
+        """The owned origins and their epochs."""
+        return {origin: position.epoch for origin, position in self._positions.items()}
+
+    def add(self, origins: Mapping[str, int]) -> None:
+        """Start to claim from origins that were taken over, at their epochs."""
+        for origin, epoch in origins.items():
+            self._positions[origin] = Position(epoch)
+
+    def drop(self, origins: Iterable[str]) -> list[Lane]:
+        """Stop claiming from origins; returns their lanes in flight, marked dropped."""
+        gone = {origin for origin in origins if self._positions.pop(origin, None)}
+        lanes = {id(lane): lane for lane in self._flying.values() if lane.origin in gone}
+        for lane in lanes.values():
+            lane.dropped = True
+        self._next = {key: at for key, at in self._next.items() if key[0] not in gone}
+        self._extra = {i: o for i, o in self._extra.items() if o not in gone}
+        return list(lanes.values())
+
+    def look(self, connection: psycopg.Connection[Any]) -> tuple[bool, bool]:
+        """Whether there is anything new, and anything due; costs next to nothing."""
+        if not self._positions:
+            return False, False
+        row = connection.execute(
+            self._queries["look"],
+            {
+                "origins": list(self._positions),
+                "cursors": [p.cursor for p in self._positions.values()],
+            },
+            prepare=True,
+        ).fetchone()
+        assert row is not None
+        return bool(row[0] or self._next or self._extra), bool(row[1])
+
+    def promote(self, connection: psycopg.Connection[Any], limit: int) -> int:
+        """Make due jobs available and remember them for the next claim."""
+        if not self._positions:
+            return 0
+        rows = connection.execute(
+            self._queries["promote"],
+            {
+                "origins": list(self._positions),
+                "epochs": list(self.origins.values()),
+                "owner": self._owner,
+                "limit": limit,
+            },
+            prepare=True,
+        ).fetchall()
+        self._extra.update({job_id: origin for origin, job_id in rows})
+        return len(rows)
+
+    def claim(self, connection: psycopg.Connection[Any], room: int) -> list[Lane]:
+        """Claim about ``room`` jobs, as lanes; [] when there is nothing to run."""
+        if not self._positions or room <= 0:
+            return []
+        self._size_windows(room)
+        self._seq += 1
+        extra = [(o, i) for i, o in self._extra.items() if i not in self._flying]
+        following = [(o, g, at) for (o, g), at in self._next.items()]
+        rows = connection.execute(
+            self._queries["claim"],
+            {
+                "owner": self._owner,
+                "seq": self._seq,
+                "types": self._types,
+                "room": room,
+                "lane": min(room, 1_000),
+                "origins": list(self._positions),
+                "epochs": list(self.origins.values()),
+                "cursors": [p.cursor for p in self._positions.values()],
+                "windows": [p.window for p in self._positions.values()],
+                "extra_origins": [o for o, _ in extra],
+                "extra_ids": [i for _, i in extra],
+                "busy_origins": [o for o, _ in self._busy],
+                "busy_groups": [g for _, g in self._busy],
+                "next_origins": [o for o, _, _ in following],
+                "next_groups": [g for _, g, _ in following],
+                "next_ids": [at for _, _, at in following],
+            },
+            prepare=True,
+        ).fetchall()
+        # Only now is it known that the claim has committed.
+        self._extra.clear()
+        self._next.clear()
+        return self._read(rows)
+
+    def end(self, lane: Lane, jobs: Iterable[Job], *, failed: bool = False) -> None:
+        """Forget jobs of a lane that have ended or will not run.
+
+        ``failed``: the head waits for its next attempt, so its group waits with it.
+        """
+        for job in jobs:
+            if self._flying.pop(job.id, None) is not None:
+                self._left[lane.seq] -= 1
+        if lane.group is None or any(job.id in self._flying for job in lane.jobs):
+            return
+        key = (lane.origin, lane.group)
+        if self._busy.get(key) is lane:
+            del self._busy[key]
+            # A lane of one job ends where its group ended, unless rows were passed over.
+            if not failed and not lane.dropped and (lane.more or len(lane.jobs) > 1):
+                self._next[key] = lane.jobs[-1].id
+
+    def ended_claims(self) -> list[int]:
+        """The claims of which nothing is in flight any more, each named once."""
+        ended = [seq for seq, left in self._left.items() if left == 0]
+        for seq in ended:
+            del self._left[seq]
+        return ended
+
+    def sweep(self, connection: psycopg.Connection[Any]) -> int:
+        """Look for rows behind the cursors that were committed late.
+
+        Takes at most a twentieth of the time. Now and then it starts at 0: a transaction
+        may have drawn an id before it had a transaction id.
+        """
+        started = time.monotonic()
+        if started < self._sweeper.next_at or not self._positions:
+            return 0
+        self._raise_lows(connection, started)
+        rows = connection.execute(
+            self._queries["sweep"],
+            {
+                "origins": list(self._positions),
+                "lows": [p.low for p in self._positions.values()],
+                "cursors": [p.cursor for p in self._positions.values()],
+                "types": self._types,
+                "flying": list(self._flying),
+                "limit": _SWEEP_LIMIT,
+            },
+            prepare=True,
+        ).fetchall()
+        found = 0
+        for origin, job_id, group in rows:
+            lane = self._busy.get((origin, group)) if group is not None else None
+            if lane is not None:
+                lane.more = True
+            elif job_id not in self._flying:
+                self._extra[job_id] = origin
+                found += 1
+        took = time.monotonic() - started
+        self._sweeper.next_at = started + max(_SWEEP_PAUSE, took / _SWEEP_SHARE)
+        return found
+
+    def _raise_lows(
+        self, connection: psycopg.Connection[Any], now: float
+    ) -> None:
+        sweeper = self._sweeper
+        row = connection.execute(self._queries["horizon"], prepare=True).fetchone()
+        assert row is not None
+        oldest, following = row
+        while sweeper.marks and sweeper.marks[0][1] <= oldest:
+            taken_at, _, cursors = sweeper.marks[0]
+            if now - taken_at < 2 * _MARK_PAUSE:
+                break
+            sweeper.marks.popleft()
+            for origin, cursor in cursors.items():
+                if position := self._positions.get(origin):
+                    position.low = max(position.low, min(cursor, position.cursor))
+        if not sweeper.marks or now - sweeper.marks[-1][0] > _MARK_PAUSE:
+            cursors = {o: p.cursor for o, p in self._positions.items()}
+            sweeper.marks.append((now, following, cursors))
+        if now > sweeper.next_full_at:
+            sweeper.next_full_at = now + _FULL_SWEEP_PAUSE
+            for position in self._positions.values():
+                position.low = 0
+
+    def _size_windows(self, room: int) -> None:
+        deep = [p for p in self._positions.values() if p.deep]
+        for position in self._positions.values():
+            position.window = (
+                max(_COLD_WINDOW, room // len(deep)) if position.deep else _COLD_WINDOW
+            )
+
+    def _read(self, rows: list[tuple[Any, ...]]) -> list[Lane]:
+        lanes: list[Lane] = []
+        grouped: dict[tuple[str, str], Lane] = {}
+        for position in self._positions.values():
+            position.deep = False
+        for row in rows:
+            kind, origin, number, type_, group, count, *rest = row
+            position = self._positions.get(origin)
+            if position is None:
+                continue
+            if kind == "job":
+                if number in self._flying:
+                    continue  # a promoted row that the window reached a second time
+                payload, run_at, enqueued_at, headers = rest
+                job = Job(
+                    number, type_, origin, group, count + 1, payload, run_at,
+                    enqueued_at, headers, self._installation,
+                )  # fmt: skip
+                lane = grouped.get((origin, group)) if group is not None else None
+                if lane is None:
+                    lane = Lane(origin, position.epoch, group, [], self._seq)
+                    lanes.append(lane)
+                    if group is not None:
+                        grouped[origin, group] = lane
+                        self._busy[origin, group] = lane
+                lane.jobs.append(job)
+                self._flying[number] = lane
+            elif kind == "cursor":
+                position.deep = count >= position.window
+                position.cursor = max(position.cursor, number)
+            elif kind == "passed":
+                if busy := self._busy.get((origin, group)):
+                    busy.more = True
+            else:
+                self._report_unknown(type_, origin, count)
+        taken = sum(len(lane.jobs) for lane in lanes)
+        if taken:
+            self._left[self._seq] = taken
+            telemetry.emit("jobs.claimed", count=taken)
+        return lanes
+
+    def _report_unknown(self, type_: str, origin: str, count: int) -> None:
+        if (type_, origin) not in self._unknown:
+            telemetry.emit("jobs.unknown", type=type_, origin=origin, count=count)
+        self._unknown[type_, origin] = self._unknown.get((type_, origin), 0) + count

@@ -1,0 +1,24 @@
+"""What the thread is doing now, for what it enqueues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_origin: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
+
+
+def current_origin() -> str | None:
+    """The origin ``topic/partition`` of the record being handled; None outside one."""
+    return _origin.get()
+
+
+@contextmanager
+def handling(origin: str) -> Iterator[None]:
+    """Mark that a record of ``origin`` is being handled."""
+    token = _origin.set(origin)
+    try:
+        yield
+    finally:
+        _origin.reset(token)

@@ -1,0 +1,162 @@
+"""A handler's signature is its payload's schema: check, encode and decode."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+from typing_extensions import NotRequired, TypedDict
+
+from jobs_lib.errors import ConfigurationError, PayloadError
+
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_CONFIG = ConfigDict(
+    extra="forbid",
+    strict=True,
+    arbitrary_types_allowed=False,
+    ser_json_bytes="base64",
+    val_json_bytes="base64",
+    ser_json_inf_nan="constants",
+    allow_inf_nan=False,
+)
+
+
+class Payload:
+    """The payload of one job type."""
+
+    def __init__(
+        self,
+        type_name: str,
+        function: Callable[..., Any],
+        names: Mapping[str, object],
+    ) -> None:
+        """Read the signature; its first parameter is the job itself.
+
+        Args:
+            type_name: for messages.
+            function: the handler.
+            names: where the annotations are looked up besides the function's module.
+
+        Raises:
+            ConfigurationError: the signature cannot be a schema.
+        """
+        self.type_name = type_name
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind not in (
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                inspect.Parameter.KEYWORD_ONLY,
+            ):
+                raise ConfigurationError(
+                    f"the handler of {type_name!r} takes {parameter}: a payload has "
+                    "named fields only, so every parameter needs a name of its own"
+                )
+        self.signature = inspect.Signature(parameters)
+        try:
+            hints = get_type_hints(function, localns=dict(names), include_extras=True)
+        except NameError as error:
+            raise ConfigurationError(
+                f"the handler of {type_name!r} has an annotation that cannot be "
+                f"resolved: {error}. Define or import it above the handler"
+            ) from None
+        fields: dict[str, Any] = {}
+        for parameter in parameters:
+            hint = hints.get(parameter.name, Any)
+            required = parameter.default is inspect.Parameter.empty
+            fields[parameter.name] = hint if required else NotRequired[hint]
+        schema = TypedDict("Payload", fields)  # type: ignore[operator]
+        schema.__pydantic_config__ = _CONFIG
+        try:
+            self._adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(schema)
+        except PydanticUserError as error:
+            raise ConfigurationError(
+                f"the handler of {type_name!r} has a parameter that has no JSON form: "
+                f"{error.message.splitlines()[0]}"
+            ) from None
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call's arguments by name.
+
+        Raises:
+            PayloadError: they do not fit the signature.
+        """
+        if not args:
+            return kwargs
+        try:
+            return self.signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise PayloadError(
+                f"{self.type_name!r} takes {self.signature}: {error}"
+            ) from None
+
+    def encode(self, values: dict[str, Any], limit: int) -> bytes:
+        """Check the values and return them as JSON in UTF-8.
+
+        Raises:
+            PayloadError: a field is missing, unknown or of a wrong type, or the server
+                would refuse the text, or it has more than ``limit`` bytes.
+        """
+        try:
+            checked = self._adapter.validate_python(values)
+            encoded = self._adapter.dump_json(checked, by_alias=True)
+        except ValidationError as error:
+            raise PayloadError(self._explain("enqueued", error)) from None
+        except (PydanticSerializationError, UnicodeEncodeError) as error:
+            raise PayloadError(
+                f"the payload of {self.type_name!r} has no JSON form: {error}"
+            ) from None
+        if len(encoded) > limit:
+            raise PayloadError(
+                f"the payload of {self.type_name!r} has {len(encoded)} bytes, the limit "
+                f"is {limit} (JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue "
+                "where it lies"
+            )
+        if b"\\u0000" in encoded and _NUL.search(encoded):
+            raise PayloadError(
+                f"the payload of {self.type_name!r} holds a NUL character, which "
+                "PostgreSQL cannot store in JSON: remove it or encode it"
+            )
+        if b"NaN" in encoded or b"Infinity" in encoded:
+            json.loads(encoded, parse_constant=self._refuse_constant)
+        return encoded
+
+    def decode(self, text: str) -> dict[str, Any]:
+        """The handler's keyword arguments.
+
+        Raises:
+            PayloadError: the stored payload does not fit the signature any more.
+        """
+        try:
+            return self._adapter.validate_json(text)
+        except ValidationError as error:
+            raise PayloadError(self._explain("stored", error)) from None
+
+    def fill(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with the signature's defaults."""
+        defaults = {
+            name: parameter.default
+            for name, parameter in self.signature.parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        return defaults | values
+
+    def _explain(self, what: str, error: ValidationError) -> str:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg'].lower()}"
+            for e in error.errors(include_url=False, include_input=False)
+        )
+        return (
+            f"the {what} payload does not fit the handler "
+            f"{self.type_name}{self.signature}: {problems}"
+        )
+
+    def _refuse_constant(self, constant: str) -> None:
+        raise PayloadError(
+            f"the payload of {self.type_name!r} holds {constant}, which JSON has no "
+            "form for: send null or a string"
+        )

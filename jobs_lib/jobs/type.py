@@ -1,0 +1,154 @@
+"""A job type: a decorated function, and how its jobs are enqueued."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
+
+from jobs_lib.backoff import Retry
+from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.jobs.enqueue import Enqueuer, Entry, check_group, check_run_at
+from jobs_lib.jobs.model import Job
+from jobs_lib.jobs.payload import Payload
+
+if TYPE_CHECKING:
+    from jobs_lib.db import Caller
+
+P = ParamSpec("P")
+Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
+GroupOf = str | Callable[..., str | None] | None
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How one call enqueues."""
+
+    run_at: datetime | None = None
+    """When the job may run at the earliest, with a time zone. Defaults to now."""
+    origin: str | None = None
+    """The origin ``topic/partition``. Defaults to the group's, or the record's."""
+    ordered: bool = True
+    """Take the group's lock until the transaction ends, so that the group runs in the
+    order of commit. Without it nobody waits, and neighbours may swap."""
+
+
+class JobType(Generic[P]):
+    """What ``@app.job`` makes of a function."""
+
+    def __init__(
+        self,
+        function: Handler[P],
+        *,
+        name: str,
+        group: GroupOf,
+        retry: Retry,
+        enqueuer: Enqueuer,
+        payload_limit: Callable[[], int],
+        names: Mapping[str, object],
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{name!r} is no name for a job type: letters, digits and _ . : - only, "
+                "200 at the most, starting with a letter"
+            )
+        self.function = function
+        self.name = name
+        self.retry = retry
+        self.payload = Payload(name, function, names)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.options_ = Options()
+        self._group = group
+        self._enqueuer = enqueuer
+        self._payload_limit = payload_limit
+        if isinstance(group, str) and group not in self.payload.signature.parameters:
+            raise ConfigurationError(
+                f"the group of {name!r} is said to be its parameter {group!r}, but the "
+                f"handler takes {self.payload.signature}"
+            )
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", name)
+
+    def __call__(
+        self, job: Job, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[None] | None:
+        """Call the handler itself, here and now."""
+        return self.function(job, *args, **kwargs)
+
+    def options(
+        self,
+        *,
+        run_at: datetime | None = None,
+        origin: str | None = None,
+        ordered: bool = True,
+    ) -> JobType[P]:
+        """The same type with other options for what is enqueued through it.
+
+        Raises:
+            EnqueueError: ``run_at`` has no time zone.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.options_ = Options(check_run_at(self.name, run_at), origin, ordered)
+        return other
+
+    def enqueue(self, conn: Caller, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Insert a job in the transaction of ``conn``; returns the job's id.
+
+        Args:
+            conn: a psycopg Connection, or an SQLAlchemy Connection or Session that uses
+                the psycopg driver.
+            *args: the handler's arguments after ``job``.
+            **kwargs: the same by name.
+
+        Raises:
+            NoTransactionError: nothing would hold this and the caller's change together.
+            PayloadError: the arguments do not fit the signature, or cannot be stored.
+            TopicError: the origin names a topic that nobody declared.
+        """
+        entry = self._entry(self.payload.bind(args, kwargs))
+        return self._enqueuer.enqueue(conn, entry, ordered=self.options_.ordered)
+
+    def enqueue_many(self, conn: Caller, payloads: Iterable[Mapping[str, Any]]) -> int:
+        """Insert many jobs at once, by COPY, in the order given; returns how many.
+
+        All payloads are checked first, so either all are inserted or none. Each is held
+        in memory until then: enqueue millions in slices.
+
+        Raises:
+            NoTransactionError: nothing would hold this and the caller's change together.
+            PayloadError: one of the payloads does not fit, or cannot be stored.
+        """
+        entries = [self._entry(dict(payload)) for payload in payloads]
+        return self._enqueuer.enqueue_many(
+            conn, entries, ordered=self.options_.ordered
+        )
+
+    def _entry(self, values: dict[str, Any]) -> Entry:
+        encoded = self.payload.encode(values, self._payload_limit())
+        return Entry(
+            self.name,
+            encoded,
+            check_group(self.name, self._choose_group(values)),
+            self.options_.run_at,
+            self.options_.origin,
+        )
+
+    def _choose_group(self, values: dict[str, Any]) -> object:
+        if self._group is None:
+            return None
+        filled = self.payload.fill(values)
+        if isinstance(self._group, str):
+            return filled[self._group]
+        try:
+            return self._group(**filled)
+        except TypeError as error:
+            raise PayloadError(
+                f"the group function of {self.name!r} cannot take the payload's fields "
+                f"{', '.join(filled)}: {error}"
+            ) from None

@@ -1,0 +1,84 @@
+"""This process, as others see it: an id, a pod's name, and a heartbeat."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Iterable
+from uuid import UUID, uuid4
+
+import psycopg
+
+from jobs_lib import __version__, telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import Database
+
+_BURY_AFTER = 3_600.0
+
+
+class Process:
+    """A row in ``processes``, kept fresh by a thread of its own.
+
+    The id is new at every start: what an earlier life of the same pod owned is foreign.
+    """
+
+    def __init__(
+        self, database: Database, pod: str, roles: Iterable[str], interval: float
+    ) -> None:
+        self.id: UUID = uuid4()
+        self.pod = pod
+        self.roles = sorted(roles)
+        self._database = database
+        self._interval = interval
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._beat, name="jobs_lib heartbeat", daemon=True
+        )
+
+    def start(self) -> None:
+        """Beat once, so that nothing is owned before the process is known; then go on."""
+        with self._database.connect("heartbeat") as connection:
+            self._beat_once(connection)
+        telemetry.emit(
+            "process.started", process=self.id, pod=self.pod, roles=self.roles
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop beating and remove the row."""
+        self._stopping.set()
+        self._thread.join()
+        try:
+            with self._database.connect("heartbeat") as connection:
+                connection.execute(self._database.queries["leave"], {"id": self.id})
+        except Exception as error:
+            telemetry.emit("loop.failed", loop="heartbeat", error=error)
+
+    def _beat(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("heartbeat") as connection:
+                    while not self._stopping.wait(self._interval):
+                        self._beat_once(connection)
+                        failures = 0
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="heartbeat", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _beat_once(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        queries = self._database.queries
+        connection.execute(
+            queries["beat"],
+            {
+                "id": self.id,
+                "pod": self.pod,
+                "roles": self.roles,
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "version": __version__,
+            },
+        )
+        connection.execute(queries["bury"], {"after": _BURY_AFTER})

@@ -1,0 +1,192 @@
+"""The settings, read once from the environment (``JOBS_LIB_*``) or a TOML file.
+
+Precedence: what code passes, then the environment, then the file that
+``JOBS_LIB_CONFIG_FILE`` names (``jobs_lib.toml`` in the working folder by default).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from jobs_lib.errors import ConfigurationError
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    """Everything that can be set; each name is also ``JOBS_LIB_<NAME>``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="JOBS_LIB_", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    database_url: str = Field(
+        "",
+        repr=False,
+        description="PostgreSQL, as `postgresql://user@host:port/database`.",
+    )
+    kafka_bootstrap_servers: str = Field(
+        "", description="Kafka brokers, as `host:port,host:port`."
+    )
+    kafka: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Any librdkafka setting, passed through unchanged, as JSON.",
+    )
+    schema_name: str = Field(
+        "jobs_lib",
+        validation_alias="JOBS_LIB_SCHEMA",
+        min_length=1,
+        max_length=63,
+        description="The database schema that holds every table of this library.",
+    )
+    pod: str = Field(
+        default_factory=platform.node,
+        min_length=1,
+        max_length=200,
+        description="The name of this pod; a sidecar must have its service's name.",
+    )
+    workers: int = Field(
+        8, ge=1, le=1_000, description="Threads that run job handlers."
+    )
+    batch: int = Field(
+        1_000,
+        ge=1,
+        le=10_000,
+        description="Jobs claimed at once at the most; more costs memory.",
+    )
+    poll_interval: Seconds = Field(
+        0.05, description="Seconds between two looks for new jobs when idle."
+    )
+    relay_poll_interval: Seconds = Field(
+        0.05, description="Seconds between two looks for outbox rows when idle."
+    )
+    relay_block: int = Field(
+        2_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
+    )
+    heartbeat_interval: Seconds = Field(
+        1.0, description="Seconds between two heartbeats of a process."
+    )
+    stale_after: Seconds = Field(
+        5.0, description="Seconds without a heartbeat until a process counts as dead."
+    )
+    session_timeout: Seconds = Field(
+        10.0, description="Kafka's session timeout in seconds, for consumer groups."
+    )
+    group_heartbeat_interval: Seconds = Field(
+        1.0, description="Kafka's heartbeat interval in seconds, for consumer groups."
+    )
+    assignment_strategy: Literal["cooperative-sticky", "range", "roundrobin"] = Field(
+        "cooperative-sticky", description="How a consumer group shares partitions."
+    )
+    follow_interval: Seconds = Field(
+        1.0, description="Seconds between two looks of a sidecar at the service's group."
+    )
+    handover_timeout: Seconds = Field(
+        5.0,
+        description="Seconds that running work has to finish when a partition moves.",
+    )
+    shutdown_timeout: Seconds = Field(
+        25.0, description="Seconds that running work has to finish on SIGTERM."
+    )
+    consumer_block: int = Field(
+        200, ge=1, le=10_000, description="Records handled in one transaction."
+    )
+    payload_limit: int = Field(
+        1_048_576, ge=1, description="Bytes that a job's payload may have as JSON."
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, url: str) -> str:
+        scheme = urlsplit(url).scheme.split("+")[0] if url else "postgresql"
+        if scheme not in {"postgresql", "postgres"}:
+            raise ValueError(
+                f"the URL starts with {scheme or 'no scheme'!r}; "
+                "it must look like postgresql://user@host:5432/database"
+            )
+        # SQLAlchemy's form names a driver; libpq's does not.
+        return url.replace(urlsplit(url).scheme, scheme, 1) if url else url
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = Path(os.environ.get("JOBS_LIB_CONFIG_FILE", "jobs_lib.toml"))
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, toml_file=path),
+        )
+
+
+def load_settings(**given: object) -> Settings:
+    """Read the settings; what is given here wins over environment and file.
+
+    Raises:
+        ConfigurationError: a value is out of range or unknown; all are named at once.
+    """
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+        )
+        raise ConfigurationError(
+            f"these settings cannot be used: {problems}. "
+            "Each can be set as JOBS_LIB_<NAME> in the environment or in jobs_lib.toml."
+        ) from None
+
+
+@cache
+def default_settings() -> Settings:
+    """The settings of this process, read at the first use."""
+    return load_settings()
+
+
+def require_database_url(settings: Settings) -> str:
+    """The database's URL, or a ConfigurationError that says how to give one."""
+    if not settings.database_url:
+        raise ConfigurationError(
+            "no database is set: set JOBS_LIB_DATABASE_URL, or start one with "
+            '`jobs-lib dev up` and then `eval "$(jobs-lib dev env)"`'
+        )
+    return settings.database_url
+
+
+def require_bootstrap_servers(settings: Settings) -> str:
+    """Kafka's addresses, or a ConfigurationError that says how to give them."""
+    if not settings.kafka_bootstrap_servers:
+        raise ConfigurationError(
+            "no Kafka broker is set: set JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS, or start "
+            'one with `jobs-lib dev up` and then `eval "$(jobs-lib dev env)"`'
+        )
+    return settings.kafka_bootstrap_servers
+
+
+def masked_url(url: str) -> str:
+    """The URL without its password and query, fit for a message."""
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username else ""
+    port = f":{parts.port}" if parts.port else ""
+    return urlunsplit(
+        (parts.scheme, f"{user}{parts.hostname or ''}{port}", parts.path, "", "")
+    )

@@ -1,0 +1,101 @@
+-- Who owns what, and who lives.
+
+-- name: beat
+insert into {schema}.processes (id, pod, roles, host, pid, version)
+values (%(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s)
+on conflict (id) do update set heartbeat_at = clock_timestamp(), roles = excluded.roles
+
+-- name: leave
+delete from {schema}.processes where id = %(id)s
+
+-- name: bury
+-- Processes that have been silent for long: nobody asks about them any more.
+with gone as (
+    delete from {schema}.processes
+    where heartbeat_at < clock_timestamp() - make_interval(secs => %(after)s)
+    returning id
+)
+delete from {schema}.claims c where not exists (
+    select from {schema}.processes p where p.id = c.owner
+) and c.claimed_at < clock_timestamp() - make_interval(secs => %(after)s)
+
+-- name: live_processes
+select id from {schema}.processes
+where %(role)s = any (roles)
+    and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- name: make_origins
+insert into {schema}.origins (role, origin)
+select %(role)s, origin from unnest(%(origins)s::text[]) as o(origin)
+on conflict do nothing
+
+-- name: free_origins
+-- Those of the wanted that nobody lives to defend: released, or of a stale process.
+select o.origin from {schema}.origins o
+left join {schema}.processes p on p.id = o.owner
+where o.role = %(role)s and o.origin = any (%(origins)s::text[])
+    and (
+        o.owner is null or p.id is null or o.owner = %(owner)s
+        or p.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale_after)s)
+    )
+
+-- name: lock_origins
+-- In order, so that two take-overs never wait for each other in a circle. Waits for
+-- commits in flight (they share-lock the row), never for a handler that is running.
+select o.origin, o.owner from {schema}.origins o
+where o.role = %(role)s and o.origin = any (%(origins)s::text[])
+order by o.origin
+for update
+
+-- name: take_origins
+update {schema}.origins set
+    owner = %(owner)s, epoch = epoch + 1, since = clock_timestamp()
+where role = %(role)s and origin = any (%(origins)s::text[])
+returning origin, epoch
+
+-- name: strip_claims
+-- What the owner before had in flight in these origins is nobody's now.
+update {schema}.claims c set ids = coalesce((
+    select array_agg(running.id) from unnest(c.ids) as running(id)
+    where not exists (
+        select from unnest(%(origins)s::text[]) as taken(origin)
+        join {schema}.jobs j on j.origin = taken.origin and j.id = running.id
+    )
+), '{{}}')
+where c.owner = any (%(owners)s::uuid[])
+
+-- name: release_origins
+update {schema}.origins set owner = null, since = clock_timestamp()
+where role = %(role)s and owner = %(owner)s and origin = any (%(origins)s::text[])
+
+-- name: owned_origins
+select origin, epoch from {schema}.origins
+where role = %(role)s and owner = %(owner)s
+
+-- name: list_owners
+select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at
+from {schema}.origins o left join {schema}.processes p on p.id = o.owner
+order by o.role, o.origin
+
+-- name: read_topics
+select topic, partitions, home from {schema}.topics
+
+-- name: declare_topic
+insert into {schema}.topics (topic, partitions) values (%(topic)s, %(partitions)s)
+on conflict do nothing
+
+-- name: move_home
+-- Only while no job waits: a group's jobs must not be split over two origins.
+with moved as (
+    update {schema}.topics set home = false
+    where home and topic <> %(topic)s and not exists (select from {schema}.jobs)
+    returning topic
+)
+select count(*) from moved
+
+-- name: set_home
+update {schema}.topics set home = true where topic = %(topic)s
+    and not exists (select from {schema}.topics where home)
+
+-- name: read_installation
+select id, shards from {schema}.installation

@@ -1,0 +1,83 @@
+"""What happens inside, as events: one list, for logs, metrics and tests.
+
+    event                 fields                                     emitted when
+    --------------------  -----------------------------------------  ------------------------
+    process.started       process, pod, roles                        the first heartbeat is in
+    origins.taken         role, origins                              a take-over has committed
+    origins.released      role, origins                              owner set to nobody
+    origins.lost          role, origins                              somebody else owns them
+    jobs.claimed          count                                      a claim has committed
+    job.started           job                                        before the handler
+    job.ran               job, outcome, error                        after the handler
+    jobs.completed        ids                                        a completion has committed
+    jobs.retried          ids                                        a retry has committed
+    jobs.discarded        ids                                        a discard has committed
+    jobs.fenced           ids                                        refused or no longer there
+    jobs.unknown          type, origin, count                        a type without a handler
+    block.read            shard, rows                                the relay has read a block
+    block.produced        shard, rows                                Kafka has it, rows not deleted
+    block.deleted         shard, rows                                exactly these rows are gone
+    records.applied       group, topic, partition, count             applied, not yet committed
+    records.committed     group, topic, partition, next_offset       model and offset committed
+    record.failed         group, topic, partition, offset, error     a handler raised
+    loop.failed           loop, error                                a loop failed and goes on
+
+Listeners run in the thread that emits and must return at once. Nothing listens at
+first but the standard logger ``jobs_lib``, for the events that an operator must see.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+Listener = Callable[[str, dict[str, Any]], None]
+
+logger = logging.getLogger("jobs_lib")
+
+EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z]+) ", __doc__ or "", re.MULTILINE))
+_LOGGED = {
+    "process.started": logging.INFO,
+    "origins.taken": logging.INFO,
+    "origins.released": logging.INFO,
+    "origins.lost": logging.WARNING,
+    "jobs.discarded": logging.WARNING,
+    "jobs.fenced": logging.WARNING,
+    "jobs.unknown": logging.WARNING,
+    "record.failed": logging.ERROR,
+    "loop.failed": logging.ERROR,
+}
+_listeners: list[Listener] = []
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Tell every listener; a listener that raises is logged and kept."""
+    for listener in _listeners:
+        try:
+            listener(event, fields)
+        except Exception:
+            logger.exception("a listener failed on %s", event)
+    level = _LOGGED.get(event)
+    if level is not None and logger.isEnabledFor(level):
+        text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+        logger.log(level, "%s %s", event, text, extra={"event": event})
+
+
+def listened() -> bool:
+    """Whether anybody listens: spares hot loops the call."""
+    return bool(_listeners)
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Add a listener; returns the function that removes it."""
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list | tuple | set | frozenset) and len(value) > 5:
+        few = ", ".join(map(str, list(value)[:5]))
+        return f"[{few}, … {len(value)} in all]"
+    return str(value)

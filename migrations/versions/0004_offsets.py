@@ -1,0 +1,81 @@
+"""Offsets of consumers, and the ledger of records that were skipped.
+
+Locks: none that anybody waits for; all tables are new.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+UPGRADE = """
+create table offsets (
+    consumer_group text collate "C" not null,
+    topic text collate "C" not null,
+    partition int not null,
+    -- The offset to read next, Kafka's own convention; null = nothing handled yet.
+    next_offset bigint check (next_offset >= 0),
+    updated_at timestamptz not null default clock_timestamp(),
+    primary key (consumer_group, topic, partition)
+) with (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+create table skipped (
+    consumer_group text collate "C" not null,
+    topic text collate "C" not null,
+    partition int not null,
+    record_offset bigint not null,
+    error text not null,
+    skipped_at timestamptz not null default clock_timestamp(),
+    primary key (consumer_group, topic, partition, record_offset)
+);
+
+-- Moves an offset in the transaction that applied the records before it. Raises instead
+-- of returning, so that the commit that travels behind it becomes a rollback when the
+-- partition has another owner, or the offset is not where this process left it.
+create function advance_offset(
+    consumer_group text, topic text, partition int, owner uuid, epoch bigint,
+    expected bigint, next_offset bigint
+) returns void language plpgsql set search_path from current as $function$
+begin
+    perform from origins o
+    where o.role = 'consume:' || advance_offset.consumer_group
+        and o.origin = advance_offset.topic || '/' || advance_offset.partition
+        and o.owner = advance_offset.owner and o.epoch = advance_offset.epoch
+    for share;
+    if not found then
+        raise exception 'partition %/% is no longer owned at epoch %',
+            topic, partition, epoch using errcode = 'JB001';
+    end if;
+    update offsets f set next_offset = advance_offset.next_offset,
+        updated_at = clock_timestamp()
+    where f.consumer_group = advance_offset.consumer_group
+        and f.topic = advance_offset.topic and f.partition = advance_offset.partition
+        and f.next_offset is not distinct from advance_offset.expected;
+    if not found then
+        raise exception 'the offset of %/% is no longer %', topic, partition, expected
+            using errcode = 'JB002';
+    end if;
+end
+$function$;
+"""
+
+DOWNGRADE = """
+drop function advance_offset;
+drop table skipped, offsets;
+"""
+
+
+def upgrade() -> None:
+    op.execute(UPGRADE)
+
+
+def downgrade() -> None:
+    op.execute(DOWNGRADE)
