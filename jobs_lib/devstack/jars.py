@@ -5,8 +5,6 @@ The cache has the layout of a Maven repository, so that a jar can be brought by 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -19,11 +17,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from jobs_lib.devstack.places import cache_folder
+from jobs_lib.devstack.places import cache_folder, locked
 from jobs_lib.errors import DevStackError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 #: Where jars come from unless JOBS_LIB_MAVEN_BASE_URL says otherwise.
@@ -102,7 +99,7 @@ def ensure_jars(jars: list[Jar], progress: Progress | None = None) -> list[Path]
     if _wanting(jars, folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder / ".lock"):
+            with locked(folder / ".lock"):
                 _fetch_all(_wanting(jars, folder), len(jars), folder, progress)
         except OSError as error:
             raise DevStackError(
@@ -194,10 +191,3 @@ def _sha256(file: Path) -> str | None:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except FileNotFoundError:
         return None
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
-        yield

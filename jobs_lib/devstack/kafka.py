@@ -161,7 +161,8 @@ class KafkaBroker(Server):
             [
                 *(self._java[0], *_FORMAT_JVM, *self._java[1:]),
                 *("kafka.tools.StorageTool", "format", "--ignore-formatted"),
-                *("-t", cluster, "-c", str(self._settings_file)),
+                # One argument: an identifier may begin with a hyphen.
+                *(f"--cluster-id={cluster}", "-c", str(self._settings_file)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

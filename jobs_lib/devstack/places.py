@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import pwd
@@ -10,9 +12,13 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs_lib.devstack.process import Account, as_account
 from jobs_lib.errors import DevStackError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CACHE_VARIABLE = "JOBS_LIB_CACHE_DIR"
 
@@ -108,6 +114,8 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
         give(account, wanted)
         if can_enter(account, wanted):
             return wanted
+    with contextlib.suppress(OSError):  # of use to nobody, unless it holds something
+        wanted.rmdir()
     parent = shared_folder() / "data"
     parent.mkdir(exist_ok=True)
     parent.chmod(0o755)
@@ -133,6 +141,14 @@ def shared_copy(source: Path, version: str) -> Path:
         except OSError:  # another process was faster: its copy is as good
             shutil.rmtree(draft)
     return copy
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock between processes; the kernel lets go of it if this one dies."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def give(account: Account | None, folder: Path) -> None:

@@ -15,7 +15,7 @@ from jobs_lib.devstack.process import ServerProcess
 from jobs_lib.errors import DevStackError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from jobs_lib.devstack.process import Account
@@ -55,13 +55,17 @@ class Server(ABC):
             raise ValueError("a detached server needs a folder")
         self.temporary = folder is None
         self._wanted = None if folder is None else Path(folder).absolute()
-        self._fixed_port = port
+        # Given, or settled by the first start: clients know it then.
+        self._required_port = port
         self._preferred_port: int | None = None
         self._detached = detached
         self._folder: Path | None = None
         self._port: int | None = None
         self._process: ServerProcess | None = None
         self._log_start = 0
+        self._came_up = False
+        #: Called as soon as there is a process, before it answers: to record it.
+        self.on_launch: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,30 +119,23 @@ class Server(ABC):
         """Take `port` at the first start if it is free, else any other."""
         self._preferred_port = port
 
+    def adopt(self, process: ServerProcess, *, port: int, folder: Path) -> None:
+        """Take charge of a server that another process started."""
+        self._process, self._port, self._folder = process, port, folder
+
     def start(self) -> Self:
         """Start the server and wait until it answers, 60 s at most.
 
         The port is the same at every start of this object. Raises DevStackError, with
         the last lines of the log, if the server does not come up.
         """
-        if self.running:
-            return self
         deadline = time.monotonic() + START_SECONDS
+        if self.running:
+            self._wait_until_ready(self.port, deadline)
+            self._settle()
+            return self
         try:
-            for attempt in range(1, _ATTEMPTS + 1):
-                if self._folder is None:
-                    self._folder = self._make_folder()
-                port = self._choose_port(again=attempt > 1)
-                self._prepare(port)
-                self._launch(port)
-                try:
-                    self._wait_until_ready(port, deadline)
-                except PortTakenError:
-                    if attempt == _ATTEMPTS or port in (self._fixed_port, self._port):
-                        raise
-                else:
-                    self._port = port
-                    break
+            self._start_anew(deadline)
             self._settle()
         except OSError as error:
             self._discard()
@@ -209,11 +206,27 @@ class Server(ABC):
     def _environment(self) -> dict[str, str]:
         return dict(os.environ)
 
+    def _start_anew(self, deadline: float) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            if self._folder is None:
+                self._folder = self._make_folder()
+            port = self._choose_port(again=attempt > 1)
+            self._prepare(port)
+            self._launch(port)
+            try:
+                self._wait_until_ready(port, deadline)
+            except PortTakenError:
+                if attempt == _ATTEMPTS or port == self._required_port:
+                    raise
+            else:
+                self._required_port, self._came_up = port, True
+                return
+
     def _choose_port(self, *, again: bool) -> int:
-        if (fixed := self._fixed_port or self._port) is not None:
-            if not is_free(fixed):
-                raise PortTakenError(self._taken(fixed))
-            return fixed
+        if (required := self._required_port) is not None:
+            if not is_free(required):
+                raise PortTakenError(self._taken(required))
+            return required
         if (preferred := self._preferred_port) and not again and is_free(preferred):
             return preferred
         return free_port()
@@ -229,6 +242,7 @@ class Server(ABC):
         log = self.log_file
         self._log_start = log.stat().st_size if log.exists() else 0
         argv, env, account = self._command(port), self._environment(), self._account()
+        self._port = port
         if self._detached:
             self._process = ServerProcess.detached(
                 argv, log=log, env=env, account=account
@@ -242,6 +256,8 @@ class Server(ABC):
                 ending=self._abandon_signal,
                 remove=self.folder if self.temporary else None,
             )
+        if self.on_launch is not None:
+            self.on_launch()
 
     def _wait_until_ready(self, port: int, deadline: float) -> None:
         process = self.process
@@ -263,7 +279,7 @@ class Server(ABC):
     def _discard(self) -> None:
         """Leave nothing behind after a failed start."""
         self.kill()
-        if self.temporary and self._port is None and self._folder is not None:
+        if self.temporary and not self._came_up and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
