@@ -1,0 +1,187 @@
+"""Real servers, a fresh database per test, topics and processes.
+
+Servers are started when the first test needs one, and never outlive the run.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from pytest_postgresql.janitor import DatabaseJanitor
+
+from jobs_lib.db import Database
+from jobs_lib.devstack import KafkaBroker, PostgresServer
+from jobs_lib.schema import migrate
+from tests import support
+from tests.support.budgets import Budgets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.support import Worker
+
+    Connect = Callable[..., psycopg.Connection[psycopg.rows.TupleRow]]
+
+SCHEMA = "jobs_lib"
+TEMPLATE = "jobs_lib_template"
+#: A bin folder of another PostgreSQL to test with, such as an older version.
+POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
+
+# Where the servers' programs come from is the machine's business, not the tests'.
+_KEPT = {POSTGRES_BIN, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the developer's own settings out, and count the seconds by folder."""
+    for name in [name for name in os.environ if name.startswith("JOBS_LIB_")]:
+        if name not in _KEPT:
+            del os.environ[name]
+    budgets = Budgets.read(config.rootpath / "pyproject.toml")
+    config.pluginmanager.register(budgets, "jobs_lib_budgets")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this run; its data are thrown away."""
+    chosen = os.environ.get(POSTGRES_BIN)
+    bin_dir = Path(chosen) if chosen else None
+    with PostgresServer.ephemeral(bin_dir=bin_dir) as server:
+        # A port can be somebody else's: nothing is written before this holds.
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            row = connection.execute("show data_directory").fetchone()
+        assert row == (str(server.data),), (
+            f"{server.url} is not the server started here"
+        )
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of a migrated database that every test's database is a copy of."""
+    with _janitor(postgres_server, TEMPLATE, as_template=True):
+        migrate(postgres_server.url_of(TEMPLATE), SCHEMA)
+        yield TEMPLATE
+
+
+@pytest.fixture
+def database_url(
+    postgres_server: PostgresServer, template_database: str
+) -> Iterator[str]:
+    """The URL of a fresh, migrated database of this test alone."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with _janitor(postgres_server, name, template_dbname=template_database):
+        yield postgres_server.url_of(name)
+
+
+@pytest.fixture
+def database(database_url: str) -> Database:
+    """The fresh database, as the library's own object."""
+    return Database(database_url, SCHEMA)
+
+
+@pytest.fixture
+def connect(database_url: str) -> Iterator[Connect]:
+    """A function that opens one more connection to the fresh database.
+
+    It takes what `psycopg.connect` takes by name. All are closed at the end.
+    """
+    opened: list[psycopg.Connection[psycopg.rows.TupleRow]] = []
+
+    def connect(**options) -> psycopg.Connection[psycopg.rows.TupleRow]:
+        connection = psycopg.connect(database_url, **options)
+        opened.append(connection)
+        return connection
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[KafkaBroker]:
+    """A Kafka broker of this run; its data are thrown away."""
+    with KafkaBroker.ephemeral() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers(kafka_broker: KafkaBroker) -> str:
+    """The broker's address for clients."""
+    return kafka_broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def kafka_admin(bootstrap_servers: str) -> AdminClient:
+    """An admin client of the broker."""
+    return AdminClient({"bootstrap.servers": bootstrap_servers})
+
+
+@pytest.fixture
+def topic(kafka_admin: AdminClient) -> Iterator[Callable[..., str]]:
+    """A function that creates a topic of this test alone and returns its name.
+
+    `topic(partitions=1, *, prefix="test", config=None)`; all are deleted at the end.
+    """
+    made: list[str] = []
+
+    def create(
+        partitions: int = 1,
+        *,
+        prefix: str = "test",
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+        support.create_topic(kafka_admin, name, partitions, config)
+        made.append(name)
+        return name
+
+    yield create
+    support.delete_topics(kafka_admin, made)
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., object]:
+    """`wait_for(condition, timeout=…, what=…)`: see `tests.support.wait_for`."""
+    return support.wait_for
+
+
+@pytest.fixture
+def run_process() -> Iterator[Callable[..., Worker]]:
+    """A function that starts `python *args` as a process of its own.
+
+    `run_process("-m", "tests.races.worker", url, env={…})` returns a
+    `tests.support.Worker`; what still runs at the end is killed.
+    """
+    workers: list[Worker] = []
+
+    def run(*args: str, env: Mapping[str, str] | None = None) -> Worker:
+        worker = support.Worker(*args, env=env)
+        workers.append(worker)
+        return worker
+
+    yield run
+    for worker in workers:
+        worker.close()
+
+
+def _janitor(
+    server: PostgresServer,
+    name: str,
+    *,
+    template_dbname: str | None = None,
+    as_template: bool = False,
+) -> DatabaseJanitor:
+    return DatabaseJanitor(
+        user="postgres",
+        host="127.0.0.1",
+        port=server.port,
+        dbname=name,
+        template_dbname=template_dbname,
+        as_template=as_template,
+    )

@@ -1,0 +1,67 @@
+"""Each folder of tests has a budget of seconds, so that the whole stays quick.
+
+The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. Tests marked `slow` do not
+count: they are not part of the everyday run. Wall time is noisy, so a run only fails
+when a folder takes more than twice its budget.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROSS_EXCESS = 2.0
+
+
+class Budgets:
+    """A pytest plugin that adds up the seconds of each folder."""
+
+    def __init__(self, budgets: dict[str, float]) -> None:
+        self.budgets = budgets
+        self.spent: Counter[str] = Counter()
+
+    @classmethod
+    def read(cls, pyproject: Path) -> Budgets:
+        """The budgets of the project."""
+        tool = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]
+        return cls(tool["jobs_lib"]["test_budgets"])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a test's set-up, call or tear-down to its folder."""
+        parts = PurePath(report.nodeid.split("::")[0]).parts
+        if len(parts) > 2 and "slow" not in report.keywords:
+            self.spent[parts[1]] += report.duration
+
+    @property
+    def exceeded(self) -> list[str]:
+        """The folders that take far too long."""
+        return [
+            folder
+            for folder, seconds in sorted(self.spent.items())
+            if seconds > GROSS_EXCESS * self.budgets.get(folder, 0)
+        ]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail a run that would pass."""
+        if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        """Print what each folder took of its budget."""
+        if not self.spent:
+            return
+        terminalreporter.section("seconds by folder")
+        for folder, seconds in sorted(self.spent.items()):
+            budget = self.budgets.get(folder)
+            of = "no budget: set one" if budget is None else f"budget {budget:6.0f}"
+            too_long = "  FAR TOO LONG" if folder in self.exceeded else ""
+            terminalreporter.line(f"{folder:12} {seconds:7.1f}  {of}{too_long}")

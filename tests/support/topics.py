@@ -1,0 +1,51 @@
+"""Make and remove topics of the tests' broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_REQUEST_SECONDS = 30.0
+
+
+def create_topic(
+    admin: AdminClient,
+    name: str,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+) -> None:
+    """Create a topic and wait until each of its partitions can be written to."""
+    new = NewTopic(
+        name,
+        num_partitions=partitions,
+        replication_factor=1,
+        config=dict(config or {}),
+    )
+    admin.create_topics([new], request_timeout=_REQUEST_SECONDS)[name].result()
+
+    def ready() -> bool:
+        topic = admin.list_topics(name, timeout=_REQUEST_SECONDS).topics[name]
+        leaders = [part.leader for part in topic.partitions.values()]
+        return len(leaders) == partitions and min(leaders) >= 0
+
+    wait_for(ready, what=f"topic {name} has {partitions} partitions with leaders")
+
+
+def delete_topics(admin: AdminClient, names: Iterable[str]) -> None:
+    """Delete the topics that are still there."""
+    if not (wanted := list(names)):
+        return
+    deleting = admin.delete_topics(wanted, request_timeout=_REQUEST_SECONDS)
+    for future in deleting.values():
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
