@@ -139,12 +139,15 @@ def _fetch(jar: Jar, base: str, folder: Path) -> None:
     url, target = f"{base}/{jar.path}", folder / jar.path
     part = target.with_name(f"{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    reason = ""
-    for _ in range(_TRIES):
+    reason, tries = "", 0
+    while tries < _TRIES:
+        tries, before = tries + 1, _size(part)
         try:
             _download(url, part)
         except _RefusedError as error:
             reason = str(error)
+            if _size(part) > before:  # a poor network: slow, but it goes on
+                tries = 0
             continue
         if (found := _sha256(part)) == jar.sha256:
             part.replace(target)
@@ -161,7 +164,7 @@ def _fetch(jar: Jar, base: str, folder: Path) -> None:
 
 def _download(url: str, part: Path) -> None:
     """Fetch `url` into `part`, going on where an earlier download stopped."""
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     headers = {"User-Agent": "jobs-lib"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -183,6 +186,10 @@ def _download(url: str, part: Path) -> None:
         raise _RefusedError(str(error.reason)) from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise _RefusedError(f"the connection was lost ({error!r})") from error
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _sha256(file: Path) -> str | None:

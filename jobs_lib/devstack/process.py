@@ -199,6 +199,17 @@ def start_of(pid: int) -> str | None:
     return None if fields is None or fields[0] in "ZX" else fields[19]
 
 
+def exists(pid: int) -> bool:
+    """Whether the process table has `pid`, be it as a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def children_of(pid: int) -> list[int]:
     """The direct children of `pid` (Linux; elsewhere none are found)."""
     found = []

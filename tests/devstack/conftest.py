@@ -66,6 +66,8 @@ class User:
                 "HOME": str(self.home),
                 "PYTHONPATH": f"{PROJECT}:{PACKAGES}",
                 "PYTHONDONTWRITEBYTECODE": "1",
+                # A copied interpreter finds its own library here.
+                "LD_LIBRARY_PATH": str(Path(self.python).parents[1] / "lib"),
                 "JOBS_LIB_CACHE_DIR": str(self.home / "cache"),
                 **variables,
             },

@@ -154,7 +154,7 @@ def test_a_damaged_state_file_is_named(stack):
     stack.folder.mkdir()
     file = stack.folder / "state.json"
     file.write_text("{")
-    with pytest.raises(DevStackError, match="state.json is damaged"):
+    with pytest.raises(DevStackError, match=r"state\.json is damaged"):
         stack.status()
     file.unlink()
 
