@@ -5,7 +5,10 @@ Servers are started when the first test needs one, and never outlive the run.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +36,10 @@ TEMPLATE = "jobs_lib_template"
 #: A bin folder of another PostgreSQL to test with, such as an older version.
 POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
 
+# A database is some 300 files: 0.03 s to copy in memory, 0.3 s on a slow disk.
+_MEMORY = Path("/dev/shm")
+_ENOUGH_MEMORY = 4 * 2**30
+
 # Where the servers' programs come from is the machine's business, not the tests'.
 _KEPT = {POSTGRES_BIN, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
 
@@ -51,7 +58,10 @@ def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this run; its data are thrown away."""
     chosen = os.environ.get(POSTGRES_BIN)
     bin_dir = Path(chosen) if chosen else None
-    with PostgresServer.ephemeral(bin_dir=bin_dir) as server:
+    server = PostgresServer.ephemeral(bin_dir=bin_dir)
+    with _quick_temporary_files():
+        server.start()
+    with server:
         # A port can be somebody else's: nothing is written before this holds.
         with psycopg.connect(server.url, autocommit=True) as connection:
             row = connection.execute("show data_directory").fetchone()
@@ -168,6 +178,15 @@ def run_process() -> Iterator[Callable[..., Worker]]:
     yield run
     for worker in workers:
         worker.close()
+
+
+@contextlib.contextmanager
+def _quick_temporary_files() -> Iterator[None]:
+    """Make temporary folders in memory, where there is room for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ENOUGH_MEMORY:
+            patch.setattr(tempfile, "tempdir", str(_MEMORY))
+        yield
 
 
 def _janitor(

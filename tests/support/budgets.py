@@ -1,14 +1,14 @@
 """Each folder of tests has a budget of seconds, so that the whole stays quick.
 
-The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. Tests marked `slow` do not
-count: they are not part of the everyday run. Wall time is noisy, so a run only fails
-when a folder takes more than twice its budget.
+The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. Tests marked `slow` do
+not count: they are not part of the everyday run. Wall time is noisy, so a run only
+fails when a folder takes more than twice its budget.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ class Budgets:
 
     def __init__(self, budgets: dict[str, float]) -> None:
         self.budgets = budgets
-        self.spent: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)
 
     @classmethod
     def read(cls, pyproject: Path) -> Budgets:

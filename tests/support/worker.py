@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import IO, TYPE_CHECKING
 
 from tests.support.waiting import wait_for
@@ -103,18 +103,18 @@ class Worker:
             )
         return result
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Send a signal to the process alone."""
         if self.running:
             self._child.send_signal(number)
 
     def pause(self) -> None:
         """SIGSTOP the process and its children."""
-        self._signal_group(signal.SIGSTOP)
+        self._signal_group(SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT the process and its children."""
-        self._signal_group(signal.SIGCONT)
+        self._signal_group(SIGCONT)
 
     def wait(self, *, timeout: float = 30.0) -> int:
         """Wait for its end and return its exit code; minus the signal if killed."""
@@ -129,7 +129,7 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL the process and its children, and wait for its end."""
-        self._signal_group(signal.SIGKILL)
+        self._signal_group(SIGKILL)
         self._child.wait()
         self._drain()
 
@@ -143,7 +143,7 @@ class Worker:
             os.close(self._pipe)
             self._pipe = None
 
-    def _signal_group(self, number: signal.Signals) -> None:
+    def _signal_group(self, number: Signals) -> None:
         # The watchdog is in the group too, so the group's number is ours until it ends.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
