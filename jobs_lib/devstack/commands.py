@@ -175,10 +175,10 @@ def _progress_bar() -> Iterator[Progress]:
     def show(there: int, total: int) -> None:
         bar.start()
         bar.update(task, completed=there, total=total)
-        if there == total:
-            bar.stop()
 
     try:
         yield show
     finally:
-        bar.stop()
+        # Stopping a bar that was never started prints an empty line.
+        if bar.live.is_started:
+            bar.stop()
