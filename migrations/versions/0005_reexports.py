@@ -46,9 +46,11 @@ create table reexport_ranges (
 );
 
 -- Takes up to `wanted` records from the bucket and returns how many may be sent now.
--- The bucket holds 1.5 % of a minute's records and is refilled at 97.5 % of the rate:
--- so no 60 seconds see more than the rate, with 0.6 s to spare for records that were
--- granted in time and appended late, and nothing bursts after a pause or an outage.
+-- Refilled at 97.5 % of the rate, so that 60 seconds and the 0.6 s by which a record may
+-- be appended later than it was granted bring at most 98.475 %; the bucket holds 1.49 %
+-- more, and the one record that keeps small rates alive: as grants are whole records, no
+-- such window sees more than the rate, at any rate. A full bucket is the longest burst,
+-- after a pause or an outage, too. It fills in 0.9 s: ask more often or lose tokens.
 create function take_records(reexport_id bigint, wanted int) returns int
 language plpgsql set search_path from current as $function$
 declare
@@ -64,14 +66,15 @@ begin
         return 0;
     end if;
     at := clock_timestamp();
-    capacity := greatest(1, floor(run.rate * 0.015));
-    -- A bucket of one is more than 1.5 % of a small rate: the refill makes up for it.
-    refill := least(run.rate * 0.975, greatest(run.rate - 2, run.rate * 0.5)) / 60;
+    capacity := 1 + run.rate * 0.0149;
+    refill := run.rate * 0.975 / 60;
     filled := least(
         capacity,
-        run.tokens + refill * extract(epoch from at - run.refilled_at)::double precision
+        -- A clock that was set back must not take tokens away.
+        run.tokens + refill
+            * greatest(0, extract(epoch from at - run.refilled_at)::double precision)
     );
-    granted := least(wanted, floor(filled));
+    granted := greatest(0, least(wanted, floor(filled)));
     update reexports r set tokens = filled - granted, refilled_at = at
     where r.id = take_records.reexport_id;
     return granted;

@@ -1,0 +1,50 @@
+"""Re-export an entity: send its current states again, at a rate, from any point on.
+
+    start ─▶ ranges in a table ─▶ engine: one transaction a range ─▶ chunk jobs
+          ─▶ executor: export_chunk ─▶ id-only outbox rows ─▶ relay, at the rate
+
+What may run twice and what not: a range is loaded once, a chunk job's rows are written
+once; the relay sends at least once, like everything it sends.
+"""
+
+from __future__ import annotations
+
+from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler, export_chunk
+from jobs_lib.reexport.control import (
+    Progress,
+    cancel,
+    finish_if_done,
+    pause,
+    resume,
+    set_rate,
+    status,
+)
+from jobs_lib.reexport.loading import Loading, SqlEngine, load_range
+from jobs_lib.reexport.plan import Plan, Range, plan_ranges
+from jobs_lib.reexport.run import Begun, Engine, begin, load, start
+from jobs_lib.reexport.source import Source
+
+__all__ = [
+    "CHUNK_TYPE",
+    "Begun",
+    "Engine",
+    "Loading",
+    "Plan",
+    "Progress",
+    "Range",
+    "Source",
+    "SqlEngine",
+    "begin",
+    "cancel",
+    "chunk_handler",
+    "export_chunk",
+    "finish_if_done",
+    "load",
+    "load_range",
+    "pause",
+    "plan_ranges",
+    "resume",
+    "set_rate",
+    "start",
+    "status",
+]

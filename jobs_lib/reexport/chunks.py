@@ -1,0 +1,174 @@
+"""The chunk job: write the outbox rows of some keys, while the outbox has room."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.db import load_queries
+from jobs_lib.errors import ReexportError
+from jobs_lib.jobs.model import Discard, Job, Snooze
+from jobs_lib.partitioner import choose_shard
+from jobs_lib.settings import default_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from jobs_lib.db import Queries
+
+CHUNK_TYPE = "jobs_lib.reexport"
+"""The type of the chunk jobs; their handler takes ``reexport`` and ``keys``."""
+OUTBOX_SECONDS = 10
+"""How many seconds of the rate may wait in the outbox: little, so that a change of the
+rate, a pause and a cancel are felt at once and live rows find a short table."""
+OUTBOX_ROWS = 50_000
+"""Rows that may wait at most, whatever the rate: they are counted."""
+_LOOK_AGAIN = 0.5
+_SHORTEST_SNOOZE = 0.5
+_LONGEST_SNOOZE = 60.0
+
+
+@dataclass(slots=True)
+class _Room:
+    """What was found at the last look, shared by the threads of a process."""
+
+    until: float
+    """When to look again, by the monotonic clock."""
+    rows: int
+    """Rows that may still be written until then; below zero while paused."""
+    left: int
+    """Keys that are loaded and not yet sent."""
+    rate: int
+
+
+class ChunkExporter:
+    """Handles the chunk jobs of one schema; used by many threads at once."""
+
+    def __init__(self, queries: Callable[[], Queries]) -> None:
+        self._queries = queries
+        self._lock = threading.Lock()
+        self._rooms: dict[tuple[object, int], _Room] = {}
+
+    def export(self, job: Job, reexport: int, keys: list[str]) -> None:
+        """Write id-only outbox rows for the keys, in the job's own transaction.
+
+        Rows and completion commit together, so that every key is written once. A
+        cancelled re-export's chunk completes without writing.
+
+        Raises:
+            Snooze: the outbox holds enough already, or the re-export is paused.
+        """
+        known = (job.installation, reexport)
+        if room := self._full(known, len(keys)):
+            raise _snooze(room)
+        with job.transaction() as connection:
+            self._write(connection, known, reexport, keys)
+
+    def _full(self, known: tuple[object, int], wanted: int) -> _Room | None:
+        # Without any SQL: most jobs that ask while the outbox is full are refused.
+        with self._lock:
+            room = self._rooms.get(known)
+            if room is None or time.monotonic() >= room.until:
+                return None
+            return room if room.rows < wanted else None
+
+    def _write(
+        self,
+        connection: psycopg.Connection[Any],
+        known: tuple[object, int],
+        reexport: int,
+        keys: list[str],
+    ) -> None:
+        queries = self._queries()
+        this = {"reexport": reexport}
+        found = connection.execute(
+            queries["read_reexport"], this, prepare=True
+        ).fetchone()
+        if found is None:
+            raise Discard(f"the re-export {reexport} is no longer in the table")
+        entity, topic, state, rate, left, shards = found
+        if state in ("cancelled", "finished"):
+            return
+        with self._lock:
+            room = self._rooms.get(known)
+            if room is None or time.monotonic() >= room.until or state == "paused":
+                allowed = allowed_rows(rate, len(keys))
+                rows = -1
+                if state != "paused":
+                    rows = allowed - _count(connection, queries, reexport, allowed)
+                room = _Room(time.monotonic() + _LOOK_AGAIN, rows, left, rate)
+                if len(self._rooms) > 100:
+                    self._rooms.clear()
+                self._rooms[known] = room
+            if room.rows < len(keys):
+                raise _snooze(room)
+            room.rows -= len(keys)
+        shards_of = [choose_shard(topic, key, shards) for key in keys]
+        connection.execute(
+            queries["export_keys"],
+            {
+                **this,
+                "topic": topic,
+                "entity": entity,
+                "shards": shards_of,
+                "keys": keys,
+            },
+            prepare=True,
+        )
+
+
+def allowed_rows(rate: int, chunk: int) -> int:
+    """Rows of a re-export that may wait in the outbox at this rate (records/minute)."""
+    # Two chunks at least: one to be sent while the next one is written.
+    return max(2 * chunk, min(OUTBOX_ROWS, rate * OUTBOX_SECONDS // 60))
+
+
+def snooze_bound(left: int, rate: int) -> float:
+    """Seconds that a chunk job sleeps at most, with ``left`` keys before the end.
+
+    A quarter of the time that is left: so about eight of the sleeping jobs wake up for
+    each one that is let in, however many there are, and none wakes up every second of
+    a long night.
+    """
+    return min(_LONGEST_SNOOZE, max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4))
+
+
+def chunk_handler(
+    queries: Callable[[], Queries],
+) -> Callable[[Job, int, list[str]], None]:
+    """The handler of :data:`CHUNK_TYPE` for one schema, to be registered as a job."""
+    exporter = ChunkExporter(queries)
+
+    def export_chunk(job: Job, reexport: int, keys: list[str]) -> None:
+        """Write the outbox rows of some keys of a re-export."""
+        exporter.export(job, reexport, keys)
+
+    return export_chunk
+
+
+export_chunk = chunk_handler(lambda: load_queries(default_settings().schema_name))
+"""The handler for the schema that the environment names."""
+
+
+def _snooze(room: _Room) -> Snooze:
+    bound = snooze_bound(room.left, room.rate)
+    reason = "the re-export is paused" if room.rows < 0 else "the outbox holds enough"
+    return Snooze(random.uniform(_SHORTEST_SNOOZE, bound), reason)
+
+
+def _count(
+    connection: psycopg.Connection[Any], queries: Queries, reexport: int, limit: int
+) -> int:
+    row = connection.execute(
+        queries["count_batch_rows"],
+        {"reexport": reexport, "limit": limit},
+        prepare=True,
+    ).fetchone()
+    if row is None:
+        raise ReexportError("the outbox could not be counted: no row came back")
+    return int(row[0])

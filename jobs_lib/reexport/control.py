@@ -1,0 +1,164 @@
+"""Pause, resume, cancel a re-export, change its rate, and see how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ReexportError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import psycopg
+
+    from jobs_lib.db import Database, Queries
+
+RATE_LIMIT = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a re-export is."""
+
+    id: int
+    entity: str
+    state: str
+    """``loading``, ``running``, ``paused``, ``cancelled`` or ``finished``."""
+    rate: int
+    """Records a minute."""
+    total: int
+    """Keys in all: as planned for the ranges that are not yet loaded."""
+    sent: int
+    superseded: int
+    """Keys that were not sent because a newer live record was waiting."""
+    ranges: int
+    loaded_ranges: int
+    started_at: datetime
+    eta: datetime | None
+    """When it ends at this rate, by the database's clock; None unless it goes on."""
+    finished_at: datetime | None
+    loaded: int
+    """Keys whose chunk jobs are in the table, or done."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self.state in ("cancelled", "finished")
+
+    @property
+    def left(self) -> int:
+        """Keys that are still to be sent."""
+        return max(0, self.total - self.sent - self.superseded)
+
+
+def status(database: Database, entity: str) -> Progress:
+    """How far the entity's latest re-export is; notes its end if it has come.
+
+    Raises:
+        ReexportError: the entity was never re-exported.
+    """
+    with database.connect("re-export") as connection:
+        latest = find_latest(connection, database.queries, entity)
+        finish_if_done(connection, database.queries, latest)
+        return read_progress(connection, database.queries, latest)
+
+
+def pause(database: Database, entity: str) -> Progress:
+    """Send no more records until :func:`resume`; loading goes on."""
+    return _change(database, entity, "pause_reexport")
+
+
+def resume(database: Database, entity: str) -> Progress:
+    """Go on after :func:`pause`, at the same rate and without a burst."""
+    return _change(database, entity, "resume_reexport")
+
+
+def cancel(database: Database, entity: str) -> Progress:
+    """End it for good: what is not yet sent is never sent. Cannot be taken back."""
+    return _change(database, entity, "cancel_reexport")
+
+
+def set_rate(database: Database, entity: str, rate: int) -> Progress:
+    """Change the rate, in records a minute, from now on.
+
+    Raises:
+        ReexportError: the rate is out of range, or nothing is going on.
+    """
+    return _change(database, entity, "change_rate", rate=check_rate(rate))
+
+
+def check_rate(rate: int) -> int:
+    """The rate, in records a minute, if it is one.
+
+    Raises:
+        ReexportError: it is out of range.
+    """
+    if not 1 <= rate <= RATE_LIMIT:
+        raise ReexportError(
+            f"the rate must be 1 to {RATE_LIMIT:,} records a minute, not {rate}: to "
+            "send nothing, pause the re-export"
+        )
+    return rate
+
+
+def finish_if_done(
+    connection: psycopg.Connection[Any], queries: Queries, reexport: int
+) -> bool:
+    """Note that a re-export has ended, if every key is sent; whether it was this call.
+
+    Cheap enough for the relay to ask after each block of a re-export.
+    """
+    row = connection.execute(
+        queries["finish_reexport"], {"reexport": reexport}, prepare=True
+    ).fetchone()
+    return row is not None
+
+
+def find_latest(
+    connection: psycopg.Connection[Any], queries: Queries, entity: str
+) -> int:
+    """The id of the entity's latest re-export.
+
+    Raises:
+        ReexportError: there is none.
+    """
+    row = connection.execute(queries["find_latest"], {"entity": entity}).fetchone()
+    if row is None:
+        raise ReexportError(
+            f"the entity {entity!r} was never re-exported: "
+            f"`jobs-lib reexport start {entity} --rate N` begins one"
+        )
+    return int(row[0])
+
+
+def read_progress(
+    connection: psycopg.Connection[Any], queries: Queries, reexport: int
+) -> Progress:
+    """How far one re-export is.
+
+    Raises:
+        ReexportError: there is none with this id.
+    """
+    row = connection.execute(
+        queries["reexport_progress"], {"reexport": reexport}
+    ).fetchone()
+    if row is None:
+        raise ReexportError(f"there is no re-export {reexport}: was it deleted?")
+    return Progress(*row)
+
+
+def _change(database: Database, entity: str, query: str, **values: object) -> Progress:
+    queries = database.queries
+    with database.connect("re-export") as connection:
+        latest = find_latest(connection, queries, entity)
+        parameters = {"reexport": latest, **values}
+        changed = connection.execute(queries[query], parameters).fetchone()
+        progress = read_progress(connection, queries, latest)
+    if changed is None:
+        raise ReexportError(
+            f"the re-export {latest} of {entity!r} is {progress.state}, so there is "
+            f"nothing to change: `jobs-lib reexport start {entity} --rate N` begins a "
+            "new one"
+        )
+    return progress

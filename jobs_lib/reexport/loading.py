@@ -1,0 +1,123 @@
+"""Load one range: read its keys and insert its chunk jobs, in one transaction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.reexport.chunks import CHUNK_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import psycopg
+
+    from jobs_lib.db import Database, Queries
+    from jobs_lib.reexport.source import Source
+
+_COPY_CHUNKS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What a loader must know; plain data, so that it can be sent to a task."""
+
+    reexport: int
+    source: Source
+    chunk: int
+    """Keys in one chunk job."""
+    home: str
+    """The topic whose partitions are the origins of the chunk jobs."""
+    partitions: int
+
+
+def load_range(
+    connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
+) -> int | None:
+    """Load one range; returns its keys, or None if there was nothing to do.
+
+    Reading, inserting and the note that the range is loaded are one transaction behind
+    the lock of the range's row. However often a range is loaded, by however many
+    loaders at once, and wherever one of them dies: each key is in exactly one job.
+
+    Args:
+        connection: in autocommit mode, to the database that holds table and jobs.
+        queries: of the library's schema.
+        loading: what to load.
+        number: of the range.
+
+    Raises:
+        ReexportError: there is no such range.
+    """
+    this = {"reexport": loading.reexport, "range": number}
+    with connection.transaction():
+        found = connection.execute(queries["lock_range"], this).fetchone()
+        if found is None:
+            raise ReexportError(
+                f"the re-export {loading.reexport} has no range {number}: was it "
+                "deleted meanwhile?"
+            )
+        lower, upper, loaded, state = found
+        if loaded or state in ("cancelled", "finished"):
+            return None
+        connection.execute(queries["settle_text_forms"])
+        keys = _read_keys(connection, queries, loading.source, lower, upper)
+        with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
+            for block in encode_chunks(loading, number, keys):
+                copy.write(block)
+        this["keys"] = len(keys)
+        connection.execute(queries["mark_range_loaded"], this)
+        # Last, since all loaders and the relay share this row: it is held shortly.
+        connection.execute(queries["lock_reexport"], this)
+        connection.execute(queries["count_range"], this)
+    return len(keys)
+
+
+def encode_chunks(
+    loading: Loading, number: int, keys: Sequence[str]
+) -> Iterator[bytes]:
+    """The chunk jobs of a range as lines of COPY's text format, in blocks.
+
+    The origins go round: every pod gets its share of each range.
+    """
+    lines: list[bytes] = []
+    head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
+    for index, start in enumerate(range(0, len(keys), loading.chunk)):
+        partition = (number + index) % loading.partitions
+        # JSON has no raw tab or newline; backslashes are COPY's own escape.
+        payload = json.dumps(keys[start : start + loading.chunk], ensure_ascii=False)
+        payload = payload.replace("\\", "\\\\")
+        line = f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n"
+        lines.append(line.encode())
+        if len(lines) == _COPY_CHUNKS:
+            yield b"".join(lines)
+            lines.clear()
+    yield b"".join(lines)
+
+
+def _read_keys(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    source: Source,
+    lower: str | None,
+    upper: str | None,
+) -> list[str]:
+    # A range is small, and a COPY in and a COPY out cannot share a connection: so its
+    # keys are read into memory first.
+    name = "source_keys_unique" if source.unique else "source_keys"
+    rows = connection.execute(
+        source.query(queries, name), {"lower": lower, "upper": upper}, prepare=True
+    ).fetchall()
+    return [key for (key,) in rows]
+
+
+class SqlEngine:
+    """Loads ranges one after the other over one connection of this process."""
+
+    def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
+        """Load the ranges that nobody has loaded yet."""
+        with database.connect("re-export") as connection:
+            for number in ranges:
+                load_range(connection, database.queries, loading, number)

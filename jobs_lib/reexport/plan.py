@@ -1,0 +1,146 @@
+"""Divide a table's keys into ranges, each of which is loaded in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.reexport.source import Source, find_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import psycopg
+
+    from jobs_lib.db import Queries
+    from jobs_lib.outbox.entity import Entity
+
+KEYS_PER_RANGE = 10_000
+"""What one range holds when nobody says how many ranges there shall be."""
+RANGE_LIMIT = 10_000
+"""Ranges at most: a range of a larger table holds more keys."""
+SAMPLED_FROM = 5_000_000
+"""Rows from which on ranges are cut by a sample: a sort of all keys takes minutes."""
+_SAMPLE_ROWS = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Keys k with ``lower <= k < upper`` in the key's own order; None is open."""
+
+    lower: str | None
+    upper: str | None
+    keys: int
+    """How many keys it holds, as planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a re-export is going to load."""
+
+    source: Source
+    ranges: tuple[Range, ...]
+
+    @property
+    def total(self) -> int:
+        """Keys in all; an estimate where the ranges were cut by a sample."""
+        return sum(piece.keys for piece in self.ranges)
+
+
+def range_size(total: int, ranges: int | None) -> int:
+    """Keys in a range when ``total`` keys shall make ``ranges`` ranges."""
+    if ranges is None:
+        ranges = min(RANGE_LIMIT, max(1, -(-total // KEYS_PER_RANGE)))
+    return max(1, -(-total // ranges))
+
+
+def make_ranges(cuts: Sequence[str], total: int) -> tuple[Range, ...]:
+    """Ranges that begin at the cuts, which are in order: every key is in exactly one.
+
+    The first range is open downwards and the last one upwards, so that keys that are
+    inserted after the planning lie in one of them, too.
+    """
+    # Equal cuts would make a range that is empty.
+    distinct = list(dict.fromkeys(cuts))
+    bounds: list[str | None] = [None, *distinct, None]
+    count = len(bounds) - 1
+    each, rest = divmod(total, count)
+    return tuple(
+        Range(bounds[i], bounds[i + 1], each + (i < rest)) for i in range(count)
+    )
+
+
+def plan_ranges(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    ranges: int | None = None,
+    sampled_from: int = SAMPLED_FROM,
+) -> Plan:
+    """Cut the keys of the entity's table into ranges of about equal size.
+
+    Works for any key type that PostgreSQL can sort, whatever the skew of its values; a
+    key that stands in many rows counts once.
+
+    Args:
+        connection: to the service's database.
+        queries: of the library's schema.
+        entity: what ``@app.entity`` declared.
+        ranges: how many. Defaults to one for each 10,000 keys, 10,000 at most.
+        sampled_from: rows from which on a sample decides.
+
+    Raises:
+        ReexportError: the table or column is missing, or a row has no key.
+    """
+    if ranges is not None and not 1 <= ranges <= RANGE_LIMIT:
+        raise ReexportError(
+            f"a re-export has 1 to {RANGE_LIMIT:,} ranges, not {ranges}: leave it out "
+            f"for one range for each {KEYS_PER_RANGE:,} keys"
+        )
+    with connection.transaction():
+        connection.execute(queries["settle_text_forms"])
+        source = find_source(connection, queries, entity)
+        _refuse_null_keys(connection, queries, entity, source)
+        if source.estimate is not None and source.estimate >= sampled_from:
+            return _plan_by_sample(connection, queries, source, ranges)
+        suffix = "" if source.unique else "_distinct"
+        count = source.query(queries, f"source_count{suffix}")
+        total = int((connection.execute(count).fetchone() or (0,))[0])
+        cuts = connection.execute(
+            source.query(queries, f"source_cuts{suffix}"),
+            {"size": range_size(total, ranges)},
+        ).fetchall()
+        return Plan(source, make_ranges([cut for (cut,) in cuts], total))
+
+
+def _plan_by_sample(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    source: Source,
+    ranges: int | None,
+) -> Plan:
+    total = source.estimate or 0
+    percent = min(100.0, 100.0 * _SAMPLE_ROWS / max(1, total))
+    size = max(1, int(range_size(total, ranges) * percent / 100))
+    cuts = connection.execute(
+        source.query(queries, "source_cuts_sampled"), {"percent": percent, "size": size}
+    ).fetchall()
+    return Plan(source, make_ranges([cut for (cut,) in cuts], total))
+
+
+def _refuse_null_keys(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    source: Source,
+) -> None:
+    if not source.nullable:
+        return
+    row = connection.execute(source.query(queries, "source_has_null_key")).fetchone()
+    if row and row[0]:
+        raise ReexportError(
+            f"rows of {source.table!r} have no {source.key!r}, so the entity "
+            f"{entity.name!r} has no key to send them under: give them one, or declare "
+            "a view without them as `source`"
+        )

@@ -1,0 +1,191 @@
+"""Start a re-export, or go on with one that was interrupted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.reexport.control import Progress, check_rate, read_progress
+from jobs_lib.reexport.loading import Loading, SqlEngine
+from jobs_lib.reexport.plan import plan_ranges
+from jobs_lib.reexport.source import find_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+    from jobs_lib.db import Database, Queries
+    from jobs_lib.outbox.entity import Entity
+
+CHUNK = 100
+"""Keys in one chunk job, unless said otherwise."""
+AHEAD = 2_000_000
+"""Keys that are loaded and not yet sent, unless said otherwise: the jobs of a billion
+keys would crowd the table for a whole night, so the loader waits."""
+_PAUSE = 1.0
+
+
+class Engine(Protocol):
+    """Loads ranges: one after the other, or by Spark in parallel."""
+
+    def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
+        """Load each of the ranges that is not loaded yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A re-export that is in the table, with its ranges."""
+
+    id: int
+    resumed: bool
+    """Whether it was there before."""
+    loading: Loading
+
+
+def start(
+    database: Database,
+    entity: Entity,
+    *,
+    rate: int,
+    engine: Engine | None = None,
+    ranges: int | None = None,
+    chunk: int = CHUNK,
+    ahead: int = AHEAD,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Begin a re-export and load it, or go on where an earlier start was interrupted.
+
+    Returns when everything is loaded; executors and relays do the rest. The entity's
+    unfinished re-export, if there is one, gets the new rate and keeps its ranges.
+
+    Args:
+        database: holds the entity's table and the library's schema.
+        entity: what ``@app.entity`` declared.
+        rate: records a minute at the topic.
+        engine: what loads the ranges. Defaults to this process, one after the other.
+        ranges: into how many ranges the keys are cut. Defaults to 10,000 keys in each.
+        chunk: keys in one job. Defaults to 100.
+        ahead: keys that may be loaded and not yet sent: at more, the call waits.
+            Defaults to two million.
+        on_progress: called before each wave of ranges and at the end.
+
+    Raises:
+        ReexportError: it cannot be planned or begun as asked.
+    """
+    begun = begin(database, entity, rate=rate, ranges=ranges, chunk=chunk)
+    return load(database, begun, engine or SqlEngine(), ahead, on_progress)
+
+
+def begin(
+    database: Database,
+    entity: Entity,
+    *,
+    rate: int,
+    ranges: int | None = None,
+    chunk: int = CHUNK,
+) -> Begun:
+    """Plan a re-export and write it down, or find the unfinished one and set its rate.
+
+    Raises:
+        ReexportError: it cannot be planned or begun as asked.
+    """
+    check_rate(rate)
+    if not 1 <= chunk <= 10_000:
+        raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
+    queries = database.queries
+    with database.connect("re-export") as connection:
+        topic, partitions = _read_home(connection, queries)
+        name = {"entity": entity.name}
+        unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
+        if unfinished is None:
+            plan = plan_ranges(connection, queries, entity, ranges)
+            source = plan.source
+            with connection.transaction():
+                row = connection.execute(
+                    queries["start_reexport"],
+                    {**name, "topic": entity.topic, "rate": rate},
+                ).fetchone()
+                if row is not None:
+                    values = {
+                        "reexport": row[0],
+                        "lowers": [piece.lower for piece in plan.ranges],
+                        "uppers": [piece.upper for piece in plan.ranges],
+                        "keys": [piece.keys for piece in plan.ranges],
+                    }
+                    connection.execute(queries["plan_ranges"], values)
+                    loading = Loading(row[0], source, chunk, topic, partitions)
+                    return Begun(row[0], False, loading)
+            # Somebody else was faster: go on with theirs.
+            unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
+        source = find_source(connection, queries, entity)
+        if unfinished is None:
+            raise ReexportError(
+                f"another re-export of {entity.name!r} began and ended while this one "
+                "was planned: start it again"
+            )
+        connection.execute(
+            queries["change_rate"], {"reexport": unfinished[0], "rate": rate}
+        )
+        loading = Loading(unfinished[0], source, chunk, topic, partitions)
+        return Begun(unfinished[0], True, loading)
+
+
+def load(
+    database: Database,
+    begun: Begun,
+    engine: Engine,
+    ahead: int = AHEAD,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Load all ranges that are not loaded, in waves that keep ``ahead`` keys loaded.
+
+    Returns early when the re-export is cancelled meanwhile.
+    """
+    queries = database.queries
+    this = {"reexport": begun.id}
+    while True:
+        # A connection for each look: a wave may take an hour.
+        with database.connect("re-export") as connection:
+            progress = read_progress(connection, queries, begun.id)
+            pending = connection.execute(queries["pending_ranges"], this).fetchall()
+            if not pending:
+                # A table without keys is done before any record is sent.
+                connection.execute(queries["finish_reexport"], this)
+                progress = read_progress(connection, queries, begun.id)
+        if on_progress is not None:
+            on_progress(progress)
+        if not pending or progress.ended:
+            return progress
+        waiting = progress.loaded - progress.sent - progress.superseded
+        if wave := next_wave(pending, ahead - waiting, idle=waiting <= 0):
+            engine.load(database, begun.loading, wave)
+        else:
+            time.sleep(_PAUSE)
+
+
+def next_wave(
+    pending: Sequence[tuple[int, int]], room: int, *, idle: bool
+) -> list[int]:
+    """The ranges ``(number, keys)`` whose keys have room; one at least when idle."""
+    wave: list[int] = []
+    for number, keys in pending:
+        room -= keys
+        if room < 0 and not (idle and not wave):
+            break
+        wave.append(number)
+    return wave
+
+
+def _read_home(
+    connection: psycopg.Connection[Any], queries: Queries
+) -> tuple[str, int]:
+    row = connection.execute(queries["read_home"]).fetchone()
+    if row is None:
+        raise ReexportError(
+            "no home topic is declared, so the chunk jobs would have no owner: "
+            "run `jobs-lib topics declare TOPIC --partitions N --home`"
+        )
+    return str(row[0]), int(row[1])

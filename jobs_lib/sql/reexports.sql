@@ -1,0 +1,214 @@
+-- Re-exports: plan, load, export, control.
+--
+-- Locks, always in this order: the range's row, then the re-export's row; a relay that
+-- takes records locks the re-export's row alone.
+--
+-- A query named `source_…` reads the service's own table: its table, key (a column)
+-- and type (of that column) are filled in by jobs_lib.reexport.source.
+
+-- name: find_source
+-- The key's type, whether it can be null, and whether an index keeps it unique. A view
+-- has no constraints: its keys are taken as nullable and repeated.
+select
+    format_type(a.atttypid, a.atttypmod), a.attnotnull,
+    exists (
+        select from pg_index i
+        where i.indrelid = a.attrelid and i.indisunique and i.indisvalid
+            and i.indpred is null and i.indnkeyatts = 1 and i.indkey[0] = a.attnum
+    ),
+    -- An estimate; negative or 0 before the first analyze, and for views.
+    c.relkind in ('r', 'm') and c.relpages > 0, greatest(c.reltuples, 0)::bigint
+from pg_class c join pg_attribute a on a.attrelid = c.oid
+where c.oid = to_regclass(%(table)s) and a.attname = %(key)s
+    and a.attnum > 0 and not a.attisdropped
+
+-- name: source_has_null_key
+select exists (select from {{table}} where {{key}} is null)
+
+-- name: source_count
+select count(*) from {{table}}
+
+-- name: source_count_distinct
+select count(*) from (select distinct {{key}} from {{table}}) keys
+
+-- name: source_cuts
+-- Each key that begins a range: by the key's own order and rank, so that neither its
+-- type nor gaps and skew in its values matter. An index on the key spares the sort.
+select {{key}}::text from (
+    select {{key}}, row_number() over (order by {{key}}) - 1 as rank from {{table}}
+) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+
+-- name: source_cuts_distinct
+select {{key}}::text from (
+    select {{key}}, row_number() over (order by {{key}}) - 1 as rank
+    from (select distinct {{key}} from {{table}}) keys
+) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+
+-- name: source_cuts_sampled
+-- Ranges of a sample cover all keys as well; they are only less equal in size.
+select {{key}}::text from (
+    select {{key}}, row_number() over (order by {{key}}) - 1 as rank
+    from (
+        select distinct {{key}} from {{table}} tablesample system (%(percent)s)
+    ) keys
+) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+
+-- name: source_keys
+-- Bounds are compared in the key's own type: '10' is less than '9' only as a text.
+-- `is not null` for the range that is open on both sides.
+select distinct {{key}}::text from {{table}}
+where {{key}} is not null
+    and (%(lower)s::text is null or {{key}} >= (%(lower)s::text)::{{type}})
+    and (%(upper)s::text is null or {{key}} < (%(upper)s::text)::{{type}})
+
+-- name: source_keys_unique
+-- Without `distinct`, which would sort them again.
+select {{key}}::text from {{table}}
+where {{key}} is not null
+    and (%(lower)s::text is null or {{key}} >= (%(lower)s::text)::{{type}})
+    and (%(upper)s::text is null or {{key}} < (%(upper)s::text)::{{type}})
+
+-- name: settle_text_forms
+-- A key's text must be the same in every connection, whatever its defaults are.
+select set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', true),
+    set_config('IntervalStyle', 'postgres', true), set_config('bytea_output', 'hex', true),
+    set_config('extra_float_digits', '1', true)
+
+-- name: read_home
+select topic, partitions from {schema}.topics where home
+
+-- name: start_reexport
+-- Two starts at once: the unique index lets one in, the other finds nothing returned.
+insert into {schema}.reexports (entity, topic, rate)
+values (%(entity)s, %(topic)s, %(rate)s)
+on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
+returning id
+
+-- name: plan_ranges
+-- `keys` is the planned number until the range is loaded, the true one from then on.
+insert into {schema}.reexport_ranges (reexport_id, range, lower, upper, keys)
+select %(reexport)s, (r.n - 1)::int, r.lower, r.upper, r.keys
+from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
+    with ordinality as r(lower, upper, keys, n)
+
+-- name: find_unfinished
+select id, state from {schema}.reexports
+where entity = %(entity)s and state in ('loading', 'running', 'paused')
+
+-- name: find_latest
+select id, state from {schema}.reexports where entity = %(entity)s
+order by id desc limit 1
+
+-- name: pending_ranges
+select range, keys from {schema}.reexport_ranges
+where reexport_id = %(reexport)s and loaded_at is null order by range
+
+-- name: lock_range
+-- Whoever comes second, be it a retried task, a speculative or an orphaned one, waits
+-- here and then sees that the range is loaded.
+select r.lower, r.upper, r.loaded_at is not null, x.state
+from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
+where r.reexport_id = %(reexport)s and r.range = %(range)s
+for update of r
+
+-- name: mark_range_loaded
+update {schema}.reexport_ranges set keys = %(keys)s, loaded_at = clock_timestamp()
+where reexport_id = %(reexport)s and range = %(range)s
+
+-- name: lock_reexport
+-- In a statement of its own: the next one must see what others committed meanwhile.
+select id from {schema}.reexports where id = %(reexport)s for update
+
+-- name: count_range
+update {schema}.reexports x set
+    total = x.total + %(keys)s,
+    state = case
+        when x.state = 'loading' and not exists (
+            select from {schema}.reexport_ranges r
+            where r.reexport_id = x.id and r.loaded_at is null
+        ) then 'running' else x.state
+    end
+where x.id = %(reexport)s
+
+-- name: read_reexport
+-- No lock: rows written while somebody cancels are dropped by the relay, like those
+-- that were written before, and a share lock would hold up every grant of records.
+select x.entity, x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards
+from {schema}.reexports x cross join {schema}.installation i
+where x.id = %(reexport)s
+
+-- name: count_batch_rows
+-- How many rows of the re-export wait in the outbox, counted up to `limit`: shard by
+-- shard, since the primary key begins with it.
+select count(*) from (
+    select from {schema}.installation i
+    cross join lateral generate_series(0, i.shards - 1) as s(shard)
+    cross join lateral (
+        select from {schema}.outbox o
+        where o.shard = s.shard and o.class = 1 and o.reexport_id = %(reexport)s
+        limit %(limit)s
+    ) waiting
+    limit %(limit)s
+) bounded
+
+-- name: export_keys
+-- Rows without a value: the relay reads the state when it sends them.
+insert into {schema}.outbox (shard, class, topic, key, entity, cause, reexport_id)
+select k.shard, 1, %(topic)s, k.key, %(entity)s, 'reexport', %(reexport)s
+from unnest(%(shards)s::smallint[], %(keys)s::text[]) as k(shard, key)
+
+-- name: change_rate
+update {schema}.reexports set rate = %(rate)s
+where id = %(reexport)s and state in ('loading', 'running', 'paused')
+returning state
+
+-- name: pause_reexport
+update {schema}.reexports set state = 'paused'
+where id = %(reexport)s and state in ('loading', 'running', 'paused')
+returning state
+
+-- name: resume_reexport
+update {schema}.reexports x set state = case
+    when x.state <> 'paused' then x.state
+    when exists (
+        select from {schema}.reexport_ranges r
+        where r.reexport_id = x.id and r.loaded_at is null
+    ) then 'loading' else 'running'
+end
+where x.id = %(reexport)s and x.state in ('loading', 'running', 'paused')
+returning x.state
+
+-- name: cancel_reexport
+update {schema}.reexports set state = 'cancelled', finished_at = clock_timestamp()
+where id = %(reexport)s and state in ('loading', 'running', 'paused')
+returning state
+
+-- name: finish_reexport
+-- Cheap: one row by its key while keys are left, the ranges only at the very end.
+update {schema}.reexports x set state = 'finished', finished_at = clock_timestamp()
+where x.id = %(reexport)s and x.state in ('loading', 'running')
+    and x.sent + x.superseded >= x.total
+    and not exists (
+        select from {schema}.reexport_ranges r
+        where r.reexport_id = x.id and r.loaded_at is null
+    )
+returning x.id
+
+-- name: reexport_progress
+select
+    x.id, x.entity, x.state, x.rate,
+    -- Planned where not yet loaded.
+    coalesce(r.keys, 0)::bigint, x.sent, x.superseded, coalesce(r.ranges, 0)::int,
+    coalesce(r.loaded, 0)::int, x.started_at,
+    case when x.state in ('loading', 'running') then clock_timestamp() + make_interval(
+        -- The bucket is refilled a little more slowly than the rate: see take_records.
+        secs => greatest(0, coalesce(r.keys, 0) - x.sent - x.superseded)::float8
+            * 60 / (x.rate * 0.975)
+    ) end,
+    x.finished_at, x.total
+from {schema}.reexports x
+left join lateral (
+    select sum(r.keys) as keys, count(*) as ranges, count(r.loaded_at) as loaded
+    from {schema}.reexport_ranges r where r.reexport_id = x.id
+) r on true
+where x.id = %(reexport)s
