@@ -3,3 +3,32 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "ConfigurationError",
+    "Discard",
+    "EnqueueError",
+    "Job",
+    "JobsError",
+    "NoTransactionError",
+    "PayloadError",
+    "Record",
+    "Retry",
+    "Settings",
+    "Snooze",
+    "exponential",
+]
+
+from jobs_lib.app import App
+from jobs_lib.backoff import Retry, exponential
+from jobs_lib.consuming.record import Record
+from jobs_lib.errors import (
+    ConfigurationError,
+    EnqueueError,
+    JobsError,
+    NoTransactionError,
+    PayloadError,
+)
+from jobs_lib.jobs.model import Discard, Job, Snooze
+from jobs_lib.settings import Settings

@@ -9,6 +9,7 @@
     │   ├── NoTransactionError
     │   ├── PayloadError
     │   └── TopicError
+    ├── RecordError               a record cannot be read, or nobody handles its type
     ├── FencedError               another process owns what this one tried to change
     └── ReexportError             a re-export cannot be started or changed
 
@@ -53,6 +54,10 @@ class PayloadError(EnqueueError):
 
 class TopicError(EnqueueError):
     """No home topic is declared, or the topic is not known."""
+
+
+class RecordError(JobsError):
+    """A record cannot be read, or nobody handles its type; its partition waits."""
 
 
 class FencedError(JobsError):

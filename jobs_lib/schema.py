@@ -117,9 +117,7 @@ def include_name(
     default one of the connection.
     """
 
-    def keep(
-        name: str | None, type_: str, parent_names: dict[str, str | None]
-    ) -> bool:
+    def keep(name: str | None, type_: str, parent_names: dict[str, str | None]) -> bool:
         if type_ == "schema":
             return name != schema
         return parent_names.get("schema_name") != schema

@@ -93,7 +93,8 @@ class Settings(BaseSettings):
         "cooperative-sticky", description="How a consumer group shares partitions."
     )
     follow_interval: Seconds = Field(
-        1.0, description="Seconds between two looks of a sidecar at the service's group."
+        1.0,
+        description="Seconds between two looks of a sidecar at the service's group.",
     )
     handover_timeout: Seconds = Field(
         5.0,

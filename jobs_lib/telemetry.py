@@ -1,26 +1,26 @@
 """What happens inside, as events: one list, for logs, metrics and tests.
 
-    event                 fields                                     emitted when
-    --------------------  -----------------------------------------  ------------------------
-    process.started       process, pod, roles                        the first heartbeat is in
-    origins.taken         role, origins                              a take-over has committed
-    origins.released      role, origins                              owner set to nobody
-    origins.lost          role, origins                              somebody else owns them
-    jobs.claimed          count                                      a claim has committed
-    job.started           job                                        before the handler
-    job.ran               job, outcome, error                        after the handler
-    jobs.completed        ids                                        a completion has committed
-    jobs.retried          ids                                        a retry has committed
-    jobs.discarded        ids                                        a discard has committed
-    jobs.fenced           ids                                        refused or no longer there
-    jobs.unknown          type, origin, count                        a type without a handler
-    block.read            shard, rows                                the relay has read a block
-    block.produced        shard, rows                                Kafka has it, rows not deleted
-    block.deleted         shard, rows                                exactly these rows are gone
-    records.applied       group, topic, partition, count             applied, not yet committed
-    records.committed     group, topic, partition, next_offset       model and offset committed
-    record.failed         group, topic, partition, offset, error     a handler raised
-    loop.failed           loop, error                                a loop failed and goes on
+    event              fields                        emitted when
+    -----------------  ----------------------------  -------------------------
+    process.started    process, pod, roles           the first heartbeat is in
+    origins.taken      role, origins                 a take-over is committed
+    origins.released   role, origins, late           nobody owns them now
+    origins.lost       role, origins                 another process owns them
+    jobs.claimed       count                         a claim is committed
+    job.started        job                           before the handler
+    job.ran            job, outcome, error           after the handler
+    jobs.completed     ids                           a completion is committed
+    jobs.retried       ids                           a retry is committed
+    jobs.discarded     ids                           a discard is committed
+    jobs.fenced        ids                           refused, or no longer there
+    jobs.unknown       type, origin, count           no handler has this type
+    block.read         shard, rows                   the relay has read rows
+    block.produced     shard, rows                   in Kafka, not deleted yet
+    block.deleted      shard, rows                   exactly these are gone
+    records.applied    group, origin, count          not committed yet
+    records.committed  group, origin, next_offset    model and offset are in
+    record.failed      group, origin, offset, error  a handler raised
+    loop.failed        loop, error                   and goes on
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see.

@@ -1,1 +1,3 @@
+"""Read topics: state and offset in one transaction."""
+
 from __future__ import annotations

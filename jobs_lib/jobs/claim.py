@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from typing import Any, TYPE_CHECKING
 
-import psycopg
 
 from jobs_lib import telemetry
-from jobs_lib.db import Queries
 from jobs_lib.jobs.model import Job, Lane
+
+if TYPE_CHECKING:
+    from jobs_lib.db import Queries
+    from uuid import UUID
+    import psycopg
+    from collections.abc import Iterable, Mapping
 
 _COLD_WINDOW = 32
 _SWEEP_LIMIT = 1_000
@@ -37,6 +39,8 @@ class Position:
     low: int = 0
     """Below it no row can still appear: every transaction that could add one ended."""
     window: int = _COLD_WINDOW
+    leaving: bool = False
+    """Whether it is being given back: nothing more is claimed."""
     deep: bool = False
     """Whether the last window was full, so that more lies behind it."""
 
@@ -84,30 +88,49 @@ class Claimer:
         """The owned origins and their epochs."""
         return {origin: position.epoch for origin, position in self._positions.items()}
 
+    def _active(self) -> dict[str, Position]:
+        return {o: p for o, p in self._positions.items() if not p.leaving}
+
     def add(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins that were taken over, at their epochs."""
         for origin, epoch in origins.items():
             self._positions[origin] = Position(epoch)
 
-    def drop(self, origins: Iterable[str]) -> list[Lane]:
-        """Stop claiming from origins; returns their lanes in flight, marked dropped."""
-        gone = {origin for origin in origins if self._positions.pop(origin, None)}
-        lanes = {id(lane): lane for lane in self._flying.values() if lane.origin in gone}
+    def retire(self, origins: Iterable[str]) -> list[Lane]:
+        """Claim nothing more from origins; returns their lanes in flight, now dropped.
+
+        What of them is running can still be settled, until :meth:`drop`.
+        """
+        leaving = {origin for origin in origins if origin in self._positions}
+        for origin in leaving:
+            self._positions[origin].leaving = True
+        lanes = {
+            id(lane): lane for lane in self._flying.values() if lane.origin in leaving
+        }
         for lane in lanes.values():
             lane.dropped = True
-        self._next = {key: at for key, at in self._next.items() if key[0] not in gone}
-        self._extra = {i: o for i, o in self._extra.items() if o not in gone}
+        self._next = {k: at for k, at in self._next.items() if k[0] not in leaving}
+        self._extra = {i: o for i, o in self._extra.items() if o not in leaving}
         return list(lanes.values())
+
+    def drop(self, origins: Iterable[str]) -> None:
+        """Forget origins and all that was in flight of them."""
+        gone = {origin for origin in origins if self._positions.pop(origin, None)}
+        for job_id, lane in list(self._flying.items()):
+            if lane.origin in gone:
+                self._land(job_id, lane)
+        self._busy = {k: lane for k, lane in self._busy.items() if k[0] not in gone}
 
     def look(self, connection: psycopg.Connection[Any]) -> tuple[bool, bool]:
         """Whether there is anything new, and anything due; costs next to nothing."""
-        if not self._positions:
+        active = self._active()
+        if not active:
             return False, False
         row = connection.execute(
             self._queries["look"],
             {
-                "origins": list(self._positions),
-                "cursors": [p.cursor for p in self._positions.values()],
+                "origins": list(active),
+                "cursors": [p.cursor for p in active.values()],
             },
             prepare=True,
         ).fetchone()
@@ -116,13 +139,14 @@ class Claimer:
 
     def promote(self, connection: psycopg.Connection[Any], limit: int) -> int:
         """Make due jobs available and remember them for the next claim."""
-        if not self._positions:
+        active = self._active()
+        if not active:
             return 0
         rows = connection.execute(
             self._queries["promote"],
             {
-                "origins": list(self._positions),
-                "epochs": list(self.origins.values()),
+                "origins": list(active),
+                "epochs": [p.epoch for p in active.values()],
                 "owner": self._owner,
                 "limit": limit,
             },
@@ -133,9 +157,10 @@ class Claimer:
 
     def claim(self, connection: psycopg.Connection[Any], room: int) -> list[Lane]:
         """Claim about ``room`` jobs, as lanes; [] when there is nothing to run."""
-        if not self._positions or room <= 0:
+        active = self._active()
+        if not active or room <= 0:
             return []
-        self._size_windows(room)
+        self._size_windows(list(active.values()), room)
         self._seq += 1
         extra = [(o, i) for i, o in self._extra.items() if i not in self._flying]
         following = [(o, g, at) for (o, g), at in self._next.items()]
@@ -147,10 +172,10 @@ class Claimer:
                 "types": self._types,
                 "room": room,
                 "lane": min(room, 1_000),
-                "origins": list(self._positions),
-                "epochs": list(self.origins.values()),
-                "cursors": [p.cursor for p in self._positions.values()],
-                "windows": [p.window for p in self._positions.values()],
+                "origins": list(active),
+                "epochs": [p.epoch for p in active.values()],
+                "cursors": [p.cursor for p in active.values()],
+                "windows": [p.window for p in active.values()],
                 "extra_origins": [o for o, _ in extra],
                 "extra_ids": [i for _, i in extra],
                 "busy_origins": [o for o, _ in self._busy],
@@ -166,22 +191,29 @@ class Claimer:
         self._next.clear()
         return self._read(rows)
 
-    def end(self, lane: Lane, jobs: Iterable[Job], *, failed: bool = False) -> None:
-        """Forget jobs of a lane that have ended or will not run.
+    def end_job(self, lane: Lane, job: Job) -> None:
+        """Forget a job whose outcome is written."""
+        self._land(job.id, lane)
+        if lane.group is None:
+            lane.ended = True
 
-        ``failed``: the head waits for its next attempt, so its group waits with it.
-        """
-        for job in jobs:
-            if self._flying.pop(job.id, None) is not None:
-                self._left[lane.seq] -= 1
-        if lane.group is None or any(job.id in self._flying for job in lane.jobs):
+    def end_lane(self, lane: Lane) -> None:
+        """Forget a lane; what of it did not run will be claimed again."""
+        lane.ended = True
+        for job in lane.jobs:
+            self._land(job.id, lane)
+        if lane.group is None:
             return
         key = (lane.origin, lane.group)
         if self._busy.get(key) is lane:
             del self._busy[key]
             # A lane of one job ends where its group ended, unless rows were passed over.
-            if not failed and not lane.dropped and (lane.more or len(lane.jobs) > 1):
+            if not (lane.failed or lane.dropped) and (lane.more or len(lane.jobs) > 1):
                 self._next[key] = lane.jobs[-1].id
+
+    def _land(self, job_id: int, lane: Lane) -> None:
+        if self._flying.pop(job_id, None) is not None:
+            self._left[lane.seq] -= 1
 
     def ended_claims(self) -> list[int]:
         """The claims of which nothing is in flight any more, each named once."""
@@ -197,15 +229,16 @@ class Claimer:
         may have drawn an id before it had a transaction id.
         """
         started = time.monotonic()
-        if started < self._sweeper.next_at or not self._positions:
+        active = self._active()
+        if started < self._sweeper.next_at or not active:
             return 0
         self._raise_lows(connection, started)
         rows = connection.execute(
             self._queries["sweep"],
             {
-                "origins": list(self._positions),
-                "lows": [p.low for p in self._positions.values()],
-                "cursors": [p.cursor for p in self._positions.values()],
+                "origins": list(active),
+                "lows": [p.low for p in active.values()],
+                "cursors": [p.cursor for p in active.values()],
                 "types": self._types,
                 "flying": list(self._flying),
                 "limit": _SWEEP_LIMIT,
@@ -224,9 +257,7 @@ class Claimer:
         self._sweeper.next_at = started + max(_SWEEP_PAUSE, took / _SWEEP_SHARE)
         return found
 
-    def _raise_lows(
-        self, connection: psycopg.Connection[Any], now: float
-    ) -> None:
+    def _raise_lows(self, connection: psycopg.Connection[Any], now: float) -> None:
         sweeper = self._sweeper
         row = connection.execute(self._queries["horizon"], prepare=True).fetchone()
         assert row is not None
@@ -247,11 +278,12 @@ class Claimer:
             for position in self._positions.values():
                 position.low = 0
 
-    def _size_windows(self, room: int) -> None:
-        deep = [p for p in self._positions.values() if p.deep]
-        for position in self._positions.values():
+    @staticmethod
+    def _size_windows(positions: Iterable[Position], room: int) -> None:
+        deep = sum(position.deep for position in positions)
+        for position in positions:
             position.window = (
-                max(_COLD_WINDOW, room // len(deep)) if position.deep else _COLD_WINDOW
+                max(_COLD_WINDOW, room // deep) if position.deep else _COLD_WINDOW
             )
 
     def _read(self, rows: list[tuple[Any, ...]]) -> list[Lane]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-from uuid import UUID
+from typing import Any, TYPE_CHECKING
 
-import psycopg
 
 from jobs_lib import telemetry
-from jobs_lib.db import Queries
 from jobs_lib.jobs.model import Outcome, Result
 
-_EVENTS = {"complete": "jobs.completed", "retry": "jobs.retried", "discard": "jobs.discarded"}
+if TYPE_CHECKING:
+    import psycopg
+    from uuid import UUID
+    from jobs_lib.db import Queries
+    from collections.abc import Sequence
+
+_EVENTS = {
+    "complete": "jobs.completed",
+    "retry": "jobs.retried",
+    "discard": "jobs.discarded",
+}
 _QUERIES = {
     Result.COMPLETED: "complete",
     Result.RETRIED: "retry",

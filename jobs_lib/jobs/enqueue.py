@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +17,8 @@ from jobs_lib.jobs.context import current_origin
 from jobs_lib.partitioner import choose_origin
 
 if TYPE_CHECKING:
+    from datetime import datetime
+    from collections.abc import Callable, Iterable, Iterator
     import psycopg
 
     from jobs_lib.db import Caller

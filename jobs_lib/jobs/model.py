@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, TYPE_CHECKING
 from uuid import UUID, uuid5
 
-import psycopg
 
 from jobs_lib.errors import JobsError
+
+if TYPE_CHECKING:
+    import psycopg
+    from datetime import datetime
+    from contextlib import AbstractContextManager
+    from collections.abc import Callable
 
 
 @dataclass(slots=True)
@@ -100,7 +102,12 @@ class Lane:
     """Whether rows of the group were passed over while this lane was in flight."""
     dropped: bool = False
     """Set when the origin is given up: what has not started must not start."""
-    running: bool = False
+    started: bool = False
+    """Set by the worker that picks it up, before it looks whether it was dropped."""
+    failed: bool = False
+    """Set when its head waits for another attempt: the group waits with it."""
+    ended: bool = False
+    """Set once everything that ran of it is settled."""
     done: list[Job] = field(default_factory=list)
     """Ran to their end, their completion not yet known to be committed."""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, get_type_hints, TYPE_CHECKING
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from jobs_lib.errors import ConfigurationError, PayloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CONFIG = ConfigDict(
@@ -58,7 +60,7 @@ class Payload:
                 )
         self.signature = inspect.Signature(parameters)
         try:
-            hints = get_type_hints(function, localns=dict(names), include_extras=True)
+            hints = _resolve(function, names)
         except NameError as error:
             raise ConfigurationError(
                 f"the handler of {type_name!r} has an annotation that cannot be "
@@ -160,3 +162,15 @@ class Payload:
             f"the payload of {self.type_name!r} holds {constant}, which JSON has no "
             "form for: send null or a string"
         )
+
+
+def _resolve(
+    function: Callable[..., Any], names: Mapping[str, object]
+) -> dict[str, Any]:
+    """The parameters' annotations, without that of the job, which is no field."""
+    annotated = dict(getattr(function, "__annotations__", {}))
+    annotated.pop(next(iter(inspect.signature(function).parameters), ""), None)
+    annotated.pop("return", None)
+    bare = type("Fields", (), {"__annotations__": annotated})
+    module = getattr(function, "__globals__", {})
+    return get_type_hints(bare, {**module, **names}, include_extras=True)

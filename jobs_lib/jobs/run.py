@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-from uuid import UUID
+from typing import Any, TYPE_CHECKING
 
 import psycopg
 from psycopg import pq
@@ -16,7 +15,10 @@ from jobs_lib.db import Queries, fenced
 from jobs_lib.errors import FencedError, JobsError, UnavailableError
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
-from jobs_lib.jobs.type import JobType
+
+if TYPE_CHECKING:
+    from jobs_lib.jobs.type import JobType
+    from uuid import UUID
 
 Borrow = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 """Lends a connection in autocommit mode."""
@@ -65,9 +67,7 @@ class Runner:
         return outcome
 
     @contextmanager
-    def _transaction(
-        self, lane: Lane, job: Job
-    ) -> Iterator[psycopg.Connection[Any]]:
+    def _transaction(self, lane: Lane, job: Job) -> Iterator[psycopg.Connection[Any]]:
         with self._borrow() as connection:
             with _ours():
                 connection.execute("begin")

@@ -6,16 +6,16 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
 
-from jobs_lib.backoff import Retry
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.jobs.enqueue import Enqueuer, Entry, check_group, check_run_at
 from jobs_lib.jobs.model import Job
 from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
+    from jobs_lib.backoff import Retry
+    from datetime import datetime
     from jobs_lib.db import Caller
 
 P = ParamSpec("P")
@@ -125,9 +125,7 @@ class JobType(Generic[P]):
             PayloadError: one of the payloads does not fit, or cannot be stored.
         """
         entries = [self._entry(dict(payload)) for payload in payloads]
-        return self._enqueuer.enqueue_many(
-            conn, entries, ordered=self.options_.ordered
-        )
+        return self._enqueuer.enqueue_many(conn, entries, ordered=self.options_.ordered)
 
     def _entry(self, values: dict[str, Any]) -> Entry:
         encoded = self.payload.encode(values, self._payload_limit())

@@ -1,1 +1,20 @@
+"""Who owns which origins: sources that say, and the fence that holds."""
+
 from __future__ import annotations
+
+from jobs_lib.ownership.database import DatabaseSource, choose_owner
+from jobs_lib.ownership.ownership import Holder, Ownership
+from jobs_lib.ownership.process import Process
+from jobs_lib.ownership.source import Assignment, Source
+from jobs_lib.ownership.static import StaticSource
+
+__all__ = [
+    "Assignment",
+    "DatabaseSource",
+    "Holder",
+    "Ownership",
+    "Process",
+    "Source",
+    "StaticSource",
+    "choose_owner",
+]

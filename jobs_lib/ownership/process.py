@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Iterable
 from uuid import UUID, uuid4
 
-import psycopg
 
 from jobs_lib import __version__, telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import Database
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs_lib.db import Database
+    import psycopg
+    from collections.abc import Iterable
 
 _BURY_AFTER = 3_600.0
 

@@ -1,0 +1,252 @@
+"""An application: everything that its decorators declare, and nothing that connects."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from jobs_lib.backoff import Retry
+from jobs_lib.consuming.declared import Declared, read_model_applier
+from jobs_lib.db import Database, load_queries
+from jobs_lib.errors import ConfigurationError, JobsError
+from jobs_lib.jobs.enqueue import Enqueuer
+from jobs_lib.jobs.type import JobType
+from jobs_lib.outbox.entity import Entity
+from jobs_lib.outbox.topic import Topic
+from jobs_lib.reexport import CHUNK_TYPE, export_chunk
+from jobs_lib.settings import Settings, default_settings, require_database_url
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import psycopg
+
+    from jobs_lib.consuming.record import Record
+    from jobs_lib.jobs.model import Job
+    from jobs_lib.jobs.type import GroupOf
+
+P = ParamSpec("P")
+RecordHandler = "Callable[[Record, psycopg.Connection[Any]], None]"
+F = TypeVar("F")
+
+
+class App:
+    """The jobs, topics, consumers and entities of one service.
+
+    Args:
+        name: the service, as it appears in headers and logs.
+        home: the topic whose partitions are the origins of this service's groups: the
+            one whose records it handles. Defaults to none: the origins are shared by
+            heartbeat, without Kafka.
+        settings: defaults to the environment's, read at the first use.
+    """
+
+    def __init__(
+        self, name: str, *, home: str | None = None, settings: Settings | None = None
+    ) -> None:
+        self.name = name
+        self.home = home
+        self.jobs: dict[str, JobType[Any]] = {}
+        self.topics: dict[str, Topic[Any]] = {}
+        self.consumers: list[Declared] = []
+        self.entities: dict[str, Entity] = {}
+        self._settings = settings
+        self._enqueuer = Enqueuer(lambda: load_queries(self.settings.schema_name))
+
+    @property
+    def settings(self) -> Settings:
+        """What was given, or the environment's."""
+        return self._settings or default_settings()
+
+    def database(self) -> Database:
+        """The service's database; connects when it is first used.
+
+        Raises:
+            ConfigurationError: no URL is set.
+        """
+        return Database(require_database_url(self.settings), self.settings.schema_name)
+
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        group: GroupOf = None,
+        retry: Retry | None = None,
+    ) -> Callable[[Callable[Concatenate[Job, P], None]], JobType[P]]:
+        """Declare a function as the handler of a job type.
+
+        The function's first parameter is the :class:`Job`; the others, all annotated,
+        are its payload's schema.
+
+        Args:
+            name: the type's name in the table. Defaults to the function's name.
+            group: the jobs that run one after the other, in the order of enqueue: the
+                name of a parameter, or a function of all of them that returns a string.
+                Defaults to none: every job is independent.
+            retry: when a failed job runs again. Defaults to ``exponential()``, for ever.
+
+        Raises:
+            ConfigurationError: the name is taken, or the signature is no schema.
+        """
+        frame = sys._getframe(1)
+        names = {**frame.f_globals, **frame.f_locals}
+
+        def declare(function: Callable[Concatenate[Job, P], None]) -> JobType[P]:
+            type_name = name or getattr(function, "__name__", "")
+            if type_name in self.jobs:
+                raise ConfigurationError(f"the job type {type_name!r} is declared twice")
+            job_type: JobType[P] = JobType(
+                function,
+                name=type_name,
+                group=group,
+                retry=retry or Retry(),
+                enqueuer=self._enqueuer,
+                payload_limit=lambda: self.settings.payload_limit,
+                names=names,
+            )
+            self.jobs[type_name] = job_type
+            return job_type
+
+        return declare
+
+    def topic(
+        self,
+        name: str,
+        *,
+        value: Any = Any,
+        compacted: bool = False,
+        partitions: int = 3,
+    ) -> Topic[Any]:
+        """Declare a topic that this service writes to, through the outbox.
+
+        Args:
+            name: the topic's name in Kafka.
+            value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
+            compacted: whether only the last record of each key is kept.
+            partitions: how many it is created with where it does not exist.
+
+        Raises:
+            ConfigurationError: the topic is declared already.
+        """
+        if name in self.topics:
+            raise ConfigurationError(f"the topic {name!r} is declared twice")
+        topic: Topic[Any] = Topic(
+            name,
+            value=value,
+            compacted=compacted,
+            partitions=partitions,
+            queries=lambda: load_queries(self.settings.schema_name),
+        )
+        self.topics[name] = topic
+        return topic
+
+    def consumer(
+        self, topic: str, *, group: str, type: str | None = None, value: Any = Any
+    ) -> Callable[[F], F]:
+        """Declare a function that handles the records of a topic.
+
+        It is called with a :class:`Record` and the connection whose transaction also
+        stores the offset: both are committed, or neither.
+
+        Args:
+            topic: the topic to read.
+            group: the consumer group.
+            type: handle only records whose header ``ce_type`` is this; several
+                functions may share a topic and group that way.
+            value: the type of the records' values. Defaults to whatever the JSON holds.
+        """
+
+        def declare(function: F) -> F:
+            self._declare_consumer(topic, group).add_handler(function, type, value)
+            return function
+
+        return declare
+
+    def read_model(
+        self, topic: str, *, table: str, key: str, group: str, value: Any = Any
+    ) -> Callable[[F], F]:
+        """Declare a function that maps the records of a state topic to rows of a table.
+
+        The function gets a :class:`Record` and returns the row's columns as a mapping,
+        or None to remove the row; it is not called for a tombstone. Row and offset are
+        written in one transaction. A row is only replaced by a newer version.
+
+        Args:
+            topic: the compacted topic to read.
+            table: ``table`` or ``schema.table``, with a column ``version bigint``.
+            key: the column that takes the record's key.
+            group: the consumer group.
+            value: the type of the records' values. Defaults to whatever the JSON holds.
+        """
+
+        def declare(function: F) -> F:
+            declared = self._declare_consumer(topic, group)
+            declared.set_applier(read_model_applier(function, table, key, value))
+            return function
+
+        return declare
+
+    def entity(
+        self, topic: Topic[Any], *, source: str, key: str, name: str | None = None
+    ) -> Callable[[F], F]:
+        """Declare how the current states of an entity are read, for re-exports.
+
+        The function gets a connection and a list of keys and returns the states by key;
+        what it leaves out is gone and becomes a tombstone.
+
+        Args:
+            topic: where the states go.
+            source: the service's own table, ``table`` or ``schema.table``.
+            key: the column whose text form is the record's key.
+            name: what commands call it. Defaults to ``source``.
+        """
+
+        def declare(function: F) -> F:
+            entity = Entity(name or source, topic.name, source, key, function)  # type: ignore[arg-type]
+            if entity.name in self.entities:
+                raise ConfigurationError(f"the entity {entity.name!r} is declared twice")
+            self.entities[entity.name] = entity
+            if CHUNK_TYPE not in self.jobs:
+                self.job(name=CHUNK_TYPE)(export_chunk)
+            return function
+
+        return declare
+
+    def _declare_consumer(self, topic: str, group: str) -> Declared:
+        for declared in self.consumers:
+            if (declared.topic, declared.group) == (topic, group):
+                return declared
+        declared = Declared(topic, group)
+        self.consumers.append(declared)
+        return declared
+
+
+def load_app(path: str) -> App:
+    """The app at ``module:attribute``, looked up from the working folder too.
+
+    Raises:
+        ConfigurationError: there is no such module or attribute, or it is no App.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigurationError(
+            f"{path!r} names no app: write module:attribute, as in service:app"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the module of {path!r} cannot be imported: {error}. Is it on the path, or "
+            "in the working folder?"
+        ) from None
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        raise ConfigurationError(
+            f"{path!r} is {'missing' if app is None else 'no App'}: name the App of "
+            f"{module_name}"
+        )
+    return app

@@ -1,0 +1,185 @@
+"""The command ``jobs-lib``: parse, call one function, print."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from jobs_lib import __version__
+from jobs_lib.errors import JobsError
+from jobs_lib.settings import default_settings, require_database_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class LazyGroup(click.Group):
+    """Loads a command group's module when it is called: Spark is heavy to import."""
+
+    _groups = {
+        "dev": ("jobs_lib.devstack.commands", "dev"),
+        "reexport": ("spark_bridge.commands", "reexport"),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, the lazy ones included."""
+        return sorted({*super().list_commands(ctx), *self._groups})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command, imported if need be."""
+        if name in self._groups:
+            module, attribute = self._groups[name]
+            imported = __import__(module, fromlist=[attribute])
+            command: click.Command = getattr(imported, attribute)
+            return command
+        return super().get_command(ctx, name)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="jobs-lib")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def cli(verbose: bool) -> None:
+    """Jobs and a transactional outbox on PostgreSQL, for services that talk over Kafka.
+
+    Settings come from JOBS_LIB_* variables or jobs_lib.toml.
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    # Alembic and librdkafka tell at INFO what only their authors need.
+    for name in ("alembic", "jobs_lib.kafka"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@cli.command()
+def migrate() -> None:
+    """Install or upgrade the tables."""
+    from jobs_lib.schema import migrate as upgrade
+
+    settings = default_settings()
+    version = upgrade(require_database_url(settings), settings.schema_name)
+    click.echo(f"schema {settings.schema_name!r} has version {version}")
+
+
+@cli.command()
+@app_argument
+@click.option(
+    "--without",
+    type=click.Choice(["consumers", "executor", "relay"]),
+    multiple=True,
+    help="Leave a part to another process.",
+)
+def run(app: str, without: tuple[str, ...]) -> None:
+    """Run a service: its consumers, executor and relay."""
+    from jobs_lib.app import load_app
+    from jobs_lib.service import PARTS, Service
+
+    parts = [part for part in PARTS if part not in without]
+    Service(load_app(app), parts).run()
+
+
+@cli.command()
+@app_argument
+def executor(app: str) -> None:
+    """Run the executor as a sidecar of the service with the same pod name.
+
+    It runs the jobs of the partitions that the service beside it has, without joining
+    the service's consumer group. Give both the same JOBS_LIB_POD.
+    """
+    from jobs_lib.app import load_app
+    from jobs_lib.service import Service
+
+    Service(load_app(app), ["executor"], sidecar=True).run()
+
+
+@cli.command()
+@app_argument
+def relay(app: str) -> None:
+    """Run only the relay of a service."""
+    from jobs_lib.app import load_app
+    from jobs_lib.service import Service
+
+    Service(load_app(app), ["relay"]).run()
+
+
+@cli.group()
+def topics() -> None:
+    """The topics of a service."""
+
+
+@topics.command("create")
+@app_argument
+def topics_create(app: str) -> None:
+    """Create the topics that the service declares, where they are missing."""
+    from jobs_lib.app import load_app
+    from jobs_lib.service import create_topics
+
+    created = create_topics(load_app(app))
+    click.echo(f"created: {', '.join(created) or 'none, all exist'}")
+
+
+@topics.command("declare")
+@app_argument
+@click.argument("topic")
+@click.option("--partitions", type=click.IntRange(1), help="Default: Kafka's.")
+@click.option("--home", is_flag=True, help="Groups get their origins from it.")
+def topics_declare(app: str, topic: str, partitions: int | None, home: bool) -> None:
+    """Record how many partitions of TOPIC count for the origins of jobs."""
+    from jobs_lib.app import load_app
+    from jobs_lib.service import declare_topic
+
+    declare_topic(load_app(app), topic, home=home, partitions=partitions)
+    click.echo(f"declared: {topic}")
+
+
+@cli.command()
+@json_option
+def owners(as_json: bool) -> None:
+    """Show who owns which origins."""
+    from jobs_lib.db import Database
+
+    settings = default_settings()
+    database = Database(require_database_url(settings), settings.schema_name)
+    with database.connect("owners") as connection:
+        rows = connection.execute(database.queries["list_owners"]).fetchall()
+    columns = ("role", "origin", "pod", "owner", "epoch", "since", "heartbeat")
+    show(columns, rows, as_json)
+
+
+def show(
+    columns: Iterable[str], rows: Iterable[tuple[Any, ...]], as_json: bool
+) -> None:
+    """Print rows as a table, or as JSON."""
+    names = list(columns)
+    if as_json:
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        click.echo(json.dumps(found, default=str))
+        return
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command; an error of ours is one line and exit code 2."""
+    try:
+        cli(standalone_mode=True)
+    except JobsError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

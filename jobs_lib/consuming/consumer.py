@@ -1,0 +1,341 @@
+"""The consumer: blocks of records, each applied with its offset in one transaction.
+
+The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue per partition and pauses
+what is far ahead. Worker threads take a partition each, apply a block, and move the
+offset in the same transaction under the fence. Offsets stored in the database win over
+Kafka's; Kafka is told afterwards, so it may lag and never lead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import fenced
+from jobs_lib.errors import FencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from uuid import UUID
+
+    from confluent_kafka import Message
+
+    from jobs_lib.consuming.declared import Declared
+    from jobs_lib.db import Database
+    from jobs_lib.kafka.member import GroupMember, Partition
+
+_COMMIT_PAUSE = 1.0
+_READ_AHEAD = 4
+"""Blocks that may wait in memory per partition before it is paused."""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """One owned partition."""
+
+    partition: Partition
+    epoch: int
+    stored: int | None
+    """The offset in the database; None where nothing was handled yet."""
+    waiting: deque[Message] = field(default_factory=deque)
+    reading: bool = False
+    """Set once Kafka was told where to start: what arrives earlier is older, or skips."""
+    unsure: bool = False
+    """Set when a commit's answer was lost: the offset is read again first."""
+    paused: bool = False
+    busy: bool = False
+    leaving: bool = False
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class Consumer:
+    """Applies the records of one group; a Holder of the role ``consume:<group>``."""
+
+    def __init__(
+        self,
+        database: Database,
+        member: GroupMember,
+        declared: Iterable[Declared],
+        owner: UUID,
+        *,
+        block: int,
+        threads: int = 2,
+    ) -> None:
+        self.group = member.group
+        self._database = database
+        self._member = member
+        self._declared = {one.topic: one for one in declared}
+        self._owner = owner
+        self._block = block
+        self._partitions: dict[Partition, Progress] = {}
+        self._changed = threading.Condition()
+        self._uncommitted: dict[Partition, int] = {}
+        self._told_at = 0.0
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(
+                target=self._work, name=f"jobs_lib consume {self.group}", daemon=True
+            )
+            for _ in range(threads)
+        ]
+        member.listen(self)
+
+    def start(self) -> None:
+        """Start the worker threads; nothing is read until partitions are acquired."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop the threads. Call after the partitions have been released."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # The Holder's side, in the ownership's thread
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """Go on with partitions where the database says."""
+        parts = {_parse(origin): epoch for origin, epoch in origins.items()}
+        with self._database.connect(f"consume {self.group}") as connection:
+            stored = self._read_offsets(connection, list(parts))
+        with self._changed:
+            for partition, epoch in parts.items():
+                self._partitions[partition] = Progress(
+                    partition, epoch, stored.get(partition)
+                )
+        for partition in parts:
+            self._member.begin(partition, stored.get(partition))
+
+    def release(self, origins: frozenset[str], timeout: float) -> None:
+        """Stop applying; wait for the blocks that are being applied."""
+        parts = {_parse(origin) for origin in origins}
+        with self._changed:
+            leaving = [p for key, p in self._partitions.items() if key in parts]
+            for progress in leaving:
+                progress.leaving = True
+                progress.waiting.clear()
+            self._changed.wait_for(
+                lambda: not any(progress.busy for progress in leaving), timeout
+            )
+            for partition in parts:
+                self._partitions.pop(partition, None)
+        self._tell_kafka(now=True)
+
+    # The member's side, in the poll thread
+
+    def assigned(self, partitions: frozenset[Partition]) -> None:
+        """The ownership hears of this by its own listener."""
+
+    def revoked(self, partitions: frozenset[Partition]) -> None:
+        """Likewise."""
+
+    def lost(self, partitions: frozenset[Partition]) -> None:
+        """Likewise."""
+
+    def begun(self, partition: Partition) -> None:
+        """From now on records of this partition follow the stored offset."""
+        with self._changed:
+            if progress := self._partitions.get(partition):
+                progress.reading = True
+
+    def received(self, messages: list[Message]) -> None:
+        """Queue records for the workers; pause partitions that are far ahead."""
+        with self._changed:
+            for message in messages:
+                partition = (message.topic() or "", message.partition() or 0)
+                progress = self._partitions.get(partition)
+                if progress is None or progress.leaving or not progress.reading:
+                    continue
+                progress.waiting.append(message)
+                if (
+                    not progress.paused
+                    and len(progress.waiting) >= _READ_AHEAD * self._block
+                ):
+                    progress.paused = True
+                    self._member.pause(partition)
+            self._changed.notify_all()
+
+    # The workers' threads
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect(f"consume {self.group}") as connection:
+                    while not self._stopping.is_set():
+                        progress = self._take()
+                        if progress is None:
+                            self._tell_kafka()
+                            continue
+                        try:
+                            self._apply(connection, progress)
+                        finally:
+                            with self._changed:
+                                progress.busy = False
+                                self._changed.notify_all()
+                        self._tell_kafka()
+                        failures = 0
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _take(self) -> Progress | None:
+        """The next partition with something to do, marked busy; None after a while."""
+        with self._changed:
+            now = time.monotonic()
+            ready = [
+                progress
+                for progress in self._partitions.values()
+                if progress.waiting and not progress.busy and progress.retry_at <= now
+            ]
+            if not ready:
+                self._changed.wait(0.1)
+                return None
+            # The one that waited longest goes first, and moves to the end of the queue.
+            progress = ready[0]
+            progress.busy = True
+            self._partitions[progress.partition] = self._partitions.pop(
+                progress.partition
+            )
+            return progress
+
+    def _apply(
+        self, connection: psycopg.Connection[Any], progress: Progress
+    ) -> None:
+        if progress.unsure:
+            progress.stored = self._read_offsets(connection, [progress.partition]).get(
+                progress.partition
+            )
+            progress.unsure = False
+        # After a failure one record at a time, so that the good ones before it go in.
+        size = 1 if progress.failures else self._block
+        with self._changed:
+            block = [
+                progress.waiting[i] for i in range(min(size, len(progress.waiting)))
+            ]
+        stored = progress.stored
+        fresh = [m for m in block if stored is None or (m.offset() or 0) >= stored]
+        try:
+            if fresh:
+                self._commit_block(connection, progress, fresh)
+        except FencedError as error:
+            connection.rollback()
+            progress.leaving = True
+            telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
+        except psycopg.OperationalError:
+            # Whether the commit went through is not known.
+            progress.unsure = True
+            raise
+        except Exception as error:
+            connection.rollback()
+            self._note_failure(progress, fresh, error)
+            return
+        with self._changed:
+            if progress.leaving:
+                progress.waiting.clear()
+                return
+            for _ in block:
+                progress.waiting.popleft()
+            progress.failures = 0
+            if progress.paused and len(progress.waiting) < self._block:
+                progress.paused = False
+                self._member.resume(progress.partition)
+
+    def _commit_block(
+        self,
+        connection: psycopg.Connection[Any],
+        progress: Progress,
+        block: list[Message],
+    ) -> None:
+        topic, number = progress.partition
+        following = (block[-1].offset() or 0) + 1
+        origin = f"{topic}/{number}"
+        connection.execute("begin")
+        self._declared[topic].apply(connection, block)
+        if telemetry.listened():
+            telemetry.emit(
+                "records.applied", group=self.group, origin=origin, count=len(block)
+            )
+        # One round trip: an offset that is refused makes the server roll back.
+        with fenced(), connection.pipeline():
+            connection.execute(
+                self._database.queries["advance_offset"],
+                {
+                    "group": self.group,
+                    "topic": topic,
+                    "partition": number,
+                    "owner": self._owner,
+                    "epoch": progress.epoch,
+                    "expected": progress.stored,
+                    "next_offset": following,
+                },
+                prepare=True,
+            )
+            connection.execute("commit")
+        progress.stored = following
+        if telemetry.listened():
+            telemetry.emit(
+                "records.committed",
+                group=self.group,
+                origin=origin,
+                next_offset=following,
+            )
+        with self._changed:
+            self._uncommitted[progress.partition] = following
+
+    def _note_failure(
+        self, progress: Progress, block: list[Message], error: Exception
+    ) -> None:
+        """The partition stops at this record until it can be handled; others go on."""
+        progress.failures += 1
+        alone = len(block) == 1
+        if alone:
+            topic, number = progress.partition
+            progress.retry_at = time.monotonic() + RECONNECT.delay(progress.failures)
+            telemetry.emit(
+                "record.failed",
+                group=self.group,
+                origin=f"{topic}/{number}",
+                offset=block[0].offset(),
+                error=f"{type(error).__name__}: {error}",
+            )
+
+    def _tell_kafka(self, now: bool = False) -> None:
+        with self._changed:
+            if not self._uncommitted or (
+                not now and time.monotonic() - self._told_at < _COMMIT_PAUSE
+            ):
+                return
+            offsets, self._uncommitted = self._uncommitted, {}
+            self._told_at = time.monotonic()
+        self._member.commit(offsets)
+
+    def _read_offsets(
+        self, connection: psycopg.Connection[Any], partitions: list[Partition]
+    ) -> dict[Partition, int]:
+        parameters = {
+            "group": self.group,
+            "topics": [topic for topic, _ in partitions],
+            "partitions": [number for _, number in partitions],
+        }
+        connection.execute(self._database.queries["make_offsets"], parameters)
+        rows = connection.execute(
+            self._database.queries["read_offsets"], parameters
+        ).fetchall()
+        return {(topic, number): at for topic, number, at in rows if at is not None}
+
+
+def _parse(origin: str) -> Partition:
+    topic, _, number = origin.rpartition("/")
+    return topic, int(number)

@@ -1,0 +1,166 @@
+"""What a consumer does with a block of records, as its decorator declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from confluent_kafka import Message
+from psycopg import sql
+from pydantic import TypeAdapter
+
+from jobs_lib.consuming.record import Record, make_record, read_headers
+from jobs_lib.errors import ConfigurationError, RecordError
+from jobs_lib.jobs.context import handling
+
+Connection = psycopg.Connection[Any]
+Applier = Callable[[Connection, Sequence[Message]], None]
+RecordHandler = Callable[[Record, Connection], None]
+RowOf = Callable[[Record], Mapping[str, Any] | None]
+TYPE_HEADER = "ce_type"
+
+
+class Declared:
+    """One topic as one group reads it."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic = topic
+        self.group = group
+        self.is_read_model = False
+        self._handlers: dict[str | None, tuple[RecordHandler, TypeAdapter[Any]]] = {}
+        self._applier: Applier | None = None
+
+    def add_handler(
+        self, function: RecordHandler, type_: str | None, value: Any
+    ) -> None:
+        """Handle the records of one type, or of any, with ``function``.
+
+        Raises:
+            ConfigurationError: these records have a handler already.
+        """
+        if type_ in self._handlers or self._applier:
+            raise ConfigurationError(
+                f"the records of {self.topic!r} in the group {self.group!r} have a "
+                f"handler already (type {type_!r})"
+            )
+        self._handlers[type_] = (function, TypeAdapter(value))
+
+    def set_applier(self, applier: Applier) -> None:
+        """Apply whole blocks with ``applier``.
+
+        Raises:
+            ConfigurationError: the records have a handler already.
+        """
+        if self._handlers or self._applier:
+            raise ConfigurationError(
+                f"the records of {self.topic!r} in the group {self.group!r} have a "
+                "handler already"
+            )
+        self._applier = applier
+        self.is_read_model = True
+
+    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Apply a block of one partition, in order, in the open transaction."""
+        if self._applier is not None:
+            self._applier(connection, messages)
+            return
+        for message in messages:
+            function, adapter = self._choose(message)
+            record = make_record(message, decode(message, adapter))
+            with handling(record.origin):
+                function(record, connection)
+
+    def _choose(self, message: Message) -> tuple[RecordHandler, TypeAdapter[Any]]:
+        if len(self._handlers) == 1 and None in self._handlers:
+            return self._handlers[None]
+        type_ = read_headers(message).get(TYPE_HEADER)
+        chosen = self._handlers.get(type_) or self._handlers.get(None)
+        if chosen is None:
+            known = ", ".join(repr(name) for name in self._handlers)
+            raise RecordError(
+                f"the record at {describe(message)} has the type {type_!r} in its "
+                f"header {TYPE_HEADER}, and the group {self.group!r} handles {known}: "
+                "declare a consumer for it"
+            )
+        return chosen
+
+
+def decode(message: Message, adapter: TypeAdapter[Any]) -> Any:
+    """The value of a message; None for a tombstone.
+
+    Raises:
+        RecordError: it is no JSON of that type.
+    """
+    value = message.value()
+    if value is None:
+        return None
+    try:
+        return adapter.validate_json(value)
+    except ValueError as error:
+        reason = str(error).splitlines()
+        raise RecordError(
+            f"the record at {describe(message)} cannot be read: {' '.join(reason[:3])}"
+        ) from None
+
+
+def describe(message: Message) -> str:
+    """Where a message lies, for messages to people."""
+    return f"{message.topic()}/{message.partition()} offset {message.offset()}"
+
+
+def read_model_applier(row_of: Any, table: str, key: str, value: Any) -> Applier:
+    """An applier that keeps ``table`` equal to a state topic.
+
+    A row is replaced by a newer version only, so repeats and older records change
+    nothing. The version is the record's own (header ``version``), else its offset.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(value)
+    identifier = sql.Identifier(*table.split("."))
+    key_column = sql.Identifier(key)
+    upserts: dict[tuple[str, ...], sql.Composed] = {}
+    remove = sql.SQL("delete from {} where {} = %s and version <= %s").format(
+        identifier, key_column
+    )
+
+    def upsert(columns: tuple[str, ...]) -> sql.Composed:
+        if columns not in upserts:
+            upserts[columns] = _upsert(identifier, key_column, columns)
+        return upserts[columns]
+
+    def apply(connection: Connection, messages: Sequence[Message]) -> None:
+        # Only the last record of a key matters: within a block, the others are history.
+        last = {message.key(): message for message in messages}
+        with connection.pipeline():
+            for message in last.values():
+                record = make_record(message, decode(message, adapter))
+                version = record.version
+                version = record.offset if version is None else version
+                row = None if record.value is None else row_of(record)
+                if row is None:
+                    connection.execute(remove, (record.key, version))
+                else:
+                    connection.execute(
+                        upsert(tuple(row)), (record.key, version, *row.values())
+                    )
+
+    return apply
+
+
+def _upsert(
+    table: sql.Identifier, key: sql.Identifier, columns: tuple[str, ...]
+) -> sql.Composed:
+    names = [sql.Identifier(column) for column in columns]
+    return sql.SQL(
+        "insert into {table} as kept ({key}, version{columns}) values (%s, %s{values}) "
+        "on conflict ({key}) do update set version = excluded.version{changes} "
+        "where kept.version < excluded.version"
+    ).format(
+        table=table,
+        key=key,
+        columns=sql.SQL("").join(sql.SQL(", {}").format(name) for name in names),
+        values=sql.SQL(", %s") * len(names),
+        changes=sql.SQL("").join(
+            sql.SQL(", {0} = excluded.{0}").format(name) for name in names
+        ),
+    )

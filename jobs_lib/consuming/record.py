@@ -1,0 +1,59 @@
+"""A record as handlers see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: Any
+    """Decoded as the consumer declares; None for a tombstone."""
+    headers: dict[str, str]
+    timestamp: datetime
+
+    @property
+    def origin(self) -> str:
+        """The partition as ``topic/partition``."""
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def version(self) -> int | None:
+        """The version that the relay wrote into the headers, where there is one."""
+        text = self.headers.get("version", "")
+        return int(text) if text.isdigit() else None
+
+
+def read_headers(message: Message) -> dict[str, str]:
+    """The headers as text; of several with one name the last."""
+    return {
+        name: value.decode("utf-8", "replace")
+        if isinstance(value, bytes)
+        else str(value or "")
+        for name, value in message.headers() or ()
+    }
+
+
+def make_record(message: Message, value: Any) -> Record:
+    """The record of a message with an already decoded value."""
+    key = message.key()
+    return Record(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        key.decode() if isinstance(key, bytes) else key,
+        value,
+        read_headers(message),
+        datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
+    )

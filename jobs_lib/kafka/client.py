@@ -1,0 +1,146 @@
+"""Consumers, producers and admin clients, set up the one way that is safe."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.settings import require_bootstrap_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobs_lib.settings import Settings
+
+_logger = logging.getLogger("jobs_lib.kafka")
+_FORCED: dict[str, str | int | bool] = {
+    # Offsets are committed after the database, never by a timer.
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Java's partitioner: librdkafka's own default agrees with it on a quarter of keys.
+    "partitioner": "murmur2_random",
+    "acks": "all",
+    "enable.idempotence": True,
+    # The relay's blocks are Kafka transactions: an aborted one must not be seen.
+    "isolation.level": "read_committed",
+}
+_CONSUMER_KEYS = {"enable.auto.commit", "enable.auto.offset.store", "isolation.level"}
+_PRODUCER_KEYS = {"partitioner", "acks", "enable.idempotence"}
+
+
+def make_consumer(settings: Settings, group: str) -> Consumer:
+    """A consumer of ``group`` whose client id is the pod's name.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or would be unsafe.
+    """
+    configuration = _common(settings) | {
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "session.timeout.ms": int(settings.session_timeout * 1000),
+        "heartbeat.interval.ms": int(settings.group_heartbeat_interval * 1000),
+        "partition.assignment.strategy": settings.assignment_strategy,
+    }
+    configuration |= {key: _FORCED[key] for key in _CONSUMER_KEYS}
+    return _make(Consumer, configuration, settings)
+
+
+def make_producer(settings: Settings, transactional_id: str, timeout: float) -> Producer:
+    """A transactional producer; the broker refuses any older one of the same id.
+
+    Args:
+        settings: where the brokers are.
+        transactional_id: stable over restarts and take-overs.
+        timeout: seconds after which an unsent record is given up and its row sent again.
+    """
+    configuration = _common(settings) | {
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": int(timeout * 1000),
+        "message.timeout.ms": int(timeout * 1000),
+        # Blocks are flushed by their commit: waiting for company only adds latency.
+        "linger.ms": 2,
+    }
+    configuration |= {key: _FORCED[key] for key in _PRODUCER_KEYS}
+    return _make(Producer, configuration, settings)
+
+
+def make_admin(settings: Settings) -> AdminClient:
+    """An admin client."""
+    return _make(AdminClient, _common(settings), settings)
+
+
+def check_broker(settings: Settings, timeout: float = 10.0) -> None:
+    """Raise an UnavailableError unless a broker answers within ``timeout`` seconds."""
+    try:
+        make_admin(settings).list_topics(timeout=timeout)
+    except KafkaException as error:
+        raise UnavailableError(
+            f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
+            f"{timeout:g} s: {error.args[0].str()}. Is it running, and is "
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS right?"
+        ) from None
+
+
+def count_partitions(admin: AdminClient, topic: str, timeout: float = 10.0) -> int:
+    """How many partitions a topic has; 0 where it does not exist."""
+    found = admin.list_topics(topic, timeout=timeout).topics.get(topic)
+    return 0 if found is None or found.error is not None else len(found.partitions)
+
+
+def create_topic(
+    admin: AdminClient,
+    name: str,
+    partitions: int,
+    *,
+    compacted: bool = False,
+    replication: int = -1,
+) -> bool:
+    """Create a topic; False where it exists already.
+
+    A compacted one keeps tombstones for two days, so that a consumer that is down over a
+    weekend night still sees what was deleted.
+    """
+    config = {"cleanup.policy": "compact", "delete.retention.ms": "172800000"}
+    topic = NewTopic(name, partitions, replication, config=config if compacted else {})
+    future = admin.create_topics([topic])[name]
+    try:
+        future.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise
+    return True
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    for key, value in settings.kafka.items():
+        forced = _FORCED.get(key)
+        if forced is not None and value.lower() != str(forced).lower():
+            raise ConfigurationError(
+                f"the Kafka setting {key}={value} is refused: jobs_lib needs "
+                f"{key}={forced} to lose nothing. Remove it from JOBS_LIB_KAFKA"
+            )
+    own = {
+        "bootstrap.servers": require_bootstrap_servers(settings),
+        "client.id": settings.pod,
+    }
+    return own | {k: v for k, v in settings.kafka.items() if k not in _FORCED}
+
+
+def _make(
+    kind: Callable[..., Any], configuration: dict[str, Any], settings: Settings
+) -> Any:
+    try:
+        return kind(configuration, logger=_logger)
+    except KafkaException as error:
+        # librdkafka's text may repeat a value: name the keys only.
+        given = ", ".join(sorted(settings.kafka)) or "none"
+        code = error.args[0].name()
+        raise ConfigurationError(
+            f"Kafka's client refuses its settings ({code}); those given in "
+            f"JOBS_LIB_KAFKA are: {given}. Is one of them misspelt?"
+        ) from None

@@ -1,0 +1,218 @@
+"""Membership in a consumer group: a thread that only polls.
+
+No handler and no database call runs in this thread, so nothing can make the group's
+coordinator believe that the pod is dead. The one exception is a revocation, which waits
+for the hand-over, up to its deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.kafka.client import make_consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jobs_lib.settings import Settings
+
+Partition = tuple[str, int]
+_POLL_SECONDS = 0.02
+_FETCH = 1_000
+_QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
+
+
+class MemberListener(Protocol):
+    """What happens to a member; called in its poll thread."""
+
+    def assigned(self, partitions: frozenset[Partition]) -> None:
+        """Partitions were given; they are paused until :meth:`GroupMember.begin`."""
+
+    def revoked(self, partitions: frozenset[Partition]) -> None:
+        """Partitions are being given back; may wait, up to the hand-over deadline."""
+
+    def lost(self, partitions: frozenset[Partition]) -> None:
+        """Partitions are somebody else's already; must not wait."""
+
+    def begun(self, partition: Partition) -> None:
+        """What is received of this partition from now on starts where asked."""
+
+    def received(self, messages: list[Message]) -> None:
+        """Records arrived."""
+
+
+class GroupMember:
+    """One member of a consumer group."""
+
+    def __init__(
+        self, settings: Settings, group: str, topics: Iterable[str]
+    ) -> None:
+        self.group = group
+        self.topics = sorted(topics)
+        self._settings = settings
+        self._listeners: list[MemberListener] = []
+        self._commands: deque[Callable[[Consumer], bool]] = deque()
+        self._stopping = threading.Event()
+        self._cooperative = settings.assignment_strategy == "cooperative-sticky"
+        self._thread = threading.Thread(
+            target=self._poll, name=f"jobs_lib poll {group}", daemon=True
+        )
+
+    def listen(self, listener: MemberListener) -> None:
+        """Tell ``listener``, too; before :meth:`start`."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Join the group."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give everything back and leave the group."""
+        self._stopping.set()
+        self._thread.join()
+
+    def begin(self, partition: Partition, offset: int | None) -> None:
+        """Start to read an assigned partition, from ``offset``.
+
+        None stands for the offset that Kafka has for the group, else the earliest.
+        """
+        at = TopicPartition(*partition)
+        if offset is not None:
+            at.offset = offset
+
+        def seek(consumer: Consumer) -> bool:
+            if at not in consumer.assignment():
+                return True
+            try:
+                if offset is not None:
+                    consumer.seek(at)
+                consumer.resume([TopicPartition(*partition)])
+            except KafkaException as error:
+                # Assigned, but its fetcher has not started yet: try again.
+                if error.args[0].code() == KafkaError._STATE:
+                    return False
+                raise
+            for listener in self._listeners:
+                listener.begun(partition)
+            return True
+
+        self._commands.append(seek)
+
+    def pause(self, partition: Partition) -> None:
+        """Fetch no more records of a partition for now."""
+        self._commands.append(lambda consumer: _if_assigned(consumer, partition, "pause"))
+
+    def resume(self, partition: Partition) -> None:
+        """Fetch again."""
+        self._commands.append(
+            lambda consumer: _if_assigned(consumer, partition, "resume")
+        )
+
+    def commit(self, offsets: dict[Partition, int]) -> None:
+        """Tell Kafka how far the group is, for lag tools and gates; not waited for."""
+        told = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+
+        def commit(consumer: Consumer) -> bool:
+            ours = [at for at in told if at in consumer.assignment()]
+            if ours:
+                consumer.commit(offsets=ours, asynchronous=True)
+            return True
+
+        self._commands.append(commit)
+
+    # The poll thread
+
+    def _poll(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            consumer: Consumer | None = None
+            try:
+                consumer = make_consumer(self._settings, self.group)
+                consumer.subscribe(
+                    self.topics,
+                    on_assign=self._on_assign,
+                    on_revoke=self._on_revoke,
+                    on_lost=self._on_lost,
+                )
+                while not self._stopping.is_set():
+                    self._poll_once(consumer)
+                    failures = 0
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+            finally:
+                if consumer is not None:
+                    # Gives everything back through on_revoke, and leaves the group.
+                    consumer.close()
+
+    def _poll_once(self, consumer: Consumer) -> None:
+        for _ in range(len(self._commands)):
+            command = self._commands.popleft()
+            if not command(consumer):
+                self._commands.append(command)
+        # poll() returns at the first record; consume() alone would wait for more of them
+        # until its time is up.
+        first = consumer.poll(_POLL_SECONDS)
+        if first is None:
+            return
+        messages = [first, *consumer.consume(_FETCH, 0)]
+        for message in messages:
+            error = message.error()
+            if error is not None and error.code() not in _QUIET:
+                telemetry.emit(
+                    "loop.failed", loop=f"poll {self.group}", error=error.str()
+                )
+        records = [message for message in messages if message.error() is None]
+        if records:
+            for listener in self._listeners:
+                listener.received(records)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._cooperative:
+            consumer.incremental_assign(partitions)
+        else:
+            consumer.assign(partitions)
+        # Nothing is read before the database has said where to go on.
+        consumer.pause(partitions)
+        self._tell("assigned", partitions)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._tell("revoked", partitions)
+        for _ in range(len(self._commands)):
+            # Offsets that were stored meanwhile, while we may still commit them.
+            self._commands.popleft()(consumer)
+        self._unassign(consumer, partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._tell("lost", partitions)
+        self._unassign(consumer, partitions)
+
+    def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._cooperative:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+
+    def _tell(self, what: str, partitions: list[TopicPartition]) -> None:
+        told = frozenset((tp.topic, tp.partition) for tp in partitions)
+        if not told:
+            return
+        for listener in self._listeners:
+            try:
+                getattr(listener, what)(told)
+            except Exception as error:
+                telemetry.emit("loop.failed", loop=f"{what} {self.group}", error=error)
+
+
+def _if_assigned(consumer: Consumer, partition: Partition, act: str) -> bool:
+    at: Any = TopicPartition(*partition)
+    if at in consumer.assignment():
+        getattr(consumer, act)([at])
+    return True

@@ -1,0 +1,284 @@
+"""The relay: a shard's rows to Kafka, block by block, in the order of their ids.
+
+Two fences. The epoch in ``origins`` keeps a stale relay from deleting rows; the shard's
+transactional id keeps it from sending, because a take-over calls ``init_transactions``
+first, after which the broker refuses the older producer. A block is one Kafka
+transaction; its rows are deleted after its commit. A crash between the two sends the
+block again: at least once, never less, and in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+from confluent_kafka import KafkaException, Producer
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.errors import FencedError
+from jobs_lib.kafka.client import make_producer
+from jobs_lib.outbox.block import BATCH, Block, StateReader, add_live
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Topic
+    from jobs_lib.settings import Settings
+
+_BATCH_LIMIT = 100
+"""Rows of re-exports in one block: so a second never sees a burst of more."""
+
+
+class Relay:
+    """Sends the shards that it is given; a Holder of the role ``relay``."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        owner: UUID,
+        installation: UUID,
+        *,
+        entities: Mapping[str, Entity],
+        topics: Mapping[str, Topic[Any]],
+        source: str,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._owner = owner
+        self._installation = installation
+        self._states = StateReader(entities, topics, source)
+        self._source = source
+        self._lock = threading.Lock()
+        self._epochs: dict[int, int] = {}
+        self._producers: dict[int, Producer] = {}
+        self._sending: set[int] = set()
+        self._sent = threading.Condition(self._lock)
+        self._failures = 0
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._relay, name="jobs_lib relay", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread; nothing is sent until shards are acquired."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread. Call after the shards have been released."""
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Look for rows now: something was written in this process."""
+        self._wake.set()
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """Start to send shards at these epochs."""
+        with self._lock:
+            for origin, epoch in origins.items():
+                self._epochs[_parse(origin)] = epoch
+        self._wake.set()
+
+    def release(self, origins: frozenset[str], timeout: float) -> None:
+        """Stop sending shards; wait for the block that is being sent."""
+        shards = {_parse(origin) for origin in origins}
+        with self._sent:
+            for shard in shards:
+                self._epochs.pop(shard, None)
+            self._sent.wait_for(lambda: not self._sending & shards, timeout)
+
+    # The relay's thread
+
+    def _relay(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("relay") as connection:
+                    while not self._stopping.is_set():
+                        self._wake.clear()
+                        moved = self._round(connection)
+                        failures = 0
+                        if not moved:
+                            self._wake.wait(self._settings.relay_poll_interval)
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="relay", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _round(self, connection: psycopg.Connection[Any]) -> bool:
+        """One block of every shard that has rows; whether anything moved."""
+        with self._lock:
+            epochs = dict(self._epochs)
+        for shard in self._producers.keys() - epochs.keys():
+            del self._producers[shard]
+        if not epochs:
+            return False
+        pending = connection.execute(
+            self._database.queries["pending_shards"], {"shards": list(epochs)}
+        ).fetchall()
+        moved = False
+        for (shard,) in pending:
+            if self._stopping.is_set():
+                break
+            with self._lock:
+                if self._epochs.get(shard) != epochs[shard]:
+                    continue
+                self._sending.add(shard)
+            try:
+                moved |= self._relay_block(connection, shard, epochs[shard])
+                self._failures = 0
+            except (KafkaException, FencedError) as error:
+                self._recover(shard, error)
+            finally:
+                with self._sent:
+                    self._sending.discard(shard)
+                    self._sent.notify_all()
+        return moved
+
+    def _relay_block(
+        self, connection: psycopg.Connection[Any], shard: int, epoch: int
+    ) -> bool:
+        # The producer first: while it is being fenced off, nothing may have been read.
+        producer = self._producer(shard)
+        block = self._read_block(connection, shard, epoch)
+        if not block:
+            return False
+        telemetry.emit("block.read", shard=shard, rows=block.ids)
+        if block.records:
+            self._produce(producer, block)
+            telemetry.emit("block.produced", shard=shard, rows=block.ids)
+        self._delete(connection, shard, epoch, block)
+        telemetry.emit("block.deleted", shard=shard, rows=block.ids)
+        return True
+
+    def _producer(self, shard: int) -> Producer:
+        producer = self._producers.get(shard)
+        if producer is None:
+            timeout = self._settings.session_timeout / 2
+            name = f"jobs_lib-{self._installation}-{shard}"
+            producer = make_producer(self._settings, name, timeout)
+            producer.init_transactions(timeout)
+            self._producers[shard] = producer
+        return producer
+
+    def _read_block(
+        self, connection: psycopg.Connection[Any], shard: int, epoch: int
+    ) -> Block:
+        block = Block()
+        parameters = {
+            "shard": shard,
+            "origin": f"shard/{shard}",
+            "owner": self._owner,
+            "epoch": epoch,
+            "limit": self._settings.relay_block,
+        }
+        live = connection.execute(
+            self._database.queries["read_live"], parameters, prepare=True, binary=True
+        ).fetchall()
+        add_live(block, live, self._source)
+        if len(live) < self._settings.relay_block:
+            parameters["limit"] = _BATCH_LIMIT
+            batch = connection.execute(
+                self._database.queries["read_batch"], parameters, prepare=True
+            ).fetchall()
+            self._add_batch(connection, block, batch)
+        return block
+
+    def _add_batch(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        rows: list[tuple[Any, ...]],
+    ) -> None:
+        waiting: dict[int, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            row_id, _, _, _, reexport_id, superseded, state = row
+            if superseded or state in (None, "cancelled"):
+                block.rows.append((BATCH, row_id))
+                block.dropped.append(row_id)
+            else:
+                waiting.setdefault(reexport_id, []).append(row)
+        for reexport_id, wanted in waiting.items():
+            # Taken before the state is read, so a row that waits is sent with the
+            # state that it has then.
+            granted = connection.execute(
+                self._database.queries["take_records"],
+                {"reexport": reexport_id, "wanted": len(wanted)},
+                prepare=True,
+            ).fetchone()
+            allowed = wanted[: cast("tuple[int]", granted)[0]]
+            if allowed:
+                self._states.add_batch(connection, block, allowed)
+
+    def _produce(self, producer: Producer, block: Block) -> None:
+        failed: list[KafkaException] = []
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failed.append(KafkaException(error))
+
+        producer.begin_transaction()
+        for record in block.records:
+            while True:
+                try:
+                    producer.produce(
+                        record.topic,
+                        value=record.value,
+                        key=record.key,
+                        headers=record.headers,
+                        on_delivery=delivered,
+                    )
+                    break
+                except BufferError:
+                    # The producer's queue is full: let it deliver some.
+                    producer.poll(0.05)
+        producer.commit_transaction(self._settings.session_timeout / 2)
+        if failed:
+            raise failed[0]
+
+    def _delete(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        block: Block,
+    ) -> None:
+        row = connection.execute(
+            self._database.queries["delete_block"],
+            {
+                "shard": shard,
+                "origin": f"shard/{shard}",
+                "owner": self._owner,
+                "epoch": epoch,
+                "classes": [row_class for row_class, _ in block.rows],
+                "ids": block.ids,
+                "dropped": block.dropped,
+            },
+            prepare=True,
+        ).fetchone()
+        deleted = cast("tuple[int]", row)[0]
+        if deleted != len(block.rows):
+            raise FencedError(
+                f"{len(block.rows) - deleted} of {len(block.rows)} rows of shard {shard} "
+                "were not there to delete: another relay has taken it over"
+            )
+
+    def _recover(self, shard: int, error: Exception) -> None:
+        """Drop the shard's producer: the next one aborts what this one left open."""
+        self._failures += 1
+        telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
+        self._producers.pop(shard, None)
+        self._stopping.wait(RECONNECT.delay(self._failures))
+
+
+def _parse(origin: str) -> int:
+    return int(origin.rpartition("/")[2])

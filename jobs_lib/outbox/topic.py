@@ -1,0 +1,150 @@
+"""A topic that a service publishes to: rows of the outbox, in the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from psycopg.rows import tuple_row
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from jobs_lib.db import driver_connection
+from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.partitioner import choose_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jobs_lib.db import Caller, Queries
+
+V = TypeVar("V")
+
+
+class Topic(Generic[V]):
+    """A declared topic; made by ``app.topic``."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        value: Any,
+        compacted: bool,
+        partitions: int,
+        queries: Callable[[], Queries],
+    ) -> None:
+        self.name = name
+        self.compacted = compacted
+        self.partitions = partitions
+        self._queries = queries
+        self._shards: int | None = None
+        try:
+            self._adapter: TypeAdapter[V] = TypeAdapter(value)
+        except PydanticUserError as error:
+            raise ConfigurationError(
+                f"the values of the topic {name!r} have no JSON form: "
+                f"{error.message.splitlines()[0]}"
+            ) from None
+
+    def send(
+        self,
+        conn: Caller,
+        *,
+        key: str | None,
+        value: V,
+        version: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write a record to the outbox in the transaction of ``conn``; returns its id.
+
+        Records of one key reach the topic in the order in which their transactions
+        commit: the key is locked until the transaction ends.
+
+        Args:
+            conn: a psycopg Connection, or an SQLAlchemy Connection or Session that uses
+                the psycopg driver.
+            key: the entity's stable key; None only where the topic is not compacted.
+            value: the whole current state, of the type that the topic declares.
+            version: grows with every change of the key's state.
+            headers: more headers for the record.
+
+        Raises:
+            NoTransactionError: nothing would hold this and the caller's change together.
+            PayloadError: key or value cannot be stored.
+        """
+        return self._write(conn, key, self.encode(value), version, headers)
+
+    def tombstone(
+        self, conn: Caller, *, key: str, version: int | None = None
+    ) -> int:
+        """Write that the entity is gone: its key with a null value."""
+        return self._write(conn, key, None, version, None)
+
+    def encode(self, value: V) -> bytes:
+        """The value as the record holds it: ``bytes`` as they are, else JSON.
+
+        Raises:
+            PayloadError: it is not of the type that the topic declares.
+        """
+        if isinstance(value, bytes):
+            return value
+        try:
+            return self._adapter.dump_json(
+                self._adapter.validate_python(value), by_alias=True
+            )
+        except (ValidationError, PydanticSerializationError) as error:
+            problem = " ".join(str(error).splitlines()[:3])
+            raise PayloadError(
+                f"a value does not fit the topic {self.name!r}: {problem}"
+            ) from None
+
+    def _write(
+        self,
+        conn: Caller,
+        key: str | None,
+        value: bytes | None,
+        version: int | None,
+        headers: Mapping[str, str] | None,
+    ) -> int:
+        self._check_key(key)
+        connection = driver_connection(conn)
+        queries = self._queries()
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            if self._shards is None:
+                row = cursor.execute(queries["read_installation"]).fetchone()
+                self._shards = cast("tuple[Any, int]", row)[1]
+            query = "write_outbox" if key is not None else "write_outbox_keyless"
+            cursor.execute(
+                queries[query],
+                {
+                    "shard": choose_shard(self.name, key, self._shards),
+                    "topic": self.name,
+                    "key": key,
+                    "value": value,
+                    "version": version,
+                    "headers": json.dumps(dict(headers)) if headers else None,
+                },
+                prepare=True,
+            )
+            return int(cast("tuple[int]", cursor.fetchone())[0])
+
+    def _check_key(self, key: str | None) -> None:
+        if key is None:
+            if self.compacted:
+                raise PayloadError(
+                    f"the topic {self.name!r} is compacted, so every record needs a key"
+                )
+            return
+        if not isinstance(key, str) or not key or "\0" in key or not _encodes(key):
+            raise PayloadError(
+                f"a key of the topic {self.name!r} must be a string of UTF-8 without "
+                f"NUL and not empty, not {key!r}"
+            )
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+"""The sidecar's way: own what the service's group has assigned to this pod.
+
+It never joins the group: as a member it would be given partitions that the service then
+never reads. It asks the group's coordinator instead, and finds the pod's member by its
+group.instance.id, else by its client id, both of which are the pod's name.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import ConsumerGroupState
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.kafka.client import make_admin
+from jobs_lib.ownership.source import Assignment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jobs_lib.settings import Settings
+
+
+class FollowSource:
+    """Wants what the pod's member of each group has, as the coordinator tells it.
+
+    An answer counts only in state Stable, and only when it was read twice in a row: it
+    carries no generation, and is old or empty while the group rebalances. Without a
+    stable answer for the session timeout, nothing is wanted any more.
+    """
+
+    def __init__(
+        self, settings: Settings, topics_by_group: dict[str, frozenset[str]]
+    ) -> None:
+        self._settings = settings
+        self._topics_by_group = topics_by_group
+        self._assignment = Assignment()
+        self._changed: Callable[[], None] = lambda: None
+        self._read: dict[str, frozenset[str]] = {}
+        self._agreed: dict[str, frozenset[str]] = {}
+        self._stable_at: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name="jobs_lib follow", daemon=True
+        )
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Start to ask the coordinator."""
+        self._changed = changed
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Want nothing more."""
+        self._stopping.set()
+        self._thread.join()
+        self._assignment.replace(())
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """What the pod's service has."""
+        return self._assignment.wanted
+
+    def claims(self, origins: Iterable[str]) -> frozenset[str]:
+        """None: an owner that lives reads the same answer and releases by itself."""
+        return self._assignment.claims(origins)
+
+    def _watch(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                admin = make_admin(self._settings)
+                while not self._stopping.is_set():
+                    self._ask(admin)
+                    failures = 0
+                    self._stopping.wait(self._settings.follow_interval)
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="follow", error=error)
+                self._expire()
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _ask(self, admin: Any) -> None:
+        timeout = self._settings.session_timeout
+        futures = admin.describe_consumer_groups(
+            list(self._topics_by_group), request_timeout=timeout
+        )
+        for group, future in futures.items():
+            description = future.result()
+            if description.state == ConsumerGroupState.STABLE:
+                self._note(group, description.members)
+        self._expire()
+
+    def _note(self, group: str, members: list[Any]) -> None:
+        read = self._find(group, members)
+        self._stable_at[group] = time.monotonic()
+        if self._read.get(group) == read:
+            self._agreed[group] = read
+        self._read[group] = read
+
+    def _find(self, group: str, members: list[Any]) -> frozenset[str]:
+        pod = self._settings.pod
+        ours = [m for m in members if m.group_instance_id == pod] or [
+            m for m in members if m.client_id == pod
+        ]
+        if len(ours) > 1:
+            hosts = ", ".join(sorted(m.host for m in ours))
+            raise ConfigurationError(
+                f"{len(ours)} members of the group {group!r} call themselves {pod!r} "
+                f"(at {hosts}), so this sidecar cannot tell which one it serves: give "
+                "each pod a name of its own by JOBS_LIB_POD"
+            )
+        return frozenset(
+            f"{tp.topic}/{tp.partition}"
+            for member in ours
+            for tp in member.assignment.topic_partitions
+            if tp.topic in self._topics_by_group[group]
+        )
+
+    def _expire(self) -> None:
+        oldest = time.monotonic() - self._settings.session_timeout
+        wanted = frozenset().union(
+            *(
+                agreed
+                for group, agreed in self._agreed.items()
+                if self._stable_at[group] > oldest
+            )
+        )
+        if self._assignment.replace(wanted):
+            self._changed()

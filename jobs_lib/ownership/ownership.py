@@ -1,0 +1,201 @@
+"""Take and give origins: the database's side of ownership, with an epoch for each.
+
+One thread per role makes what is owned equal to what the source wants. All its changes
+are row locks on ``origins``; nobody else in the process waits for the database here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Protocol, TYPE_CHECKING
+
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+
+if TYPE_CHECKING:
+    from jobs_lib.ownership.source import Source
+    from jobs_lib.ownership.process import Process
+    from jobs_lib.db import Database
+    import psycopg
+    from collections.abc import Iterable, Mapping
+
+
+class Holder(Protocol):
+    """What works on the origins: an executor, a relay, a consumer."""
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """Start to work on origins at these epochs."""
+
+    def release(self, origins: frozenset[str], timeout: float) -> None:
+        """Stop working on origins; wait up to ``timeout`` seconds for what is running.
+
+        What still runs afterwards is fenced: it cannot commit anything of these origins.
+        """
+
+
+class Ownership:
+    """The origins that this process owns in one role."""
+
+    def __init__(
+        self,
+        database: Database,
+        process: Process,
+        role: str,
+        source: Source,
+        holder: Holder,
+        *,
+        interval: float,
+        stale_after: float,
+        handover_timeout: float,
+    ) -> None:
+        self.role = role
+        self._database = database
+        self._process = process
+        self._source = source
+        self._holder = holder
+        self._interval = interval
+        self._stale_after = stale_after
+        self._handover_timeout = handover_timeout
+        self._owned: dict[str, int] = {}
+        self._given_back = threading.Condition()
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name=f"jobs_lib own {role}", daemon=True
+        )
+
+    @property
+    def owned(self) -> dict[str, int]:
+        """The owned origins with their epochs."""
+        return dict(self._owned)
+
+    def start(self) -> None:
+        """Start the source, and follow it."""
+        self._thread.start()
+        self._source.start(self._changed.set)
+
+    def stop(self) -> None:
+        """Stop the source and give everything back."""
+        self._source.stop()
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join()
+
+    def reconcile_soon(self) -> None:
+        """Look at the source again now rather than at the next interval."""
+        self._changed.set()
+
+    def wait_released(self, origins: Iterable[str], timeout: float) -> bool:
+        """Wait until none of ``origins`` is owned any more; False after ``timeout``."""
+        leaving = set(origins)
+        with self._given_back:
+            return self._given_back.wait_for(
+                lambda: not leaving & self._owned.keys(), timeout
+            )
+
+    def _watch(self) -> None:
+        failures = 0
+        while True:
+            try:
+                with self._database.connect(f"own {self.role}") as connection:
+                    while not self._stopping.is_set():
+                        self._changed.wait(self._interval)
+                        self._changed.clear()
+                        if not self._stopping.is_set():
+                            self._reconcile(connection)
+                        failures = 0
+                    self._give_back(connection, frozenset(self._owned))
+                    return
+            except Exception as error:
+                if self._stopping.is_set():
+                    # Others take over once this process counts as stale.
+                    self._forget(frozenset(self._owned))
+                    return
+                failures += 1
+                telemetry.emit("loop.failed", loop=f"own {self.role}", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _reconcile(self, connection: psycopg.Connection[Any]) -> None:
+        wanted = self._source.wanted
+        if surplus := frozenset(self._owned) - wanted:
+            self._give_back(connection, surplus)
+        self._drop_lost(connection)
+        if missing := wanted - self._owned.keys():
+            self._take(connection, missing)
+
+    def _take(
+        self, connection: psycopg.Connection[Any], missing: frozenset[str]
+    ) -> None:
+        queries = self._database.queries
+        parameters = {
+            "role": self.role,
+            "owner": self._process.id,
+            "origins": sorted(missing),
+            "stale_after": self._stale_after,
+        }
+        connection.execute(queries["make_origins"], parameters)
+        free = connection.execute(queries["free_origins"], parameters).fetchall()
+        taking = {row[0] for row in free} | self._source.claims(missing)
+        if not taking:
+            return
+        parameters["origins"] = sorted(taking)
+        with connection.transaction():
+            before = connection.execute(queries["lock_origins"], parameters).fetchall()
+            rows = connection.execute(queries["take_origins"], parameters).fetchall()
+            owners = [row[1] for row in before if row[1] is not None]
+            if owners and self.role == "execute":
+                connection.execute(
+                    queries["strip_claims"], {**parameters, "owners": owners}
+                )
+        taken: dict[str, int] = dict(rows)
+        # Before they count as owned: if the holder fails, they are taken again.
+        self._holder.acquire(taken)
+        with self._given_back:
+            self._owned |= taken
+        telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
+
+    def _drop_lost(self, connection: psycopg.Connection[Any]) -> None:
+        """Notice what another process has taken; the fence holds meanwhile."""
+        if not self._owned:
+            return
+        rows = connection.execute(
+            self._database.queries["owned_origins"],
+            {"role": self.role, "owner": self._process.id},
+        ).fetchall()
+        still = dict(rows)
+        lost = frozenset(o for o, e in self._owned.items() if still.get(o) != e)
+        if lost:
+            telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
+            self._holder.release(lost, 0)
+            self._forget(lost)
+
+    def _give_back(
+        self, connection: psycopg.Connection[Any], origins: frozenset[str]
+    ) -> None:
+        if not origins:
+            return
+        deadline = time.monotonic() + self._handover_timeout
+        self._holder.release(origins, self._handover_timeout)
+        connection.execute(
+            self._database.queries["release_origins"],
+            {
+                "role": self.role,
+                "owner": self._process.id,
+                "origins": sorted(origins),
+            },
+        )
+        telemetry.emit(
+            "origins.released",
+            role=self.role,
+            origins=sorted(origins),
+            late=time.monotonic() > deadline,
+        )
+        self._forget(origins)
+
+    def _forget(self, origins: frozenset[str]) -> None:
+        with self._given_back:
+            for origin in origins:
+                self._owned.pop(origin, None)
+            self._given_back.notify_all()

@@ -1,0 +1,294 @@
+"""A running service: its consumers, executor and relay, put together and taken apart.
+
+One process may hold all of them (``jobs-lib run``), or the executor runs beside the
+service as a sidecar (``jobs-lib executor``) and follows its partitions.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from confluent_kafka import KafkaException
+
+from jobs_lib import telemetry
+from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.errors import ConfigurationError, TopicError
+from jobs_lib.executor import Executor
+from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
+from jobs_lib.kafka.member import GroupMember
+from jobs_lib.outbox.relay import Relay
+from jobs_lib.ownership import DatabaseSource, Ownership, Process
+from jobs_lib.ownership.follow import FollowSource
+from jobs_lib.ownership.member import MemberSource
+from jobs_lib.schema import latest_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from jobs_lib.app import App
+    from jobs_lib.consuming.declared import Declared
+    from jobs_lib.ownership import Holder, Source
+
+PARTS = ("consumers", "executor", "relay")
+
+
+class Service:
+    """The parts of an app that run in this process.
+
+    Args:
+        app: what to run.
+        parts: some of ``consumers``, ``executor`` and ``relay``.
+        sidecar: the executor follows the consumers of another process of this pod,
+            instead of those in this one.
+    """
+
+    def __init__(
+        self, app: App, parts: Iterable[str] = PARTS, *, sidecar: bool = False
+    ) -> None:
+        self.app = app
+        self.settings = app.settings
+        self.parts = frozenset(parts)
+        if unknown := self.parts - set(PARTS):
+            raise ConfigurationError(
+                f"a service has no {', '.join(sorted(unknown))}: its parts are "
+                f"{', '.join(PARTS)}"
+            )
+        self._sidecar = sidecar
+        self.database = app.database()
+        self.process = Process(
+            self.database, self.settings.pod, (), self.settings.heartbeat_interval
+        )
+        self._ownerships: list[Ownership] = []
+        self._workers: list[Executor | Relay | Consumer] = []
+        self._members: list[GroupMember] = []
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Start every part and return.
+
+        Raises:
+            UnavailableError: the database does not answer. A Kafka that does not answer
+                is waited for.
+            SchemaVersionError: the tables do not fit this release.
+            TopicError: the home topic cannot be declared.
+        """
+        self.database.check_version(latest_version())
+        installation, shards = self._read_installation()
+        self._declare_topics()
+        consumers = self.app.consumers if "consumers" in self.parts else []
+        executes = "executor" in self.parts and bool(self.app.jobs)
+        relays = "relay" in self.parts and bool(self.app.topics)
+        groups: dict[str, list[Declared]] = {}
+        for declared in consumers:
+            groups.setdefault(declared.group, []).append(declared)
+        self.process.roles = sorted(
+            [f"consume:{group}" for group in groups]
+            + ["execute"] * executes
+            + ["relay"] * relays
+        )
+        self.process.start()
+        for group, of_group in groups.items():
+            self._add_consumer(group, of_group)
+        if executes:
+            self._add_executor(installation)
+        if relays:
+            self._add_relay(installation, shards)
+        for worker in self._workers:
+            worker.start()
+        for ownership in self._ownerships:
+            ownership.start()
+        for member in self._members:
+            member.start()
+
+    def stop(self) -> None:
+        """Give everything back, wait for what is running, and stop."""
+        deadline = time.monotonic() + self.settings.shutdown_timeout
+        for member in self._members:
+            # Leaving the group hands the partitions over, one after the other.
+            member.stop()
+        for ownership in self._ownerships:
+            ownership.stop()
+        for worker in self._workers:
+            worker.stop()
+        self.process.stop()
+        if time.monotonic() > deadline:
+            telemetry.logger.warning(
+                "stopped %.1f s after the shutdown timeout of %g s",
+                time.monotonic() - deadline,
+                self.settings.shutdown_timeout,
+            )
+
+    def run(self) -> None:
+        """Start, wait for SIGTERM or SIGINT, and stop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stopping.set())
+        self.start()
+        while not self._stopping.wait(1.0):
+            pass
+        self.stop()
+
+    def _read_installation(self) -> tuple[UUID, int]:
+        with self.database.connect("start") as connection:
+            row = connection.execute(
+                self.database.queries["read_installation"]
+            ).fetchone()
+        return cast("tuple[UUID, int]", row)
+
+    def _declare_topics(self) -> None:
+        """Record how many partitions count for the origins, once, from Kafka."""
+        homes = {self.app.home} - {None}
+        topics = homes | {d.topic for d in self.app.consumers if not d.is_read_model}
+        for topic in sorted(cast("set[str]", topics)):
+            declare_topic(self.app, topic, home=topic == self.app.home)
+
+    def _add_consumer(self, group: str, declared: list[Declared]) -> None:
+        member = GroupMember(self.settings, group, {one.topic for one in declared})
+        source = MemberSource([member], self.settings.handover_timeout)
+        consumer = Consumer(
+            self.database,
+            member,
+            declared,
+            self.process.id,
+            block=self.settings.consumer_block,
+        )
+        source.serve(self._own(f"consume:{group}", source, consumer))
+        self._members.append(member)
+
+    def _add_executor(self, installation: UUID) -> None:
+        executor = Executor(
+            self.database,
+            self.app.jobs,
+            self.process.id,
+            installation,
+            workers=self.settings.workers,
+            batch=self.settings.batch,
+            poll_interval=self.settings.poll_interval,
+        )
+        handled = [d for d in self.app.consumers if not d.is_read_model]
+        if not handled:
+            self._own("execute", self._shared("execute", self._all_origins), executor)
+        elif self._sidecar:
+            groups: dict[str, frozenset[str]] = {}
+            for one in handled:
+                groups[one.group] = groups.get(one.group, frozenset()) | {one.topic}
+            self._own("execute", FollowSource(self.settings, groups), executor)
+        else:
+            named = {one.group for one in handled}
+            members = [m for m in self._members if m.group in named]
+            source = MemberSource(members, self.settings.handover_timeout)
+            source.serve(self._own("execute", source, executor))
+
+    def _add_relay(self, installation: UUID, shards: int) -> None:
+        relay = Relay(
+            self.database,
+            self.settings,
+            self.process.id,
+            installation,
+            entities=self.app.entities,
+            topics=self.app.topics,
+            source=self.app.name,
+        )
+        every = [f"shard/{n}" for n in range(shards)]
+        self._own("relay", self._shared("relay", lambda: every), relay)
+
+    def _own(
+        self, role: str, source: Source, holder: Executor | Relay | Consumer
+    ) -> Ownership:
+        ownership = Ownership(
+            self.database,
+            self.process,
+            role,
+            source,
+            cast("Holder", holder),
+            interval=self.settings.heartbeat_interval,
+            stale_after=self.settings.stale_after,
+            handover_timeout=self.settings.handover_timeout,
+        )
+        self._ownerships.append(ownership)
+        self._workers.append(holder)
+        return ownership
+
+    def _shared(self, role: str, origins: Any) -> DatabaseSource:
+        return DatabaseSource(
+            self.database,
+            self.process,
+            role,
+            origins,
+            interval=self.settings.heartbeat_interval,
+            stale_after=self.settings.stale_after,
+        )
+
+    def _all_origins(self) -> list[str]:
+        with self.database.connect("start") as connection:
+            rows = connection.execute(self.database.queries["read_topics"]).fetchall()
+        return [f"{topic}/{n}" for topic, count, _ in rows for n in range(count)]
+
+
+def declare_topic(
+    app: App, topic: str, *, home: bool = False, partitions: int | None = None
+) -> None:
+    """Record a topic, and how many partitions count for the origins of its groups.
+
+    Args:
+        app: whose database and Kafka.
+        topic: the topic's name.
+        home: whether groups get their origins from it.
+        partitions: defaults to what Kafka has; an existing record is never changed.
+
+    Raises:
+        TopicError: Kafka has no such topic, or jobs wait under another home topic.
+    """
+    database = app.database()
+    with database.connect("topics") as connection, connection.transaction():
+        known = {
+            name: (count, is_home)
+            for name, count, is_home in connection.execute(
+                database.queries["read_topics"]
+            )
+        }
+        if topic not in known:
+            count = partitions or count_partitions(make_admin(app.settings), topic)
+            if not count:
+                raise TopicError(
+                    f"Kafka has no topic {topic!r} at "
+                    f"{app.settings.kafka_bootstrap_servers}: create it first, or give "
+                    "the number of partitions"
+                )
+            connection.execute(
+                database.queries["declare_topic"],
+                {"topic": topic, "partitions": count},
+            )
+        if home and not known.get(topic, (0, False))[1]:
+            connection.execute(database.queries["move_home"], {"topic": topic})
+            moved = connection.execute(database.queries["set_home"], {"topic": topic})
+            if not moved.rowcount:
+                raise TopicError(
+                    f"{topic!r} cannot become the home topic while jobs wait under the "
+                    "old one: their groups would be split. Let an executor finish them "
+                    "first"
+                )
+
+
+def create_topics(app: App) -> list[str]:
+    """Create the topics that the app declares; returns those that were missing.
+
+    Raises:
+        TopicError: a broker refuses one of them.
+    """
+    admin = make_admin(app.settings)
+    created = []
+    for topic in app.topics.values():
+        try:
+            if create_topic(
+                admin, topic.name, topic.partitions, compacted=topic.compacted
+            ):
+                created.append(topic.name)
+        except KafkaException as error:
+            raise TopicError(
+                f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
+            ) from None
+    return created

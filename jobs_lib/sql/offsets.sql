@@ -1,0 +1,20 @@
+-- How far each consumer group is, in the same database as what it has written.
+
+-- name: make_offsets
+insert into {schema}.offsets (consumer_group, topic, partition)
+select %(group)s, t.topic, t.partition
+from unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+on conflict do nothing
+
+-- name: read_offsets
+select o.topic, o.partition, o.next_offset
+from {schema}.offsets o
+join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+    using (topic, partition)
+where o.consumer_group = %(group)s
+
+-- name: advance_offset
+select {schema}.advance_offset(
+    %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
+    %(next_offset)s
+)

@@ -1,0 +1,91 @@
+-- The outbox: written in the caller's transaction, sent and deleted by the shard's owner.
+
+-- name: write_outbox
+-- The key's lock comes first and the id is drawn after it: the ids of a key then rise in
+-- the order in which their transactions commit, which is the order of sending.
+with locked as materialized (
+    select pg_advisory_xact_lock(hashtextextended(%(topic)s || chr(1) || %(key)s, 7603))
+)
+insert into {schema}.outbox (shard, topic, key, value, version, headers)
+select %(shard)s, %(topic)s, %(key)s, %(value)s::bytea, %(version)s, %(headers)s::jsonb
+from locked
+returning id
+
+-- name: write_outbox_keyless
+insert into {schema}.outbox (shard, topic, key, value, version, headers)
+values (%(shard)s, %(topic)s, %(key)s, %(value)s::bytea, %(version)s, %(headers)s::jsonb)
+returning id
+
+-- name: pending_shards
+-- Which of the owned shards have rows: one look into the index for each.
+select s.shard from unnest(%(shards)s::int[]) as s(shard)
+where exists (select from {schema}.outbox o where o.shard = s.shard)
+
+-- name: read_live
+-- No cursor: a row that was committed late, with a lower id, is simply the next one. The
+-- join makes it an empty block for a relay that has lost the shard.
+select o.id, o.topic, o.key, o.value, o.headers, o.version, o.cause, o.entity, o.created_at
+from {schema}.outbox o
+where o.shard = %(shard)s and o.class = 0
+    and exists (
+        select from {schema}.origins f
+        where f.role = 'relay' and f.origin = %(origin)s
+            and f.owner = %(owner)s and f.epoch = %(epoch)s
+    )
+order by o.id limit %(limit)s
+
+-- name: read_batch
+-- Rows of re-exports: their state is read when they are sent. One whose key has a live
+-- row waiting is dropped, because that row carries the newer state.
+select o.id, o.topic, o.key, o.entity, o.reexport_id,
+    exists (
+        select from {schema}.outbox l
+        where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
+    ) as superseded,
+    r.state
+from {schema}.outbox o
+left join {schema}.reexports r on r.id = o.reexport_id
+where o.shard = %(shard)s and o.class = 1
+    and exists (
+        select from {schema}.origins f
+        where f.role = 'relay' and f.origin = %(origin)s
+            and f.owner = %(owner)s and f.epoch = %(epoch)s
+    )
+order by o.id limit %(limit)s
+
+-- name: take_records
+select {schema}.take_records(%(reexport)s, %(wanted)s::int)
+
+-- name: delete_block
+-- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
+-- with whatever id, stays. Progress of re-exports is counted in the same transaction.
+with own as materialized (
+    select f.origin from {schema}.origins f
+    where f.role = 'relay' and f.origin = %(origin)s
+        and f.owner = %(owner)s and f.epoch = %(epoch)s
+    for share of f
+),
+gone as (
+    delete from {schema}.outbox where ctid = any (array(
+        -- One index look-up a row, whatever the statistics say of an emptied table.
+        select row.ctid
+        from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
+        cross join lateral (
+            select o.ctid from {schema}.outbox o
+            where o.shard = %(shard)s and o.class = d.class and o.id = d.id offset 0
+        ) row
+        where exists (select from own)
+    ))
+    returning id, class, reexport_id
+),
+progress as (
+    update {schema}.reexports r set
+        sent = r.sent + n.sent, superseded = r.superseded + n.superseded
+    from (
+        select reexport_id, count(*) filter (where id <> all (%(dropped)s::bigint[])) as sent,
+            count(*) filter (where id = any (%(dropped)s::bigint[])) as superseded
+        from gone where reexport_id is not null group by reexport_id
+    ) n
+    where r.id = n.reexport_id
+)
+select count(*) from gone
