@@ -84,8 +84,16 @@ def read_lock(text: str) -> list[Jar]:
 
 def kafka_jars() -> list[Jar]:
     """The jars of the Kafka broker."""
-    lock = files("jobs_lib.devstack").joinpath(LOCK_FILE)
-    return read_lock(lock.read_text(encoding="utf-8"))
+    return read_lock(_lock_text())
+
+
+def lock_digest() -> str:
+    """A name for exactly this set of jars, in hexadecimal."""
+    return hashlib.sha256(_lock_text().encode()).hexdigest()
+
+
+def _lock_text() -> str:
+    return files("jobs_lib.devstack").joinpath(LOCK_FILE).read_text(encoding="utf-8")
 
 
 def ensure_jars(jars: list[Jar], progress: Progress | None = None) -> list[Path]:

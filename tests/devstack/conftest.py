@@ -40,8 +40,8 @@ def no_servers_of_the_developer(monkeypatch):
 
 
 @pytest.fixture
-def stack(tmp_path):
-    stack = DevStack(tmp_path / "project")
+def stack(open_folder):
+    stack = DevStack(open_folder / "project")
     yield stack
     stack.down()
 

@@ -94,6 +94,7 @@ def test_a_taken_port_is_named():
             KafkaBroker(port=port).start()
 
 
+@pytest.mark.slow
 def test_a_port_taken_in_the_meantime_is_replaced(monkeypatch):
     choices = iter([1])
     real = KafkaBroker._choose_port
@@ -116,14 +117,28 @@ def test_a_broker_that_dies_at_its_start_shows_its_log():
     assert not broker.running
 
 
+@pytest.mark.slow
 def test_an_identifier_that_begins_with_a_hyphen_is_accepted(monkeypatch):
     class Hyphen:
         bytes = b"\xfb" * 16  # in base64: -_v7...
 
     monkeypatch.setattr("uuid.uuid4", Hyphen)
-    with KafkaBroker.ephemeral() as broker:
+    # With a setting of one's own the folder is always made by the broker's tool.
+    with KafkaBroker.ephemeral(properties={"num.io.threads": "2"}) as broker:
         text = (broker.folder / "data" / "meta.properties").read_text()
     assert "cluster.id=-_v7" in text
+
+
+def test_each_broker_has_an_identifier_of_its_own(tmp_path):
+    identifiers = set()
+    for name in ("one", "other"):  # the second time without the broker's tool
+        with KafkaBroker(tmp_path / name) as broker:
+            create(broker, "topic")
+            cluster = admin(broker).list_topics(timeout=20).cluster_id
+            text = (broker.folder / "data" / "meta.properties").read_text()
+        assert f"cluster.id={cluster}" in text
+        identifiers.add(cluster)
+    assert len(identifiers) == 2
 
 
 ABANDONED = """

@@ -29,8 +29,8 @@ def by_key(services):
     return {service.key: service for service in services}
 
 
-def test_up_status_env_down_and_up_again_with_the_data_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_up_status_env_down_and_up_again_with_the_data_kept(open_folder, monkeypatch):
+    monkeypatch.chdir(open_folder)
     try:
         first = dev_command("up")
         assert first.exit_code == 0
@@ -75,10 +75,10 @@ def test_up_status_env_down_and_up_again_with_the_data_kept(tmp_path, monkeypatc
         dev_command("down")
 
 
-def test_two_ups_at_once_start_one_stack(tmp_path, monkeypatch):
+def test_two_ups_at_once_start_one_stack(open_folder, monkeypatch):
     monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", _listening())
     found = []
-    stacks = [DevStack(tmp_path / "project") for _ in range(3)]
+    stacks = [DevStack(open_folder / "project") for _ in range(3)]
     threads = [
         threading.Thread(target=lambda stack=stack: found.append(stack.up()))
         for stack in stacks
@@ -95,7 +95,7 @@ def test_two_ups_at_once_start_one_stack(tmp_path, monkeypatch):
         stacks[0].down()
 
 
-def test_servers_of_the_user_are_used_and_not_started(tmp_path, monkeypatch, stack):
+def test_servers_of_the_user_are_used_and_not_started(monkeypatch, stack):
     monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", _listening())
     with PostgresServer.ephemeral() as server:
         url = server.url.replace("postgres@", "postgres:secret@")
