@@ -1,7 +1,7 @@
 """Re-export an entity: send its current states again, at a rate, from any point on.
 
     start ─▶ ranges in a table ─▶ engine: one transaction a range ─▶ chunk jobs
-          ─▶ executor: export_chunk ─▶ id-only outbox rows ─▶ relay, at the rate
+          ─▶ executor: chunk_handler ─▶ id-only outbox rows ─▶ relay, at the rate
 
 What may run twice and what not: a range is loaded once, a chunk job's rows are written
 once; the relay sends at least once, like everything it sends.

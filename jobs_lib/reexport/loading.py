@@ -66,6 +66,7 @@ def load_range(
         keys = _read_keys(connection, queries, loading.source, lower, upper)
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
             for block in encode_chunks(loading, number, keys):
+                # As str: psycopg encodes it as this connection's encoding wants.
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
@@ -75,26 +76,23 @@ def load_range(
     return len(keys)
 
 
-def encode_chunks(
-    loading: Loading, number: int, keys: Sequence[str]
-) -> Iterator[bytes]:
+def encode_chunks(loading: Loading, number: int, keys: Sequence[str]) -> Iterator[str]:
     """The chunk jobs of a range as lines of COPY's text format, in blocks.
 
     The origins go round: every pod gets its share of each range.
     """
-    lines: list[bytes] = []
+    lines: list[str] = []
     head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
     for index, start in enumerate(range(0, len(keys), loading.chunk)):
         partition = (number + index) % loading.partitions
         # JSON has no raw tab or newline; backslashes are COPY's own escape.
         payload = json.dumps(keys[start : start + loading.chunk], ensure_ascii=False)
         payload = payload.replace("\\", "\\\\")
-        line = f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n"
-        lines.append(line.encode())
+        lines.append(f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n")
         if len(lines) == _COPY_CHUNKS:
-            yield b"".join(lines)
+            yield "".join(lines)
             lines.clear()
-    yield b"".join(lines)
+    yield "".join(lines)
 
 
 def _read_keys(
