@@ -1,0 +1,97 @@
+"""Spark as the engine of a re-export."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from jobs_lib import reexport
+from jobs_lib.reexport.run import AHEAD, CHUNK
+from spark_bridge.loader import Target, load_with_spark
+from spark_bridge.session import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jobs_lib.db import Database
+    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.reexport import Loading, Progress
+
+
+class SparkEngine:
+    """Loads ranges in Spark tasks; starts Spark when the first range is to be loaded.
+
+    Use it as a context manager: leaving it stops the Spark that it started.
+
+    Args:
+        master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
+        settings: of Spark, on top of ours.
+    """
+
+    def __init__(
+        self, master: str | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._master = master
+        self._settings = settings
+        self._stack = ExitStack()
+        self._session: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session = None
+        self._stack.close()
+
+    def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
+        """Load the ranges that nobody has loaded yet.
+
+        Raises:
+            ReexportError: Spark does not start.
+        """
+        if self._session is None:
+            opened = open_session(self._master, self._settings)
+            self._session = self._stack.enter_context(opened)
+        target = Target(database.url, database.schema)
+        load_with_spark(self._session, target, loading, ranges)
+
+
+def start(
+    database: Database,
+    entity: Entity,
+    *,
+    rate: int,
+    engine: Literal["spark", "sql"] = "spark",
+    master: str | None = None,
+    ranges: int | None = None,
+    chunk: int = CHUNK,
+    ahead: int = AHEAD,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Begin or resume a re-export: what ``jobs-lib reexport start`` does.
+
+    Args:
+        database: holds the entity's table and the library's schema.
+        entity: what ``@app.entity`` declared.
+        rate: records a minute at the topic.
+        engine: ``spark``, or ``sql`` for this process alone.
+        master: Spark's master. Defaults to this machine.
+        ranges: into how many ranges the keys are cut. Defaults to 10,000 keys in each.
+        chunk: keys in one job.
+        ahead: keys that may be loaded and not yet sent: at more, the call waits.
+        on_progress: called before each wave of ranges and at the end.
+
+    Raises:
+        ReexportError: it cannot be planned, begun or loaded as asked.
+    """
+    with SparkEngine(master) as spark:
+        return reexport.start(
+            database,
+            entity,
+            rate=rate,
+            engine=spark if engine == "spark" else None,
+            ranges=ranges,
+            chunk=chunk,
+            ahead=ahead,
+            on_progress=on_progress,
+        )

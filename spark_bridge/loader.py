@@ -1,0 +1,82 @@
+"""Load ranges in Spark tasks: a task takes whole ranges, a range is one transaction.
+
+Only what Spark Connect has, too: no RDD, nothing of the JVM. Spark's promise about a
+task is "at least once": that a range is loaded exactly once is the database's work, see
+:func:`jobs_lib.reexport.load_range`.
+
+**Where the password is.** Tasks need the database's URL. It travels inside the pickled
+function that Spark sends to its Python workers: not in the session's settings (which
+the event log, the UI and the JVM's command line show), not as a column (which plans
+may show), and not in the environment of executors (which on a cluster is a setting).
+On a cluster the pickled function crosses the network: encrypt it by Spark's own
+``spark.network.crypto.enabled``, or where that is no option let the URL name a service
+file (``postgresql://?service=…``) that lies on the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from jobs_lib.reexport import Loading
+
+RESULT = "range int, keys bigint"
+"""What comes back: the ranges that were loaded here, and how many keys each has."""
+_MOST_TASKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The database that a task loads into."""
+
+    url: str = field(repr=False)
+    """Not shown: it may hold a password."""
+    schema: str
+
+
+def load_with_spark(
+    spark: Any, target: Target, loading: Loading, ranges: Sequence[int]
+) -> int:
+    """Load the ranges in parallel; returns how many keys were loaded by this call."""
+    if not ranges:
+        return 0
+    frame = spark.createDataFrame([(number,) for number in ranges], "range int")
+    loaded = frame.repartition(min(len(ranges), _MOST_TASKS)).mapInArrow(
+        make_task(target, loading), RESULT
+    )
+    return sum(row["keys"] for row in loaded.collect())
+
+
+def make_task(
+    target: Target, loading: Loading
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function of one task: batches of ranges in, batches of loaded ranges out."""
+
+    def load_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Imported where it runs: on the worker.
+        import pyarrow as pa
+
+        from jobs_lib.db import Database
+        from jobs_lib.reexport import load_range
+
+        schema = pa.schema([("range", pa.int32()), ("keys", pa.int64())])
+        database = Database(target.url, target.schema)
+        # An empty task would pay for a connection otherwise.
+        connection = None
+        try:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    connection = connection or database.connect("re-export task")
+                    keys = load_range(connection, database.queries, loading, number)
+                    if keys is not None:
+                        yield pa.record_batch([[number], [keys]], schema=schema)
+        finally:
+            if connection is not None:
+                connection.close()
+
+    return load_ranges
