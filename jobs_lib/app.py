@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from jobs_lib.backoff import Retry
 from jobs_lib.consuming.declared import Declared, read_model_applier
 from jobs_lib.db import Database, load_queries
-from jobs_lib.errors import ConfigurationError, JobsError
+from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.jobs.type import JobType
 from jobs_lib.outbox.entity import Entity
 from jobs_lib.outbox.topic import Topic
-from jobs_lib.reexport import CHUNK_TYPE, export_chunk
+from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
 from jobs_lib.settings import Settings, default_settings, require_database_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    import psycopg
-
-    from jobs_lib.consuming.record import Record
+    from jobs_lib.consuming.declared import RecordHandler
+    from jobs_lib.db import Queries
     from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.type import GroupOf
 
 P = ParamSpec("P")
-RecordHandler = "Callable[[Record, psycopg.Connection[Any]], None]"
 F = TypeVar("F")
 
 
@@ -53,7 +50,7 @@ class App:
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
         self._settings = settings
-        self._enqueuer = Enqueuer(lambda: load_queries(self.settings.schema_name))
+        self._enqueuer = Enqueuer(self._queries)
 
     @property
     def settings(self) -> Settings:
@@ -85,7 +82,7 @@ class App:
             group: the jobs that run one after the other, in the order of enqueue: the
                 name of a parameter, or a function of all of them that returns a string.
                 Defaults to none: every job is independent.
-            retry: when a failed job runs again. Defaults to ``exponential()``, for ever.
+            retry: when a failed job runs again. Defaults to ``exponential()``.
 
         Raises:
             ConfigurationError: the name is taken, or the signature is no schema.
@@ -94,9 +91,11 @@ class App:
         names = {**frame.f_globals, **frame.f_locals}
 
         def declare(function: Callable[Concatenate[Job, P], None]) -> JobType[P]:
-            type_name = name or getattr(function, "__name__", "")
+            type_name = name or str(getattr(function, "__name__", ""))
             if type_name in self.jobs:
-                raise ConfigurationError(f"the job type {type_name!r} is declared twice")
+                raise ConfigurationError(
+                    f"the job type {type_name!r} is declared twice"
+                )
             job_type: JobType[P] = JobType(
                 function,
                 name=type_name,
@@ -137,7 +136,7 @@ class App:
             value=value,
             compacted=compacted,
             partitions=partitions,
-            queries=lambda: load_queries(self.settings.schema_name),
+            queries=self._queries,
         )
         self.topics[name] = topic
         return topic
@@ -159,7 +158,8 @@ class App:
         """
 
         def declare(function: F) -> F:
-            self._declare_consumer(topic, group).add_handler(function, type, value)
+            handler = cast("RecordHandler", function)
+            self._declare_consumer(topic, group).add_handler(handler, type, value)
             return function
 
         return declare
@@ -206,13 +206,19 @@ class App:
         def declare(function: F) -> F:
             entity = Entity(name or source, topic.name, source, key, function)  # type: ignore[arg-type]
             if entity.name in self.entities:
-                raise ConfigurationError(f"the entity {entity.name!r} is declared twice")
+                raise ConfigurationError(
+                    f"the entity {entity.name!r} is declared twice"
+                )
             self.entities[entity.name] = entity
             if CHUNK_TYPE not in self.jobs:
-                self.job(name=CHUNK_TYPE)(export_chunk)
+                handler = chunk_handler(lambda: load_queries(self.settings.schema_name))
+                self.job(name=CHUNK_TYPE)(handler)
             return function
 
         return declare
+
+    def _queries(self) -> Queries:
+        return load_queries(self.settings.schema_name)
 
     def _declare_consumer(self, topic: str, group: str) -> Declared:
         for declared in self.consumers:
@@ -240,8 +246,8 @@ def load_app(path: str) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the module of {path!r} cannot be imported: {error}. Is it on the path, or "
-            "in the working folder?"
+            f"the module of {path!r} cannot be imported: {error}. Is it on the path, "
+            "or in the working folder?"
         ) from None
     app = getattr(module, attribute, None)
     if not isinstance(app, App):

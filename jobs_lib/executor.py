@@ -1,8 +1,8 @@
 """The executor: claim for the owned origins, run on threads, settle in batches.
 
 One dispatcher thread talks to the database: it settles what has ended, promotes what is
-due, claims more while there is room, and sleeps until something ends or the next look is
-due. Worker threads only run handlers. The next claim is in flight while a batch runs.
+due, claims more while there is room, and sleeps until something ends or the next look
+is due. Worker threads only run handlers: the next claim is in flight while they do.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Any, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
@@ -21,18 +20,20 @@ from jobs_lib.jobs.model import Lane, Outcome, Result
 from jobs_lib.jobs.run import Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    import psycopg
+
     from jobs_lib.db import Database
     from jobs_lib.jobs.type import JobType
-    from uuid import UUID
-    import psycopg
-    from collections.abc import Callable, Mapping
 
 _STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
 _PROMOTE_LIMIT = 1_000
 
 
 class Executor:
-    """Runs the jobs of the origins that it is given; a Holder of the role ``execute``."""
+    """Runs the jobs of the origins it is given; a Holder of the role ``execute``."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Executor:
             self._commands.popleft()()
         found = False
         room = self._batch - self._claimer.flying
-        # Claims are few and large: a trickle of small ones would cost a round trip each.
+        # Few and large claims: a trickle of small ones costs a round trip each.
         if room >= self._batch // 2 or not self._ready:
             found = self._claim(connection, max(room, 0))
         if not found and not self._ended:

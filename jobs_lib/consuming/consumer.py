@@ -1,8 +1,8 @@
 """The consumer: blocks of records, each applied with its offset in one transaction.
 
-The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue per partition and pauses
-what is far ahead. Worker threads take a partition each, apply a block, and move the
-offset in the same transaction under the fence. Offsets stored in the database win over
+The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue per partition and
+pauses what is far ahead. Worker threads take a partition each, apply a block, and move
+the offset in the same transaction under the fence. Offsets stored in the database win over
 Kafka's; Kafka is told afterwards, so it may lag and never lead.
 """
 
@@ -46,7 +46,7 @@ class Progress:
     """The offset in the database; None where nothing was handled yet."""
     waiting: deque[Message] = field(default_factory=deque)
     reading: bool = False
-    """Set once Kafka was told where to start: what arrives earlier is older, or skips."""
+    """Set once Kafka was told where to start: what came before is of no use."""
     unsure: bool = False
     """Set when a commit's answer was lost: the offset is read again first."""
     paused: bool = False
@@ -210,9 +210,7 @@ class Consumer:
             )
             return progress
 
-    def _apply(
-        self, connection: psycopg.Connection[Any], progress: Progress
-    ) -> None:
+    def _apply(self, connection: psycopg.Connection[Any], progress: Progress) -> None:
         if progress.unsure:
             progress.stored = self._read_offsets(connection, [progress.partition]).get(
                 progress.partition

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from confluent_kafka import Message
 
 
@@ -41,7 +43,7 @@ def read_headers(message: Message) -> dict[str, str]:
         name: value.decode("utf-8", "replace")
         if isinstance(value, bytes)
         else str(value or "")
-        for name, value in message.headers() or ()
+        for name, value in cast("Iterable[tuple[str, object]]", message.headers() or ())
     }
 
 

@@ -1,8 +1,9 @@
 """Claim jobs of the owned origins: cursors, windows, lanes.
 
 A claim changes no job row. Per origin there is a cursor, the highest id that was looked
-at, kept here in memory only: a new owner starts at 0 and finds everything again, because
-the rows themselves say what is left. See the query ``claim`` for what lies behind it.
+at, kept here in memory only: a new owner starts at 0 and finds everything again,
+because the rows themselves say what is left. The query ``claim`` says what lies behind
+the cursor.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
-    from jobs_lib.db import Queries
-    from uuid import UUID
-    import psycopg
     from collections.abc import Iterable, Mapping
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Queries
 
 _COLD_WINDOW = 32
 _SWEEP_LIMIT = 1_000
@@ -207,7 +209,7 @@ class Claimer:
         key = (lane.origin, lane.group)
         if self._busy.get(key) is lane:
             del self._busy[key]
-            # A lane of one job ends where its group ended, unless rows were passed over.
+            # A lane of one ends where its group ended, unless rows were passed over.
             if not (lane.failed or lane.dropped) and (lane.more or len(lane.jobs) > 1):
                 self._next[key] = lane.jobs[-1].id
 
@@ -225,8 +227,8 @@ class Claimer:
     def sweep(self, connection: psycopg.Connection[Any]) -> int:
         """Look for rows behind the cursors that were committed late.
 
-        Takes at most a twentieth of the time. Now and then it starts at 0: a transaction
-        may have drawn an id before it had a transaction id.
+        Takes at most a twentieth of the time. Now and then it starts at 0: a
+        transaction may have drawn an id before it had a transaction id.
         """
         started = time.monotonic()
         active = self._active()
@@ -268,8 +270,8 @@ class Claimer:
                 break
             sweeper.marks.popleft()
             for origin, cursor in cursors.items():
-                if position := self._positions.get(origin):
-                    position.low = max(position.low, min(cursor, position.cursor))
+                if marked := self._positions.get(origin):
+                    marked.low = max(marked.low, min(cursor, marked.cursor))
         if not sweeper.marks or now - sweeper.marks[-1][0] > _MARK_PAUSE:
             cursors = {o: p.cursor for o, p in self._positions.items()}
             sweeper.marks.append((now, following, cursors))
@@ -289,8 +291,8 @@ class Claimer:
     def _read(self, rows: list[tuple[Any, ...]]) -> list[Lane]:
         lanes: list[Lane] = []
         grouped: dict[tuple[str, str], Lane] = {}
-        for position in self._positions.values():
-            position.deep = False
+        for looked in self._positions.values():
+            looked.deep = False
         for row in rows:
             kind, origin, number, type_, group, count, *rest = row
             position = self._positions.get(origin)

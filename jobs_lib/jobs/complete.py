@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.jobs.model import Outcome, Result
 
 if TYPE_CHECKING:
-    import psycopg
-    from uuid import UUID
-    from jobs_lib.db import Queries
     from collections.abc import Sequence
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Queries
 
 _EVENTS = {
     "complete": "jobs.completed",

@@ -17,8 +17,9 @@ from jobs_lib.jobs.context import current_origin
 from jobs_lib.partitioner import choose_origin
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+
     import psycopg
 
     from jobs_lib.db import Caller

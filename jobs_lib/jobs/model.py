@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
-
 
 from jobs_lib.errors import JobsError
 
 if TYPE_CHECKING:
-    import psycopg
-    from datetime import datetime
-    from contextlib import AbstractContextManager
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    import psycopg
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import Any, NotRequired, get_type_hints, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -71,7 +71,8 @@ class Payload:
             hint = hints.get(parameter.name, Any)
             required = parameter.default is inspect.Parameter.empty
             fields[parameter.name] = hint if required else NotRequired[hint]
-        schema = TypedDict("Payload", fields)  # type: ignore[operator]
+        # Made at run time, from the signature: no type checker can follow.
+        schema = cast("Any", TypedDict)("Payload", fields)
         schema.__pydantic_config__ = _CONFIG
         try:
             self._adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(schema)
@@ -114,9 +115,9 @@ class Payload:
             ) from None
         if len(encoded) > limit:
             raise PayloadError(
-                f"the payload of {self.type_name!r} has {len(encoded)} bytes, the limit "
-                f"is {limit} (JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue "
-                "where it lies"
+                f"the payload of {self.type_name!r} has {len(encoded)} bytes, the "
+                f"limit is {limit} (JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and "
+                "enqueue where it lies"
             )
         if b"\\u0000" in encoded and _NUL.search(encoded):
             raise PayloadError(

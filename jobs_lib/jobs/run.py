@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
@@ -17,8 +17,9 @@ from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
 
 if TYPE_CHECKING:
-    from jobs_lib.jobs.type import JobType
     from uuid import UUID
+
+    from jobs_lib.jobs.type import JobType
 
 Borrow = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 """Lends a connection in autocommit mode."""

@@ -14,8 +14,9 @@ from jobs_lib.jobs.model import Job
 from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
-    from jobs_lib.backoff import Retry
     from datetime import datetime
+
+    from jobs_lib.backoff import Retry
     from jobs_lib.db import Caller
 
 P = ParamSpec("P")
@@ -54,8 +55,8 @@ class JobType(Generic[P]):
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{name!r} is no name for a job type: letters, digits and _ . : - only, "
-                "200 at the most, starting with a letter"
+                f"{name!r} is no name for a job type: letters, digits and _ . : - "
+                "only, 200 at the most, starting with a letter"
             )
         self.function = function
         self.name = name
@@ -107,7 +108,7 @@ class JobType(Generic[P]):
             **kwargs: the same by name.
 
         Raises:
-            NoTransactionError: nothing would hold this and the caller's change together.
+            NoTransactionError: the caller's change would not commit with it.
             PayloadError: the arguments do not fit the signature, or cannot be stored.
             TopicError: the origin names a topic that nobody declared.
         """
@@ -121,7 +122,7 @@ class JobType(Generic[P]):
         in memory until then: enqueue millions in slices.
 
         Raises:
-            NoTransactionError: nothing would hold this and the caller's change together.
+            NoTransactionError: the caller's change would not commit with it.
             PayloadError: one of the payloads does not fit, or cannot be stored.
         """
         entries = [self._entry(dict(payload)) for payload in payloads]

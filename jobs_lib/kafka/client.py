@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.settings import require_bootstrap_servers
@@ -46,16 +47,18 @@ def make_consumer(settings: Settings, group: str) -> Consumer:
         "partition.assignment.strategy": settings.assignment_strategy,
     }
     configuration |= {key: _FORCED[key] for key in _CONSUMER_KEYS}
-    return _make(Consumer, configuration, settings)
+    return cast("Consumer", _make(Consumer, configuration, settings))
 
 
-def make_producer(settings: Settings, transactional_id: str, timeout: float) -> Producer:
+def make_producer(
+    settings: Settings, transactional_id: str, timeout: float
+) -> Producer:
     """A transactional producer; the broker refuses any older one of the same id.
 
     Args:
         settings: where the brokers are.
         transactional_id: stable over restarts and take-overs.
-        timeout: seconds after which an unsent record is given up and its row sent again.
+        timeout: seconds until an unsent record is given up and its row sent again.
     """
     configuration = _common(settings) | {
         "transactional.id": transactional_id,
@@ -65,12 +68,12 @@ def make_producer(settings: Settings, transactional_id: str, timeout: float) -> 
         "linger.ms": 2,
     }
     configuration |= {key: _FORCED[key] for key in _PRODUCER_KEYS}
-    return _make(Producer, configuration, settings)
+    return cast("Producer", _make(Producer, configuration, settings))
 
 
 def make_admin(settings: Settings) -> AdminClient:
     """An admin client."""
-    return _make(AdminClient, _common(settings), settings)
+    return cast("AdminClient", _make(AdminClient, _common(settings), settings))
 
 
 def check_broker(settings: Settings, timeout: float = 10.0) -> None:
@@ -101,8 +104,8 @@ def create_topic(
 ) -> bool:
     """Create a topic; False where it exists already.
 
-    A compacted one keeps tombstones for two days, so that a consumer that is down over a
-    weekend night still sees what was deleted.
+    A compacted one keeps tombstones for two days, so that a consumer that is down over
+    a night still sees what was deleted.
     """
     config = {"cleanup.policy": "compact", "delete.retention.ms": "172800000"}
     topic = NewTopic(name, partitions, replication, config=config if compacted else {})

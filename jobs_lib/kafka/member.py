@@ -11,7 +11,13 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
@@ -50,9 +56,7 @@ class MemberListener(Protocol):
 class GroupMember:
     """One member of a consumer group."""
 
-    def __init__(
-        self, settings: Settings, group: str, topics: Iterable[str]
-    ) -> None:
+    def __init__(self, settings: Settings, group: str, topics: Iterable[str]) -> None:
         self.group = group
         self.topics = sorted(topics)
         self._settings = settings
@@ -106,7 +110,9 @@ class GroupMember:
 
     def pause(self, partition: Partition) -> None:
         """Fetch no more records of a partition for now."""
-        self._commands.append(lambda consumer: _if_assigned(consumer, partition, "pause"))
+        self._commands.append(
+            lambda consumer: _if_assigned(consumer, partition, "pause")
+        )
 
     def resume(self, partition: Partition) -> None:
         """Fetch again."""
@@ -157,8 +163,8 @@ class GroupMember:
             command = self._commands.popleft()
             if not command(consumer):
                 self._commands.append(command)
-        # poll() returns at the first record; consume() alone would wait for more of them
-        # until its time is up.
+        # poll() returns at the first record; consume() alone would wait for more of
+        # them until its time is up.
         first = consumer.poll(_POLL_SECONDS)
         if first is None:
             return

@@ -25,7 +25,7 @@ class Sendable:
     topic: str
     key: str | None
     value: bytes | None
-    headers: list[tuple[str, str | bytes]]
+    headers: list[tuple[str, str | bytes | None]]
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class StateReader:
         """Add id-only rows of re-exports with the state that their entities have now.
 
         Raises:
-            ConfigurationError: a row names an entity that this service does not declare.
+            ConfigurationError: a row names an entity that is not declared here.
         """
         keys: dict[str, list[str]] = {}
         for _, _, key, entity, _, _, _ in rows:
@@ -92,7 +92,7 @@ class StateReader:
         }
         for row_id, topic, key, entity, reexport_id, _, _ in rows:
             state = states[entity].get(key)
-            headers: list[tuple[str, str | bytes]] = [
+            headers: list[tuple[str, str | bytes | None]] = [
                 ("id", str(row_id)),
                 ("source", self._source),
                 ("cause", "reexport"),
@@ -109,14 +109,16 @@ class StateReader:
         entity = self._entities.get(name)
         if entity is None:
             raise ConfigurationError(
-                f"the outbox holds rows of the entity {name!r}, which this service does "
-                "not declare: relay them with the service that does"
+                f"the outbox holds rows of the entity {name!r}, which this service "
+                "does not declare: relay them with the service that does"
             )
         return entity
 
 
 def _read_version(state: Any) -> int | None:
     found = (
-        state.get("version") if isinstance(state, dict) else getattr(state, "version", None)
+        state.get("version")
+        if isinstance(state, dict)
+        else getattr(state, "version", None)
     )
     return found if isinstance(found, int) else None

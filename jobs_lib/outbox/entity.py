@@ -24,7 +24,7 @@ class Entity:
     key: str
     """The column of ``source`` whose text form is the record's key."""
     load: Loader
-    """Current states by key, one query for a whole list; a key without an entry is gone."""
+    """Current states by key, one query for a list; a key without an entry is gone."""
 
     def load_states(
         self, connection: psycopg.Connection[Any], keys: Sequence[str]

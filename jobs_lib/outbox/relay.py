@@ -268,8 +268,8 @@ class Relay:
         deleted = cast("tuple[int]", row)[0]
         if deleted != len(block.rows):
             raise FencedError(
-                f"{len(block.rows) - deleted} of {len(block.rows)} rows of shard {shard} "
-                "were not there to delete: another relay has taken it over"
+                f"{len(block.rows) - deleted} of {len(block.rows)} rows of shard "
+                f"{shard} were not there to delete: another relay has taken it over"
             )
 
     def _recover(self, shard: int, error: Exception) -> None:

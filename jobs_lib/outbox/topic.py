@@ -1,4 +1,4 @@
-"""A topic that a service publishes to: rows of the outbox, in the caller's transaction."""
+"""A topic that a service publishes to, through the outbox."""
 
 from __future__ import annotations
 
@@ -69,14 +69,12 @@ class Topic(Generic[V]):
             headers: more headers for the record.
 
         Raises:
-            NoTransactionError: nothing would hold this and the caller's change together.
+            NoTransactionError: the caller's change would not commit with it.
             PayloadError: key or value cannot be stored.
         """
         return self._write(conn, key, self.encode(value), version, headers)
 
-    def tombstone(
-        self, conn: Caller, *, key: str, version: int | None = None
-    ) -> int:
+    def tombstone(self, conn: Caller, *, key: str, version: int | None = None) -> int:
         """Write that the entity is gone: its key with a null value."""
         return self._write(conn, key, None, version, None)
 

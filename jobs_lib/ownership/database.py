@@ -1,24 +1,25 @@
-"""Live processes share the origins among themselves, over nothing but their heartbeats."""
+"""Live processes share the origins, over nothing but their heartbeats."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.ownership.source import Assignment
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jobs_lib.ownership.process import Process
-    from jobs_lib.db import Database
-    from uuid import UUID
     from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from jobs_lib.db import Database
+    from jobs_lib.ownership.process import Process
 
 
 def choose_owner(origin: str, processes: Iterable[UUID]) -> UUID | None:
-    """The process that owns ``origin``: the same answer everywhere, few moves on change.
+    """The process that owns ``origin``: the same everywhere, with few moves.
 
     Rendezvous hashing (Thaler and Ravishankar, "A Name-Based Mapping Scheme for
     Rendezvous", 1996): the highest of the hashes of (process, origin).

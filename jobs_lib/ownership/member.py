@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class MemberSource:
     """Wants what the members of this process are assigned.
 
-    The group's coordinator is the authority: what it gives is taken from whoever had it.
+    The group's coordinator is the authority: what it gives is taken from anybody.
     """
 
     def __init__(self, members: Iterable[GroupMember], handover_timeout: float) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Protocol, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 
 if TYPE_CHECKING:
-    from jobs_lib.ownership.source import Source
-    from jobs_lib.ownership.process import Process
-    from jobs_lib.db import Database
-    import psycopg
     from collections.abc import Iterable, Mapping
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.ownership.process import Process
+    from jobs_lib.ownership.source import Source
 
 
 class Holder(Protocol):
@@ -31,7 +32,7 @@ class Holder(Protocol):
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop working on origins; wait up to ``timeout`` seconds for what is running.
 
-        What still runs afterwards is fenced: it cannot commit anything of these origins.
+        What still runs afterwards is fenced: it can commit nothing of these origins.
         """
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import threading
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
-
 
 from jobs_lib import __version__, telemetry
 from jobs_lib.backoff import RECONNECT
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jobs_lib.db import Database
-    import psycopg
     from collections.abc import Iterable
+
+    import psycopg
+
+    from jobs_lib.db import Database
 
 _BURY_AFTER = 3_600.0
 
@@ -40,7 +41,7 @@ class Process:
         )
 
     def start(self) -> None:
-        """Beat once, so that nothing is owned before the process is known; then go on."""
+        """Beat once, so that nothing is owned by a stranger; then go on."""
         with self._database.connect("heartbeat") as connection:
             self._beat_once(connection)
         telemetry.emit(
