@@ -1,0 +1,104 @@
+"""Apps and running executors for the tests of the library."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from jobs_lib import App, telemetry
+from jobs_lib.executor import Executor
+from jobs_lib.ownership import Ownership, Process, StaticSource
+from jobs_lib.service import Service
+from jobs_lib.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+QUICK: dict[str, Any] = {
+    "poll_interval": 0.01,
+    "relay_poll_interval": 0.01,
+    "heartbeat_interval": 0.2,
+    "stale_after": 1.0,
+    "session_timeout": 6.0,
+    "group_heartbeat_interval": 0.3,
+    "follow_interval": 0.1,
+    "handover_timeout": 2.0,
+}
+"""Settings that make a test short."""
+
+
+def make_app(url: str, *, home: str | None = None, **settings: Any) -> App:
+    """An app on the database at ``url``, with quick settings."""
+    return App(
+        "test", home=home, settings=load_settings(**QUICK, database_url=url, **settings)
+    )
+
+
+@contextlib.contextmanager
+def running(app: App, *parts: str, sidecar: bool = False) -> Iterator[Service]:
+    """Run some parts of an app in this process; all of them by default."""
+    parts = parts or ("consumers", "executor", "relay")
+    service = Service(app, parts, sidecar=sidecar)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@contextlib.contextmanager
+def executing(
+    app: App, origins: Iterable[str], *, workers: int = 4, batch: int = 100
+) -> Iterator[Process]:
+    """Run an executor on fixed origins; several may run in one test."""
+    settings = app.settings
+    database = app.database()
+    process = Process(database, f"pod-{uuid4().hex[:6]}", ["execute"], 0.2)
+    executor = Executor(
+        database,
+        app.jobs,
+        process.id,
+        UUID(int=1),
+        workers=workers,
+        batch=batch,
+        poll_interval=settings.poll_interval,
+    )
+    ownership = Ownership(
+        database,
+        process,
+        "execute",
+        StaticSource(origins),
+        executor,
+        interval=0.1,
+        stale_after=settings.stale_after,
+        handover_timeout=settings.handover_timeout,
+    )
+    process.start()
+    executor.start()
+    ownership.start()
+    try:
+        yield process
+    finally:
+        ownership.stop()
+        executor.stop()
+        process.stop()
+
+
+@contextlib.contextmanager
+def heard(*events: str) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The events of these names that are emitted meanwhile, in order."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    lock = threading.Lock()
+
+    def listener(event: str, fields: dict[str, Any]) -> None:
+        if event in events:
+            with lock:
+                found.append((event, fields))
+
+    stop = telemetry.listen(listener)
+    try:
+        yield found
+    finally:
+        stop()
