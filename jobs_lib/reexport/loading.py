@@ -66,7 +66,6 @@ def load_range(
         keys = _read_keys(connection, queries, loading.source, lower, upper)
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
             for block in encode_chunks(loading, number, keys):
-                # As str: psycopg encodes it as this connection's encoding wants.
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
@@ -76,23 +75,26 @@ def load_range(
     return len(keys)
 
 
-def encode_chunks(loading: Loading, number: int, keys: Sequence[str]) -> Iterator[str]:
+def encode_chunks(
+    loading: Loading, number: int, keys: Sequence[str]
+) -> Iterator[bytes]:
     """The chunk jobs of a range as lines of COPY's text format, in blocks.
 
     The origins go round: every pod gets its share of each range.
     """
-    lines: list[str] = []
+    lines: list[bytes] = []
     head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
     for index, start in enumerate(range(0, len(keys), loading.chunk)):
         partition = (number + index) % loading.partitions
         # JSON has no raw tab or newline; backslashes are COPY's own escape.
         payload = json.dumps(keys[start : start + loading.chunk], ensure_ascii=False)
         payload = payload.replace("\\", "\\\\")
-        lines.append(f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n")
+        line = f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n"
+        lines.append(line.encode())
         if len(lines) == _COPY_CHUNKS:
-            yield "".join(lines)
+            yield b"".join(lines)
             lines.clear()
-    yield "".join(lines)
+    yield b"".join(lines)
 
 
 def _read_keys(
