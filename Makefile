@@ -1,45 +1,48 @@
-# What is done to this project, by name. Needs Python 3.11 or newer, and make.
-PYTHON ?= python3
-BIN := .venv/bin
-PACKAGES := pgbouncer faketime postgresql
-TOO_OLD := import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer \
-is needed, this is %s: name another as in `make PYTHON=python3.12`" % sys.version)
+# Needs make and Python 3.11 or newer. All else is installed into .venv, by pip alone.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help venv check test test-all demo bench-jobs docs clean
 
-help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+BIN := .venv/bin
+NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 
-venv: .venv/installed ## Make .venv with everything the project needs
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+venv: .venv/installed ## Make .venv with everything that the project needs
 .venv/installed: pyproject.toml
-	@$(PYTHON) -c '$(TOO_OLD)'
+	@test -n "$(PYTHON)" || { echo "jobs_lib needs Python 3.11 or newer, and finds" \
+		"$$(python3 --version 2>&1): install one, or say make PYTHON=/path/to/python"; exit 1; } >&2
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-check: venv ## Lint, types, import direction, links, generated pages
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+check: venv ## Lint, types, import direction, dead links, generated pages
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m scripts.links
-	$(BIN)/python -m scripts.settings --check
 	$(BIN)/python -m scripts.guarantees --check
+	$(BIN)/python -m scripts.settings --check
 
-test: check ## Check, then run the tests that take seconds
-	$(BIN)/pytest -m "not slow" --junit-xml=build/junit.xml
+test: check ## check, and the everyday tests (report: build/junit.xml)
+	$(BIN)/python -m scripts.tests
 
-test-all: check ## Run the slow tests too; as root, install the packages they need
-	@# RUNLEVEL=1: Debian shall not start the servers, the tests do it themselves.
-	-test "$$(id -u)" -ne 0 || RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-	apt-get install -qy --no-install-recommends $(PACKAGES)
-	$(BIN)/pytest --junit-xml=build/junit.xml
+test-all: check ## test, and what is slow or needs system packages (apt, when root)
+	$(BIN)/python -m scripts.tests --all
 
-demo: venv ## Run the whole flow on real data
+demo: venv ## The example on real data; FLIGHTS=n takes only n flights
 	$(BIN)/python -m examples.flights.demo
-bench-jobs: venv ## Measure jobs per second
+
+bench-jobs: venv ## Measure the jobs on this machine
 	$(BIN)/python -m benchmarks.jobs
-docs: venv ## Write the generated pages anew
-	$(BIN)/python -m scripts.settings
+
+docs: venv ## Write the generated pages of docs/ anew
 	$(BIN)/python -m scripts.guarantees
-clean: ## Remove what was built, .venv too
+	$(BIN)/python -m scripts.settings
+
+clean: ## Remove .venv and all that was built
 	rm -rf .venv build dist .*_cache

@@ -1,0 +1,107 @@
+"""Run the tests as `make test` and `make test-all` do.
+
+The tests of `tests/integration` run on the oldest PostgreSQL installed on this machine
+first, then everything runs on the embedded one, so that the output closes with pytest's
+summary of the main run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs_lib.devstack import installed_postgres
+
+ROOT = Path(__file__).parents[1]
+EMBEDDED = 18
+OLDEST = 14
+
+OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
+
+# What some tests need and no wheel brings: program to Debian's package.
+PROGRAMS = {
+    "pgbouncer": "pgbouncer",
+    "faketime": "faketime",
+    OLDER_POSTGRES: "postgresql",
+}
+
+
+def main() -> int:
+    """Run the tests; return pytest's exit code."""
+    parser = argparse.ArgumentParser(description="Run the tests on two PostgreSQLs.")
+    parser.add_argument("--all", action="store_true", help="the slow ones too")
+    args = parser.parse_args()
+    if args.all:
+        install(missing())
+    os.chdir(ROOT)
+    left_out = [f"{program} is not installed" for program in missing()]
+    chosen = [] if args.all else ["-m", "not slow"]
+    older = older_postgres()
+    before = 0
+    if older is None:
+        print("No older PostgreSQL is installed: tested on the embedded one only.")
+    else:
+        before = run(chosen, *older)
+    code = run(chosen)
+    if args.all:
+        print("Skipped:" if left_out else "Nothing was skipped for want of a package.")
+        print("".join(f"  {line}\n" for line in left_out), end="")
+    return code or before
+
+
+def run(
+    chosen: list[str], major: int | None = None, bin_dir: Path | None = None
+) -> int:
+    """One run of pytest: everything, or the SQL's tests on another PostgreSQL."""
+    report = "junit" if major is None else f"junit-postgresql-{major}"
+    command = [sys.executable, "-m", "pytest", *chosen]
+    command.append(f"--junit-xml=build/{report}.xml")
+    environment = dict(os.environ)
+    if bin_dir is not None:
+        print(f"PostgreSQL {major}: tests/integration", flush=True)
+        environment["JOBS_LIB_TEST_POSTGRES_BIN"] = str(bin_dir)
+        command += ["--durations=0", "--durations-min=5", "tests/integration"]
+    sys.stdout.flush()
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def older_postgres() -> tuple[int, Path] | None:
+    """The oldest installed PostgreSQL that is supported and not the embedded one."""
+    installed = sorted(installed_postgres().items())
+    return next((found for found in installed if OLDEST <= found[0] < EMBEDDED), None)
+
+
+def missing() -> list[str]:
+    """The programs that are not there."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+    found = {
+        "pgbouncer": shutil.which("pgbouncer", path=path),
+        "faketime": shutil.which("faketime", path=path),
+        OLDER_POSTGRES: older_postgres(),
+    }
+    return [program for program in PROGRAMS if found[program] is None]
+
+
+def install(programs: list[str]) -> None:
+    """Install them by apt, where that is possible."""
+    if not programs or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    # RUNLEVEL=1: Debian shall not start the servers, the tests do that themselves.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    packages = [PROGRAMS[program] for program in programs]
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages],
+    ):
+        done = subprocess.run(command, env=environment, check=False)
+        if done.returncode != 0:
+            print(f"{' '.join(command)} failed: its tests are skipped", file=sys.stderr)
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
