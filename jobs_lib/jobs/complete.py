@@ -95,7 +95,6 @@ class Completer:
         if written:
             telemetry.emit(_EVENTS[query], ids=written)
         if len(written) < len(batch):
-            # A later job of the lane may have completed them in its own transaction.
-            known = {outcome.job.id for outcome in batch if not outcome.job.completed}
-            if missing := known - set(written):
+            expected = {outcome.job.id for outcome in batch if not outcome.job.carried}
+            if missing := expected - set(written):
                 telemetry.emit("jobs.fenced", ids=sorted(missing))

@@ -36,6 +36,9 @@ class Job:
     """Of the database that holds the job: ids are unique only there."""
     completed: bool = False
     """Set once its completion is known to be committed."""
+    carried: bool = False
+    """Set when a later job of its lane completes it, too, in a transaction of its own:
+    whoever comes second finds nothing left, and that is well."""
     open_transaction: (
         Callable[[], AbstractContextManager[psycopg.Connection[Any]]] | None
     ) = field(default=None, repr=False)

@@ -92,6 +92,8 @@ class Runner:
                 f"so job {job.id} could not be completed with it: leave commit and "
                 "rollback to the `with job.transaction()` block"
             )
+        for done in lane.done:
+            done.carried = True
         # The commit travels behind the completion in one round trip: a process that is
         # stopped between the two cannot hold up a take-over, and a completion that is
         # refused makes the server roll back.

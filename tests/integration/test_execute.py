@@ -1,0 +1,361 @@
+"""Claim, order, execute, retry, complete: an executor on the real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from jobs_lib import Discard, Job, Snooze, exponential
+from jobs_lib.errors import FencedError
+from tests.support.apps import executing, heard, make_app
+
+HOME = [f"local/{n}" for n in range(16)]
+
+
+@pytest.fixture
+def app(database_url):
+    """An app without Kafka: its origins are those of the topic `local`."""
+    return make_app(database_url)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def count(admin, table: str) -> int:
+    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+
+
+@pytest.mark.guarantee("S9", "I9")
+def test_a_group_runs_one_job_at_a_time_in_the_order_of_enqueue(
+    app, admin, connect, wait_for
+):
+    runs: list[tuple[float, float, int]] = []
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None:
+        started = time.monotonic()
+        runs.append((started, time.monotonic(), job.id))
+
+    @app.job()
+    def scatter(job: Job, times: int) -> None:
+        # Enqueued by handlers of different origins: the group has one of its own.
+        with job.transaction() as connection:
+            for _ in range(times):
+                work.enqueue(connection, group="g")
+
+    def enqueue_like_a_request():
+        for _ in range(100):
+            with connect() as connection:
+                work.enqueue(connection, group="g")
+
+    with connect() as connection:
+        for n in range(16):
+            scatter.options(origin=f"local/{n}").enqueue(connection, times=50)
+    thread = threading.Thread(target=enqueue_like_a_request)
+    with executing(app, HOME, workers=16):
+        thread.start()
+        thread.join()
+        wait_for(lambda: count(admin, "history") == 916, timeout=60, what="all ran")
+    assert len(runs) == 900
+    assert all(before[1] <= after[0] for before, after in pairwise(runs))
+    # The order of commit is the order of ids, because of the group's lock.
+    assert [job_id for _, _, job_id in runs] == sorted(job_id for _, _, job_id in runs)
+
+
+@pytest.mark.guarantee("S10")
+def test_groups_run_in_parallel(app, admin, connect, wait_for):
+    # Each job waits for the other one: only possible when both run at once.
+    together = threading.Barrier(2, timeout=10)
+
+    @app.job(group="group")
+    def meet(job: Job, group: str) -> None:
+        together.wait()
+
+    with connect() as connection:
+        meet.options(origin="local/1").enqueue(connection, group="a")
+        meet.options(origin="local/1").enqueue(connection, group="b")
+    with executing(app, HOME, workers=2):
+        wait_for(lambda: count(admin, "history") == 2, what="both ran")
+
+
+@pytest.mark.guarantee("S6")
+def test_a_job_for_later_runs_when_it_is_due_and_not_before(
+    app, admin, connect, wait_for
+):
+    seen: list[tuple[datetime, datetime]] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        assert job.run_at is not None
+        seen.append((job.run_at, datetime.now(UTC)))
+
+    now = datetime.now(UTC)
+    with connect() as connection:
+        work.options(run_at=now + timedelta(days=1)).enqueue(connection)
+        for n in range(5):
+            due = now + timedelta(milliseconds=200 * n)
+            work.options(run_at=due).enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 5, what="those due ran")
+    assert all(due <= ran for due, ran in seen)
+    # Where the clock is the database's alone: tomorrow is moved to now.
+    admin.execute("update jobs_lib.jobs set run_at = clock_timestamp()")
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 6, what="the last one is due")
+
+
+@pytest.mark.guarantee("S7")
+def test_an_unknown_type_stays_and_is_reported_and_others_run(
+    app, admin, connect, database_url, wait_for
+):
+    newer = make_app(database_url)
+
+    @newer.job(group="group")
+    def unknown(job: Job, group: str | None = None) -> None: ...
+
+    @app.job(group="group")
+    def known(job: Job, group: str | None = None) -> None: ...
+
+    with connect() as connection:
+        unknown.enqueue(connection)
+        unknown.enqueue(connection, group="blocked")
+        known.enqueue(connection, group="blocked")
+        known.enqueue(connection, group="free")
+        known.enqueue(connection)
+    with heard("jobs.unknown") as reported, executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 2, what="the known ones ran")
+        wait_for(lambda: len(reported) == 2, what="both origins are reported")
+    assert {fields["type"] for _, fields in reported} == {"unknown"}
+    left = admin.execute("select type, attempt, state from jobs_lib.jobs order by id")
+    assert left.fetchall() == [
+        ("unknown", 0, "available"),
+        ("unknown", 0, "available"),
+        ("known", 0, "available"),
+    ]
+    # A pod that knows both finishes the rest, in the order of the group.
+    newer.jobs["known"] = known
+    with executing(newer, HOME):
+        wait_for(lambda: count(admin, "jobs") == 0, what="the newer pod ran the rest")
+
+
+@pytest.mark.guarantee("S16", "S1")
+def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
+    app, admin, connect, wait_for
+):
+    order: list[int] = []
+
+    @app.job(group="group", retry=exponential(first=0.05, factor=2, cap=0.2))
+    def work(job: Job, n: int, group: str, fails: int = 0) -> None:
+        if job.attempt <= fails:
+            raise RuntimeError(f"attempt {job.attempt} of {n}")
+        if group == "bad":
+            order.append(n)
+
+    with connect() as connection:
+        work.enqueue(connection, n=0, group="bad")
+        work.enqueue(connection, n=1, group="bad", fails=6)
+        work.enqueue(connection, n=2, group="bad")
+        many = [{"n": n, "group": f"g{n % 50}"} for n in range(500)]
+        work.enqueue_many(connection, many)
+        stuck = work.options(origin="local/0")
+        stuck.enqueue(connection, n=9, group="stuck", fails=10**6)
+    with heard("jobs.retried") as retried, executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 503, what="all but one finished")
+    assert order == [0, 1, 2]
+    assert len(retried) >= 7
+    state, attempt, errors, delay = admin.execute(
+        "select state, attempt, errors, run_at - (errors->-1->>'at')::timestamptz"
+        " from jobs_lib.jobs"
+    ).fetchone()
+    assert state in {"scheduled", "available"}
+    assert attempt >= 1
+    assert errors[-1]["error"] == f"RuntimeError: attempt {attempt} of 9"
+    assert [e["attempt"] for e in errors] == list(
+        range(attempt - len(errors) + 1, attempt + 1)
+    )
+    assert timedelta(0) <= delay <= timedelta(seconds=0.2 + 0.01)
+
+
+def test_a_snooze_burns_no_attempt_and_a_discard_lets_the_group_go_on(
+    app, admin, connect, wait_for
+):
+    seen: list[tuple[str, int]] = []
+
+    @app.job(group="group")
+    def work(job: Job, name: str, group: str) -> None:
+        seen.append((name, job.attempt))
+        if name == "sleepy" and len(seen) < 3:
+            raise Snooze(0.01)
+        if name == "hopeless":
+            raise Discard("no such customer")
+
+    with connect() as connection:
+        for name in ("sleepy", "hopeless", "last"):
+            work.enqueue(connection, name=name, group="g")
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 3, what="all ended")
+    assert seen == [
+        ("sleepy", 1), ("sleepy", 1), ("sleepy", 1), ("hopeless", 1), ("last", 1)
+    ]  # fmt: skip
+    kept = admin.execute("select type, errors->-1->>'error' from jobs_lib.discarded")
+    assert kept.fetchall() == [("work", "Discard: no such customer")]
+
+
+def test_a_job_with_too_many_attempts_is_discarded(app, admin, connect, wait_for):
+    @app.job(retry=exponential(first=0.01, cap=0.01, max_attempts=3))
+    def work(job: Job) -> None:
+        raise RuntimeError("never")
+
+    with connect() as connection:
+        work.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "discarded") == 1, what="it is given up")
+    attempt, errors = admin.execute(
+        "select attempt, errors from jobs_lib.discarded"
+    ).fetchone()
+    assert (attempt, [e["attempt"] for e in errors]) == (3, [1, 2, 3])
+
+
+def test_a_row_that_commits_late_with_a_lower_id_is_found(
+    app, admin, connect, wait_for
+):
+    @app.job()
+    def work(job: Job) -> None: ...
+
+    late = connect()
+    work.options(origin="local/0").enqueue(late)
+    with executing(app, HOME):
+        with connect() as connection:
+            work.options(origin="local/0").enqueue(connection)
+        wait_for(lambda: count(admin, "history") == 1, what="the cursor has passed")
+        late.commit()
+        wait_for(lambda: count(admin, "history") == 2, what="the late one is swept up")
+
+
+def test_the_jobs_transaction_commits_with_its_completion(
+    app, admin, connect, wait_for
+):
+    admin.execute("create table effects (n int)")
+
+    @app.job(retry=exponential(first=0.01, cap=0.01))
+    def work(job: Job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into effects values (%s)", (n,))
+            if job.attempt == 1:
+                raise RuntimeError("inside the transaction")
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"n": n} for n in range(20)])
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 20, what="all committed")
+    effects = admin.execute("select n from effects order by n").fetchall()
+    assert effects == [(n,) for n in range(20)]
+
+
+def test_a_stale_owner_can_neither_commit_nor_complete(app, admin, connect, wait_for):
+    admin.execute("create table effects (job bigint)")
+    inside, taken = threading.Event(), threading.Event()
+    refused: list[BaseException] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                connection.execute("insert into effects values (%s)", (job.id,))
+                if not inside.is_set():
+                    inside.set()
+                    assert taken.wait(10)
+        except FencedError as error:
+            refused.append(error)
+            raise
+
+    with connect() as connection:
+        job_id = work.options(origin="local/0").enqueue(connection)
+    with executing(app, ["local/0"]):
+        assert inside.wait(10)
+        # Another pod takes over while the handler is inside its transaction: it need
+        # not wait for the handler, and the handler's commit is refused.
+        with executing(app, ["local/0"]):
+            wait_for(lambda: count(admin, "history") == 1, what="the new owner ran it")
+            taken.set()
+            wait_for(lambda: refused, what="the old owner is refused")
+    assert "no longer" in str(refused[0])
+    assert admin.execute("select job from effects").fetchall() == [(job_id,)]
+
+
+def test_what_ran_before_in_the_group_is_complete_when_an_effect_commits(
+    app, admin, connect, wait_for
+):
+    unfinished: list[int] = []
+
+    @app.job(group="group")
+    def plain(job: Job, group: str) -> None: ...
+
+    @app.job(group="group")
+    def effect(job: Job, group: str) -> None:
+        with job.transaction():
+            pass
+        row = admin.execute(
+            "select count(*) from jobs_lib.jobs where id < %s", (job.id,)
+        )
+        unfinished.append(row.fetchone()[0])
+
+    with connect() as connection:
+        for _ in range(20):
+            plain.enqueue(connection, group="g")
+            effect.enqueue(connection, group="g")
+    with heard("jobs.fenced") as fenced, executing(app, HOME):
+        wait_for(lambda: count(admin, "jobs") == 0, what="all finished")
+    assert unfinished == [0] * 20
+    assert fenced == []
+
+
+@pytest.mark.guarantee("S12")
+def test_an_executor_claims_from_its_own_origins_only(app, admin, connect, wait_for):
+    ran: dict[str, set[str]] = defaultdict(set)
+
+    @app.job()
+    def work(job: Job) -> None:
+        ran[job.origin].add(threading.current_thread().name)
+
+    with connect() as connection:
+        for n in range(12):
+            for _ in range(20):
+                work.options(origin=f"local/{n}").enqueue(connection)
+    with executing(app, ["local/1", "local/2"]):
+        wait_for(lambda: count(admin, "history") == 40, what="the owned ones ran")
+    assert set(ran) == {"local/1", "local/2"}
+    # An empty assignment claims nothing, while a neighbour finishes its own share.
+    with executing(app, []), executing(app, ["local/3"]):
+        wait_for(lambda: count(admin, "history") == 60, what="one more origin ran")
+    assert set(ran) == {"local/1", "local/2", "local/3"}
+
+
+def test_jobs_survive_a_database_that_restarts(
+    app, admin, connect, postgres_server, wait_for
+):
+    release = threading.Event()
+
+    @app.job()
+    def work(job: Job, n: int) -> None:
+        release.wait(10)
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"n": n} for n in range(200)])
+    with executing(app, HOME, workers=2), heard("loop.failed"):
+        admin.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'jobs_lib %' and datname = current_database()"
+        )
+        release.set()
+        wait_for(lambda: count(admin, "jobs") == 0, timeout=30, what="all finished")
+    attempts = admin.execute("select distinct attempt from jobs_lib.history").fetchall()
+    assert attempts == [(1,)]
