@@ -1,0 +1,287 @@
+"""The relay: all that was committed reaches the topic in order, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from jobs_lib import telemetry
+from jobs_lib.errors import PayloadError
+from tests.support.apps import heard, make_app, running
+from tests.support.records import read_topic
+
+
+@dataclass
+class State:
+    """A whole state, not a change."""
+
+    name: str
+    n: int
+    version: int
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+@pytest.fixture
+def states(app, topic):
+    """A compacted topic of states."""
+    name = topic(4, config={"cleanup.policy": "compact"})
+    return app.topic(name, value=State, compacted=True, partitions=4)
+
+
+def left(admin) -> int:
+    return admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0]
+
+
+@pytest.mark.guarantee("W4", "I18", "I19")
+def test_every_commit_is_a_record_and_a_rollback_is_none(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    expected: dict[str, list[int]] = {}
+    with running(app, "relay"):
+        for n in range(1, 301):
+            key = f"k{n % 7}"
+            with connect() as connection:
+                states.send(connection, key=key, value=State(key, n, n), version=n)
+                if n % 3 == 0:
+                    connection.rollback()
+                else:
+                    expected.setdefault(key, []).append(n)
+        wait_for(lambda: left(admin) == 0, what="the outbox is empty")
+    found: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, states.name):
+        assert record.json == {
+            "name": record.key,
+            "n": record.json["n"],
+            "version": record.json["n"],
+        }
+        found.setdefault(record.key, []).append(int(record.headers["version"]))
+    assert found == expected
+
+
+@pytest.mark.guarantee("W2")
+def test_each_value_alone_rebuilds_the_row(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    with running(app, "relay"):
+        with connect() as connection:
+            states.send(connection, key="a", value=State("a", 1, 1))
+            states.send(connection, key="a", value=State("a", 2, 2))
+        wait_for(lambda: left(admin) == 0, what="the outbox is empty")
+    values = [record.json for record in read_topic(bootstrap_servers, states.name)]
+    assert [State(**value) for value in values] == [State("a", 1, 1), State("a", 2, 2)]
+
+
+@pytest.mark.guarantee("W5")
+def test_bytes_are_relayed_unchanged(
+    app, admin, topic, connect, bootstrap_servers, wait_for
+):
+    payload = bytes(range(256))
+    events = app.topic(topic(1), value=bytes)
+    with running(app, "relay"):
+        with connect() as connection:
+            events.send(connection, key="a", value=payload, headers={"who": "me"})
+            events.send(connection, key=None, value=b"")
+            events.tombstone(connection, key="a")
+        wait_for(lambda: left(admin) == 0, what="the outbox is empty")
+    first, *others = sorted(
+        read_topic(bootstrap_servers, events.name), key=lambda r: int(r.headers["id"])
+    )
+    assert (first.key, first.value, first.headers["who"]) == ("a", payload, "me")
+    assert [(r.key, r.value) for r in others] == [(None, b""), ("a", None)]
+
+
+def test_what_does_not_fit_the_topic_is_refused(states, connect):
+    with connect() as connection:
+        with pytest.raises(PayloadError, match="does not fit"):
+            states.send(connection, key="a", value={"name": 1})
+        with pytest.raises(PayloadError, match="needs a key"):
+            states.send(connection, key=None, value=State("a", 1, 1))
+        with pytest.raises(PayloadError, match="not empty"):
+            states.send(connection, key="", value=State("a", 1, 1))
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.guarantee("W10")
+def test_a_row_that_appears_during_the_send_survives_the_delete(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    # A row with a lower id than the block's is committed while the block is in Kafka
+    # and not yet deleted.
+    late = connect()
+    states.send(late, key="late", value=State("late", 1, 1))
+    produced, go_on = threading.Event(), threading.Event()
+
+    def hold(event, fields):
+        if event == "block.produced" and not produced.is_set():
+            produced.set()
+            assert go_on.wait(10)
+
+    with connect() as connection:
+        # In the same shard: the key is chosen so.
+        for n in range(200):
+            states.send(connection, key=f"k{n}", value=State("x", n, 1))
+        connection.execute("update jobs_lib.outbox set shard = 0")
+    late.execute("update jobs_lib.outbox set shard = 0 where key = 'late'")
+    stop = telemetry.listen(hold)
+    try:
+        with running(app, "relay"):
+            assert produced.wait(20)
+            late.commit()
+            go_on.set()
+            wait_for(lambda: left(admin) == 0, what="the outbox is empty")
+    finally:
+        stop()
+    keys = [record.key for record in read_topic(bootstrap_servers, states.name)]
+    assert sorted(keys) == sorted(["late", *(f"k{n}" for n in range(200))])
+
+
+@pytest.mark.guarantee("W12")
+def test_a_row_with_the_lowest_id_that_commits_last_is_sent(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    oldest = connect()
+    states.send(oldest, key="oldest", value=State("oldest", 0, 1))
+    with running(app, "relay"):
+        for n in range(50):
+            with connect() as connection:
+                states.send(connection, key=f"k{n}", value=State("x", n, 1))
+        wait_for(lambda: left(admin) == 0, what="all committed rows are sent")
+        oldest.commit()
+        wait_for(
+            lambda: (
+                "oldest"
+                in {record.key for record in read_topic(bootstrap_servers, states.name)}
+            ),
+            what="the oldest is sent too",
+        )
+
+
+@pytest.mark.guarantee("I20")
+def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    admin.execute("create table counters (key text primary key, n int)")
+    admin.execute(
+        "insert into counters select 'k' || g, 0 from generate_series(0, 4) g"
+    )
+
+    def write(seed: int) -> None:
+        with connect() as connection:
+            for n in range(60):
+                key = f"k{(n * seed) % 5}"
+                (count,) = connection.execute(
+                    "update counters set n = n + 1 where key = %s returning n", (key,)
+                ).fetchone()
+                states.send(
+                    connection, key=key, value=State(key, count, count), version=count
+                )
+                if (n + seed) % 4:
+                    connection.commit()
+                else:
+                    connection.rollback()
+
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in (1, 2, 3, 7)]
+    with running(app, "relay"):
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        wait_for(lambda: left(admin) == 0, what="the outbox is empty")
+    versions: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, states.name):
+        versions.setdefault(record.key, []).append(int(record.headers["version"]))
+    rows = admin.execute("select key, n from counters where n > 0").fetchall()
+    assert versions == {key: list(range(1, n + 1)) for key, n in rows}
+
+
+@pytest.mark.guarantee("W11")
+def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
+    admin, states, app, connect, bootstrap_servers, run_process, database_url, wait_for
+):
+    with connect() as connection:
+        for n in range(1, 31):
+            key = f"k{n % 3}"
+            states.send(connection, key=key, value=State(key, n, n), version=n)
+    worker = run_process(
+        "-m", "tests.support.relay_worker", database_url, bootstrap_servers,
+        states.name, "block.produced",
+    )  # fmt: skip
+    assert worker.wait(timeout=60) == -9
+    assert left(admin) > 0
+    with heard("block.deleted"), running(app, "relay"):
+        wait_for(lambda: left(admin) == 0, timeout=30, what="the next relay goes on")
+    by_key: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, states.name):
+        by_key.setdefault(record.key, []).append(int(record.headers["version"]))
+    repeats = 0
+    for key, versions in by_key.items():
+        expected = [n for n in range(1, 31) if f"k{n % 3}" == key]
+        firsts = list(dict.fromkeys(versions))
+        repeats += len(versions) - len(firsts)
+        assert firsts == expected
+        assert versions[-1] == expected[-1]
+        # A repeat replays the sequence; it never goes back for good.
+        assert all(a < b or b == expected[0] for a, b in pairwise(versions))
+    assert repeats > 0
+
+
+@pytest.mark.guarantee("W8")
+@pytest.mark.slow
+def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
+    admin, states, app, connect, bootstrap_servers, run_process, database_url, wait_for
+):
+    workers = [
+        run_process(
+            "-m", "tests.support.relay_worker", database_url, bootstrap_servers,
+            states.name,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+
+    def owners() -> list[int]:
+        rows = admin.execute(
+            "select count(*) from jobs_lib.origins"
+            " where role = 'relay' and owner is not null group by owner"
+        )
+        return [count for (count,) in rows]
+
+    wait_for(
+        lambda: len(owners()) == 2 and sum(owners()) == 16,
+        timeout=30,
+        what="two relays share 16 shards",
+    )
+    versions = 0
+    for round_ in range(4):
+        for _ in range(50):
+            versions += 1
+            with connect() as connection:
+                for key in ("a", "b", "c", "d", "e"):
+                    states.send(
+                        connection,
+                        key=key,
+                        value=State(key, versions, versions),
+                        version=versions,
+                    )
+        if round_ == 1:
+            workers[0].kill()
+    wait_for(lambda: left(admin) == 0, timeout=60, what="the survivor sent the rest")
+    by_key: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, states.name):
+        by_key.setdefault(record.key, []).append(int(record.headers["version"]))
+    for found in by_key.values():
+        assert list(dict.fromkeys(found)) == list(range(1, versions + 1))
+        assert found[-1] == versions
