@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -26,22 +27,21 @@ class Retry:
     """Attempts after which the job is discarded. Defaults to None: never."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.first <= self.cap and self.factor >= 1):
+        if not (0 < self.first <= self.cap < math.inf and self.factor >= 1):
             raise ValueError(
-                f"a retry policy needs 0 < first <= cap and factor >= 1, not {self}"
+                f"a retry policy needs 0 < first <= cap < inf and factor >= 1, not {self}"
             )
         if self.max_attempts is not None and self.max_attempts < 1:
             raise ValueError(f"max_attempts must be 1 or more, not {self.max_attempts}")
 
     def bound(self, attempt: int) -> float:
         """Seconds, the longest delay after the failed attempt (1 is the first)."""
-        # Multiplied up to the cap only: factor ** 10_000 is no float.
-        delay = self.first
-        for _ in range(attempt - 1):
-            delay *= self.factor
-            if delay >= self.cap:
-                return self.cap
-        return min(delay, self.cap)
+        if self.factor == 1:
+            return self.first
+        # Not by the power alone: factor ** 10_000 is no float.
+        if attempt - 1 >= math.log(self.cap / self.first, self.factor):
+            return self.cap
+        return min(self.first * self.factor ** (attempt - 1), self.cap)
 
     def delay(self, attempt: int) -> float:
         """Seconds to wait after the failed attempt (1 is the first)."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from functools import cache
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -30,7 +33,12 @@ class Settings(BaseSettings):
     """Everything that can be set; each name is also ``JOBS_LIB_<NAME>``."""
 
     model_config = SettingsConfigDict(
-        env_prefix="JOBS_LIB_", extra="forbid", frozen=True, hide_input_in_errors=True
+        env_prefix="JOBS_LIB_",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        # By code and in the file the schema is `schema_name`.
+        populate_by_name=True,
     )
 
     database_url: str = Field(
@@ -145,8 +153,23 @@ def load_settings(**given: object) -> Settings:
     Raises:
         ConfigurationError: a value is out of range or unknown; all are named at once.
     """
+    file = os.environ.get("JOBS_LIB_CONFIG_FILE")
+    if file and not Path(file).is_file():
+        raise ConfigurationError(
+            f"JOBS_LIB_CONFIG_FILE names {file}, which is not there: correct it, or "
+            "unset it to use the environment and jobs_lib.toml alone"
+        )
     try:
         return Settings(**given)  # type: ignore[arg-type]
+    except TOMLDecodeError as error:
+        raise ConfigurationError(
+            f"{file or 'jobs_lib.toml'} is not valid TOML: {error}"
+        ) from None
+    except SettingsError as error:
+        # Its cause would show the value, which may hold a password.
+        raise ConfigurationError(
+            f"these settings cannot be used: {error}. Is it valid JSON?"
+        ) from None
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
@@ -185,9 +208,12 @@ def require_bootstrap_servers(settings: Settings) -> str:
 
 def masked_url(url: str) -> str:
     """The URL without its password and query, fit for a message."""
-    parts = urlsplit(url)
-    user = f"{parts.username}@" if parts.username else ""
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit(
-        (parts.scheme, f"{user}{parts.hostname or ''}{port}", parts.path, "", "")
-    )
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        # libpq's other form, `host=… password=…`.
+        return "a connection string"
+    # By hand: `urlsplit` refuses several hosts and what people forget to escape.
+    authority, slash, path = rest.partition("/")
+    credentials, at, hosts = authority.rpartition("@")
+    user = re.split("[:?]", credentials, maxsplit=1)[0]
+    return f"{scheme}://{user}{at}{hosts.split('?')[0]}{slash}{path.split('?')[0]}"

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
 from typing_extensions import TypedDict
 
 from jobs_lib.errors import ConfigurationError, PayloadError
@@ -25,7 +25,12 @@ _CONFIG = ConfigDict(
     val_json_bytes="base64",
     ser_json_inf_nan="constants",
     allow_inf_nan=False,
+    # A dataclass made without checks is checked like all else.
+    revalidate_instances="always",
 )
+# A TypedDict's own configuration does not reach the values inside it when they are
+# written: bytes would be taken for UTF-8, and NaN silently become null.
+_WRITING = CoreConfig(ser_json_bytes="base64", ser_json_inf_nan="constants")
 
 
 class Payload:
@@ -81,6 +86,7 @@ class Payload:
                 f"the handler of {type_name!r} has a parameter that has no JSON form: "
                 f"{error.message.splitlines()[0]}"
             ) from None
+        self._serializer = SchemaSerializer(self._adapter.core_schema, _WRITING)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's arguments by name.
@@ -106,7 +112,7 @@ class Payload:
         """
         try:
             checked = self._adapter.validate_python(values)
-            encoded = self._adapter.dump_json(checked, by_alias=True)
+            encoded = self._serializer.to_json(checked, by_alias=True)
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
         except (PydanticSerializationError, UnicodeEncodeError) as error:

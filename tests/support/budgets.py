@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GROSS_EXCESS = 2.0
+#: Of a folder that is not in the table.
+DEFAULT_BUDGET = 30.0
 
 
 class Budgets:
@@ -39,13 +41,17 @@ class Budgets:
         if len(parts) > 2 and "slow" not in report.keywords:
             self.spent[parts[1]] += report.duration
 
+    def budget(self, folder: str) -> float:
+        """The seconds that a folder may take."""
+        return self.budgets.get(folder, DEFAULT_BUDGET)
+
     @property
     def exceeded(self) -> list[str]:
         """The folders that take far too long."""
         return [
             folder
             for folder, seconds in sorted(self.spent.items())
-            if seconds > GROSS_EXCESS * self.budgets.get(folder, 0)
+            if seconds > GROSS_EXCESS * self.budget(folder)
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -61,7 +67,9 @@ class Budgets:
             return
         terminalreporter.section("seconds by folder")
         for folder, seconds in sorted(self.spent.items()):
-            budget = self.budgets.get(folder)
-            of = "no budget: set one" if budget is None else f"budget {budget:6.0f}"
             too_long = "  FAR TOO LONG" if folder in self.exceeded else ""
-            terminalreporter.line(f"{folder:12} {seconds:7.1f}  {of}{too_long}")
+            terminalreporter.line(
+                f"{folder:12} {seconds:7.1f} of {self.budget(folder):5.0f}{too_long}"
+            )
+        total = sum(self.spent.values())
+        terminalreporter.line(f"{'all':12} {total:7.1f}")
