@@ -1,0 +1,72 @@
+"""A table to re-export, what was loaded of it, and a job that no executor runs."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jobs_lib.jobs.model import Job
+from jobs_lib.outbox.entity import Entity
+
+if TYPE_CHECKING:
+    from jobs_lib.db import Database
+
+INSTALLATION = uuid.uuid4()
+
+
+def make_entity(source="aircraft", key="tail", name="aircraft"):
+    """An entity whose states nobody loads in these tests."""
+    return Entity(name, "aircraft-state", source, key, lambda _conn, _keys: {})
+
+
+def make_table(database: Database, keys, type_="text", source="aircraft"):
+    """A table with these keys, in this order."""
+    with database.connect("test") as connection:
+        connection.execute(f"create table {source} (tail {type_}, model text)")
+        with (
+            connection.cursor() as cursor,
+            cursor.copy(f"copy {source} (tail) from stdin") as copy,
+        ):
+            for key in keys:
+                copy.write_row([key])
+        connection.execute(f"analyze {source}")
+
+
+def query(database: Database, text, *values):
+    """Rows of a query, on a connection of its own."""
+    with database.connect("test") as connection:
+        return connection.execute(text, values or None).fetchall()
+
+
+def loaded_keys(database: Database):
+    """Every key of every chunk job, sorted; a key loaded twice stands here twice."""
+    rows = query(
+        database,
+        "select k from jobs_lib.jobs, jsonb_array_elements_text(payload->'keys') k",
+    )
+    return sorted(key for (key,) in rows)
+
+
+def make_job(database: Database, **values):
+    """A chunk job whose transaction is a plain one."""
+
+    @contextmanager
+    def transaction():
+        with database.connect("test job") as connection, connection.transaction():
+            yield connection
+
+    job = Job(
+        values.get("id", 1),
+        "jobs_lib.reexport",
+        "local/0",
+        None,
+        1,
+        "{}",
+        None,
+        None,  # type: ignore[arg-type]
+        None,
+        INSTALLATION,
+    )
+    job.open_transaction = transaction
+    return job

@@ -1,0 +1,150 @@
+"""A chunk job writes its keys' outbox rows once, and only while there is room."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.db import load_queries
+from jobs_lib.errors import ReexportError
+from jobs_lib.jobs.model import Discard, Snooze
+from jobs_lib.partitioner import choose_shard
+from jobs_lib.reexport.chunks import ChunkExporter, allowed_rows, snooze_bound
+from tests.reexport.helpers import make_entity, make_job, make_table, query
+
+ROWS = """
+    select shard, class, topic, key, value, entity, cause, reexport_id
+    from jobs_lib.outbox order by key
+"""
+
+
+@pytest.fixture
+def running(database):
+    make_table(database, [f"N{n:03}" for n in range(500)])
+    return reexport.start(database, make_entity(), rate=600).id
+
+
+@pytest.fixture
+def exporter(database):
+    return ChunkExporter(lambda: load_queries(database.schema))
+
+
+def look_again(exporter):
+    """Forget what the last look at the outbox found, as half a second later."""
+    exporter._rooms.clear()
+
+
+def test_rows_carry_only_the_key(database, running, exporter):
+    exporter.export(make_job(database), running, ["N001", "ä'\\"])
+    topic = "aircraft-state"
+    assert query(database, ROWS) == [
+        (choose_shard(topic, key, 16), 1, topic, key, None, "aircraft", "reexport", 1)
+        for key in ("N001", "ä'\\")
+    ]
+
+
+def test_a_full_outbox_sends_the_job_to_sleep(database, running, exporter):
+    chunks = [[f"N{n:03}" for n in range(i, i + 50)] for i in range(0, 150, 50)]
+    exporter.export(make_job(database), running, chunks[0])
+    exporter.export(make_job(database), running, chunks[1])
+    for _ in range(2):  # by memory, and by counting
+        with pytest.raises(Snooze, match="holds enough") as error:
+            exporter.export(make_job(database), running, chunks[2])
+        assert 0.5 <= error.value.seconds <= 60
+        look_again(exporter)
+    assert len(query(database, ROWS)) == 100
+    query(database, "delete from jobs_lib.outbox returning 1")
+    exporter.export(make_job(database), running, chunks[2])
+    assert len(query(database, ROWS)) == 50
+
+
+def test_other_rows_of_the_outbox_do_not_count(database, running, exporter):
+    query(
+        database,
+        "insert into jobs_lib.outbox (shard, class, topic, key, reexport_id)"
+        " select n % 16, n % 2, 't', n::text, case n % 4 when 1 then 99 end"
+        " from generate_series(1, 1000) n returning 1",
+    )
+    exporter.export(make_job(database), running, ["N001"])
+    assert query(database, "select count(*) from jobs_lib.outbox") == [(1_001,)]
+
+
+def test_pause_and_resume(database, running, exporter):
+    assert reexport.pause(database, "aircraft").state == "paused"
+    for _ in range(2):
+        with pytest.raises(Snooze, match="paused"):
+            exporter.export(make_job(database), running, ["N001"])
+    assert query(database, ROWS) == []
+    assert reexport.resume(database, "aircraft").state == "running"
+    look_again(exporter)
+    exporter.export(make_job(database), running, ["N001"])
+    assert len(query(database, ROWS)) == 1
+
+
+def test_a_pause_is_felt_before_the_next_look(database, running, exporter):
+    exporter.export(make_job(database), running, ["N001"])
+    reexport.pause(database, "aircraft")
+    with pytest.raises(Snooze, match="paused"):
+        exporter.export(make_job(database), running, ["N002"])
+
+
+def test_a_cancelled_reexport_writes_nothing_more(database, running, exporter):
+    exporter.export(make_job(database), running, ["N001"])
+    assert reexport.cancel(database, "aircraft").state == "cancelled"
+    exporter.export(make_job(database), running, ["N002"])
+    assert [row[3] for row in query(database, ROWS)] == ["N001"]
+
+
+def test_a_reexport_that_was_deleted_discards_its_chunks(database, exporter):
+    with pytest.raises(Discard, match="no longer"):
+        exporter.export(make_job(database), 99, ["N001"])
+
+
+def test_a_resumed_load_is_loading_until_all_ranges_are_in(database):
+    make_table(database, range(100), "int")
+    begun = reexport.begin(database, make_entity(), rate=60, ranges=2)
+    reexport.pause(database, "aircraft")
+    assert reexport.resume(database, "aircraft").state == "loading"
+    reexport.pause(database, "aircraft")
+    # Loading goes on while nothing is sent.
+    assert reexport.load(database, begun, reexport.SqlEngine()).state == "paused"
+    assert reexport.resume(database, "aircraft").state == "running"
+
+
+def test_it_ends_when_every_key_is_sent_or_superseded(database, running):
+    text = "update jobs_lib.reexports set sent = %s, superseded = 20 returning id"
+    query(database, text, 479)
+    progress = reexport.status(database, "aircraft")
+    assert (progress.state, progress.left) == ("running", 1)
+    assert progress.eta is not None
+    query(database, text, 480)
+    progress = reexport.status(database, "aircraft")
+    assert (progress.state, progress.left, progress.eta) == ("finished", 0, None)
+    assert progress.finished_at is not None
+    with pytest.raises(ReexportError, match="is finished"):
+        reexport.pause(database, "aircraft")
+
+
+def test_the_rate_is_changed_while_it_runs(database, running):
+    assert reexport.set_rate(database, "aircraft", 1_200).rate == 1_200
+    with pytest.raises(ReexportError, match="records a minute"):
+        reexport.set_rate(database, "aircraft", 0)
+
+
+def test_an_entity_that_was_never_reexported_is_told_how(database):
+    with pytest.raises(ReexportError, match="reexport start crew"):
+        reexport.status(database, "crew")
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows"), [(60, 200), (6_000, 1_000), (10_000_000, 50_000)]
+)
+def test_about_ten_seconds_wait_in_the_outbox(rate, rows):
+    assert allowed_rows(rate, 100) == rows
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"), [(0, 1), (100, 1), (1_000, 2.5), (10**9, 60)]
+)
+def test_jobs_sleep_longer_the_more_there_are(left, seconds):
+    assert snooze_bound(left, 6_000) == seconds

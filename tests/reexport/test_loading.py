@@ -1,0 +1,169 @@
+"""However often, by however many and however badly a range is loaded: each key once."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import psycopg
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.errors import ReexportError
+from jobs_lib.reexport import SqlEngine, begin, load, load_range
+from jobs_lib.reexport.loading import Loading, encode_chunks
+from jobs_lib.reexport.run import next_wave
+from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+
+KEYS = [f"N{n:04}" for n in range(1_000)]
+
+
+@pytest.fixture
+def begun(database):
+    make_table(database, KEYS)
+    return begin(database, make_entity(), rate=6_000, ranges=4, chunk=30)
+
+
+def load_all(database, begun):
+    with database.connect("test") as connection:
+        return [
+            load_range(connection, database.queries, begun.loading, number)
+            for number in range(4)
+        ]
+
+
+def test_a_range_loaded_twice_is_loaded_once(database, begun):
+    assert load_all(database, begun) == [250] * 4
+    assert load_all(database, begun) == [None] * 4
+    assert loaded_keys(database) == KEYS
+    progress = reexport.status(database, "aircraft")
+    assert (progress.state, progress.loaded) == ("running", 1_000)
+
+
+def test_two_loaders_at_once_load_each_range_once(database, begun):
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(load_all(database, begun)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loaded_keys(database) == KEYS
+    loaded = [keys for result in results for keys in result if keys is not None]
+    assert loaded == [250] * 4
+    # The last two ranges may commit at the same moment: one of them sees the end.
+    assert reexport.status(database, "aircraft").state == "running"
+
+
+def test_a_loader_that_dies_between_copy_and_commit_leaves_nothing(database, begun):
+    with database.connect("test") as connection:
+        connection.execute("""
+            create function fail() returns trigger language plpgsql as
+            $$ begin raise 'killed'; end $$;
+            create constraint trigger killed after update on jobs_lib.reexport_ranges
+            deferrable initially deferred for each row execute function fail();
+        """)
+        with pytest.raises(psycopg.errors.RaiseException, match="killed"):
+            load_range(connection, database.queries, begun.loading, 0)
+        connection.execute("drop trigger killed on jobs_lib.reexport_ranges")
+    assert loaded_keys(database) == []
+    assert reexport.status(database, "aircraft").loaded == 0
+    load_all(database, begun)
+    assert loaded_keys(database) == KEYS
+
+
+def test_a_cancelled_reexport_is_not_loaded_any_further(database, begun):
+    with database.connect("test") as connection:
+        load_range(connection, database.queries, begun.loading, 0)
+    reexport.cancel(database, "aircraft")
+    assert load_all(database, begun) == [None] * 4
+    progress = load(database, begun, SqlEngine())
+    assert (progress.state, progress.loaded_ranges) == ("cancelled", 1)
+
+
+def test_a_second_start_goes_on_with_the_first(database, begun):
+    with database.connect("test") as connection:
+        load_range(connection, database.queries, begun.loading, 2)
+    progress = reexport.start(database, make_entity(), rate=9_000)
+    assert (progress.id, progress.rate, progress.loaded) == (begun.id, 9_000, 1_000)
+    assert loaded_keys(database) == KEYS
+    assert begin(database, make_entity(), rate=9_000).resumed
+
+
+def test_starts_at_the_same_time_make_one_reexport(database):
+    make_table(database, KEYS)
+    gate = threading.Barrier(4)
+    begun = []
+
+    def start():
+        gate.wait()
+        begun.append(begin(database, make_entity(), rate=6_000))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.id for one in begun}) == 1
+    assert sorted(one.resumed for one in begun) == [False, True, True, True]
+
+
+def test_a_table_without_rows_is_done_at_once(database):
+    make_table(database, [])
+    progress = reexport.start(database, make_entity(), rate=60)
+    assert (progress.state, progress.total) == ("finished", 0)
+
+
+def test_keys_that_are_not_sent_yet_hold_the_loader_up(database, begun):
+    waves = []
+
+    class Recorder(SqlEngine):
+        def load(self, database, loading, ranges):
+            waves.append(list(ranges))
+            super().load(database, loading, ranges)
+            # As if the relay had sent it all.
+            query(database, "update jobs_lib.reexports set sent = total returning 1")
+
+    load(database, begun, Recorder(), ahead=500)
+    assert waves == [[0, 1], [2, 3]]
+    assert reexport.status(database, "aircraft").state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("room", "idle", "wave"),
+    [(0, False, []), (10, False, [3]), (25, False, [3, 5]), (0, True, [3])],
+)
+def test_a_wave_holds_what_there_is_room_for(room, idle, wave):
+    assert next_wave([(3, 10), (5, 10), (6, 10)], room, idle=idle) == wave
+
+
+def test_chunks_go_round_over_the_partitions(database, begun):
+    load(database, begun, SqlEngine())
+    rows = query(
+        database, "select origin, count(*) from jobs_lib.jobs group by 1 order by 1"
+    )
+    assert len(rows) == 12  # chunks of one range: nine, shifted from range to range
+    assert max(count for _, count in rows) <= 4
+    payload = query(database, "select payload from jobs_lib.jobs limit 1")[0][0]
+    assert payload["reexport"] == begun.id
+    assert len(payload["keys"]) == 30
+
+
+def test_odd_keys_survive_the_copy():
+    keys = ["a\\b", 'c"d', "e\tf\ng", "ä€😀", "\\N", "\u2028"]
+    loading = Loading(7, None, 4, "t", 3)  # type: ignore[arg-type]
+    text = b"".join(encode_chunks(loading, 2, keys)).decode()
+    lines = text.rstrip("\n").split("\n")
+    assert [line.split("\t")[0] for line in lines] == ["t/2", "t/0"]
+    read = [json.loads(line.split("\t")[4].replace("\\\\", "\\")) for line in lines]
+    assert [key for one in read for key in one["keys"]] == keys
+
+
+def test_an_unknown_range_is_named(database, begun):
+    with (
+        database.connect("test") as connection,
+        pytest.raises(ReexportError, match="no range 99"),
+    ):
+        load_range(connection, database.queries, begun.loading, 99)

@@ -1,0 +1,138 @@
+"""The bucket never grants more than the rate in any minute, and nearly all of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from bisect import bisect_right
+from itertools import accumulate
+
+import pytest
+
+from jobs_lib import reexport
+from tests.reexport.helpers import make_entity, make_table, query
+
+# A minute, and how late a record may be appended after it was granted.
+WINDOW = 60.6
+
+
+@pytest.fixture
+def limited(database):
+    make_table(database, ["N1"])
+    reexport.start(database, make_entity(), rate=600)
+
+    def prepare(rate):
+        query(
+            database,
+            "update jobs_lib.reexports set rate = %s, tokens = 0,"
+            " refilled_at = clock_timestamp() returning 1",
+            rate,
+        )
+
+    return prepare
+
+
+def take_over_time(connection, steps):
+    """Grants ``(at, records)``, the bucket's clock moved by each step."""
+    grants, at = [], 0.0
+    for seconds, wanted in steps:
+        connection.execute(
+            "update jobs_lib.reexports set refilled_at ="
+            " clock_timestamp() - make_interval(secs => %s)",
+            [seconds],
+        )
+        granted = connection.execute(
+            "select jobs_lib.take_records(1, %s::int)", [wanted]
+        ).fetchone()
+        at += seconds
+        grants.append((at, granted[0]))
+    return grants
+
+
+def fullest_window(grants, width):
+    times = [at for at, _ in grants]
+    sums = [0, *accumulate(count for _, count in grants)]
+    return max(
+        sums[bisect_right(times, at + width)] - sums[index]
+        for index, at in enumerate(times)
+    )
+
+
+@pytest.mark.parametrize("rate", [1, 2, 3, 7, 10, 50, 66, 67, 100, 134, 1_000, 600_000])
+def test_no_minute_exceeds_the_rate(database, limited, rate):
+    limited(rate)
+    rng = random.Random(rate)
+    pace = max(0.05, 20 / rate)
+    steps = []
+    for _ in range(600):
+        # Mostly asked often; now and then nobody asks for minutes, as in an outage.
+        pause = 200 if rng.random() < 0.01 else rng.expovariate(1 / pace)
+        steps.append((pause, rng.choice([1, 2, 100, 10**6])))
+    with database.connect("test") as connection:
+        grants = take_over_time(connection, steps)
+    assert min(count for _, count in grants) >= 0
+    assert fullest_window(grants, WINDOW) <= rate
+    assert fullest_window(grants, 1.0) <= max(rate / 30, 100)
+
+
+@pytest.mark.parametrize("rate", [10, 60, 134, 6_000, 600_000])
+def test_nearly_all_of_the_rate_is_granted(database, limited, rate):
+    limited(rate)
+    steps = [(0.5, 10**6)] * max(600, 2 * 60 * 60 // rate)
+    with database.connect("test") as connection:
+        grants = take_over_time(connection, steps)
+    minutes = grants[-1][0] / 60
+    # The one record that may be under way at the end.
+    assert sum(count for _, count in grants) + 1 >= 0.97 * rate * minutes
+
+
+def test_many_takers_share_one_bucket(database, limited):
+    limited(600_000)
+    query(
+        database,
+        "update jobs_lib.reexports set refilled_at = clock_timestamp()"
+        " - interval '1 hour' returning 1",
+    )
+    started = query(database, "select clock_timestamp()")[0][0]
+    granted = []
+
+    def take():
+        with database.connect("test") as connection:
+            for _ in range(100):
+                row = connection.execute(
+                    "select jobs_lib.take_records(1, 97)"
+                ).fetchone()
+                granted.append(row[0])
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended = query(database, "select clock_timestamp()")[0][0]
+    seconds = (ended - started).total_seconds()
+    # A full bucket after an hour without a taker, then the refill and no more.
+    assert 8_941 <= sum(granted) <= 8_941 + 9_750 * seconds + 1
+
+
+@pytest.mark.parametrize("state", ["paused", "cancelled", "finished"])
+def test_nothing_is_granted_unless_it_goes_on(database, limited, state):
+    limited(6_000)
+    query(
+        database,
+        "update jobs_lib.reexports set state = %s, tokens = 50 returning 1",
+        state,
+    )
+    assert query(database, "select jobs_lib.take_records(1, 10)") == [(0,)]
+    assert query(database, "select jobs_lib.take_records(99, 10)") == [(0,)]
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away(database, limited):
+    limited(6_000)
+    query(
+        database,
+        "update jobs_lib.reexports set tokens = 5, refilled_at = clock_timestamp()"
+        " + interval '1 hour' returning 1",
+    )
+    assert query(database, "select jobs_lib.take_records(1, 3)") == [(3,)]
+    assert query(database, "select jobs_lib.take_records(1, -3)") == [(0,)]

@@ -1,0 +1,39 @@
+"""One Spark session for all of these tests: it takes ten seconds to start."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from spark_bridge import open_session
+
+
+def pytest_collection_modifyitems(items):
+    """Whoever uses the session carries the marker."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory):
+    """The folder of Spark's event log."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log):
+    """A local session of two threads, in which a failed task is tried again."""
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": event_log.as_uri(),
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    with warnings.catch_warnings():
+        # pyspark's own, about its sockets and pandas.
+        warnings.simplefilter("ignore")
+        with open_session("local[2,4]", settings) as session:
+            yield session

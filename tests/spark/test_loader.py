@@ -1,0 +1,144 @@
+"""Spark loads each key once, however often it tries."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.db import Database
+from spark_bridge import SparkEngine, start
+from spark_bridge.loader import RESULT, Target, load_with_spark, make_task
+from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+
+KEYS = [f"N{n:05}" for n in range(5_000)]
+
+# Fails the first updates of a range, in whatever process they are: a sequence keeps
+# counting when its transaction is rolled back.
+FAILING = """
+    create sequence failures;
+    create function fail() returns trigger language plpgsql as $$ begin
+        if nextval('failures') <= 3 then raise 'killed before the commit'; end if;
+        return null;
+    end $$;
+    create constraint trigger killed after update on jobs_lib.reexport_ranges
+    deferrable initially deferred for each row execute function fail();
+"""
+
+
+@pytest.fixture
+def begun(database):
+    make_table(database, KEYS)
+    return reexport.begin(database, make_entity(), rate=6_000, ranges=10)
+
+
+def test_all_ranges_are_loaded_in_parallel(spark, database, begun):
+    with SparkEngine() as engine:
+        progress = reexport.load(database, begun, engine)
+    assert (progress.state, progress.loaded) == ("running", 5_000)
+    assert loaded_keys(database) == KEYS
+    # The session was there before, so it stays.
+    assert spark.range(3).count() == 3
+
+
+def test_a_second_run_changes_nothing(spark, database, begun):
+    target = Target(database.url, database.schema)
+    assert load_with_spark(spark, target, begun.loading, range(10)) == 5_000
+    assert load_with_spark(spark, target, begun.loading, range(10)) == 0
+    assert load_with_spark(spark, target, begun.loading, []) == 0
+    assert loaded_keys(database) == KEYS
+
+
+def test_tasks_that_fail_before_their_commit_are_tried_again(spark, database, begun):
+    with database.connect("test") as connection:
+        connection.execute(FAILING)
+    target = Target(database.url, database.schema)
+    assert load_with_spark(spark, target, begun.loading, range(10)) == 5_000
+    assert query(database, "select last_value from failures") == [(13,)]
+    assert loaded_keys(database) == KEYS
+
+
+def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, begun):
+    task = make_task(Target(database.url, database.schema), begun.loading)
+
+    def dies_after_the_commit(batches):
+        from pyspark import TaskContext
+
+        yield from task(batches)
+        if TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("killed after the commit")
+
+    frame = spark.createDataFrame([(n,) for n in range(10)], "range int")
+    returned = frame.repartition(3).mapInArrow(dies_after_the_commit, RESULT).collect()
+    # What was loaded by the first attempts is not told again by the second ones.
+    assert returned == []
+    assert reexport.status(database, "aircraft").loaded == 5_000
+    assert loaded_keys(database) == KEYS
+
+
+@pytest.mark.guarantee("W32")
+@pytest.mark.parametrize("engine", ["sql", "spark"])
+def test_a_killed_driver_is_resumed_at_its_last_range(
+    database, run_process, wait_for, request, engine
+):
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    make_table(database, KEYS)
+    with database.connect("test") as connection:
+        # Slow enough to be killed in the middle.
+        connection.execute("""
+            create function slow() returns trigger language plpgsql as
+            $$ begin perform pg_sleep(0.1); return new; end $$;
+            create trigger slow before update on jobs_lib.reexport_ranges
+            for each row execute function slow();
+        """)
+    worker = run_process("-m", "tests.spark.driver", database.url, engine)
+
+    def loaded_ranges():
+        text = "select count(loaded_at) from jobs_lib.reexport_ranges"
+        return query(database, text)[0][0]
+
+    wait_for(
+        lambda: loaded_ranges() >= 5 or not worker.running,
+        timeout=90,
+        what=lambda: f"five ranges are loaded\n{worker.output}",
+    )
+    worker.kill()
+    interrupted = query(
+        database,
+        "select id, range, loaded_at from"
+        " jobs_lib.reexport_ranges join jobs_lib.reexports x"
+        " on x.id = reexport_id where loaded_at is not null",
+    )
+    assert 5 <= len(interrupted) < 40
+    before = reexport.status(database, "aircraft")
+    assert before.state == "loading"
+
+    progress = start(database, make_entity(), rate=9_000, engine=engine)
+    assert (progress.id, progress.state) == (before.id, "running")
+    assert (progress.rate, progress.loaded) == (9_000, 5_000)
+    assert loaded_keys(database) == KEYS
+    # What was loaded before was not loaded again.
+    after = query(
+        database, "select reexport_id, range, loaded_at from jobs_lib.reexport_ranges"
+    )
+    assert set(interrupted) <= set(after)
+
+
+def test_no_password_reaches_the_event_log(spark, event_log, database):
+    url = database.url.replace("postgres@", "postgres:canary-5ecret@")
+    assert "canary" in url
+    secret = Database(url, database.schema)
+    make_table(database, KEYS)
+    start(secret, make_entity(), rate=6_000)
+    # A failed task is told with its traceback.
+    broken = reexport.begin(secret, make_entity(), rate=6_000)
+    with pytest.raises(Exception, match="has no range 77"):
+        load_with_spark(spark, Target(url, database.schema), broken.loading, [77])
+    assert "canary" not in repr(Target(url, database.schema))
+    logs = [path.read_bytes() for path in event_log.rglob("*") if path.is_file()]
+    assert any(b"SparkListenerJobEnd" in log for log in logs)
+    assert any(b"has no range 77" in log for log in logs)
+    assert not any(b"canary" in log for log in logs)
+    assert not any("canary" in value for value in spark.conf.getAll.values())
+    assert psycopg.conninfo.conninfo_to_dict(url)["password"] == "canary-5ecret"
