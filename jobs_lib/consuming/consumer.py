@@ -2,7 +2,7 @@
 
 The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue per partition and
 pauses what is far ahead. Worker threads take a partition each, apply a block, and move
-the offset in the same transaction under the fence. Offsets stored in the database win over
+the offset in the same transaction under the fence. Offsets in the database win over
 Kafka's; Kafka is told afterwards, so it may lag and never lead.
 """
 

@@ -129,13 +129,15 @@ def read_model_applier(row_of: Any, table: str, key: str, value: Any) -> Applier
         return upserts[columns]
 
     def apply(connection: Connection, messages: Sequence[Message]) -> None:
-        # Only the last record of a key matters: within a block, the others are history.
-        last = {message.key(): message for message in messages}
+        # Only the newest record of a key matters: the others of the block are history.
+        newest: dict[str | None, tuple[int, Record]] = {}
+        for message in messages:
+            record = make_record(message, decode(message, adapter))
+            version = record.offset if record.version is None else record.version
+            if record.key not in newest or newest[record.key][0] <= version:
+                newest[record.key] = (version, record)
         with connection.pipeline():
-            for message in last.values():
-                record = make_record(message, decode(message, adapter))
-                version = record.version
-                version = record.offset if version is None else version
+            for version, record in newest.values():
                 row = None if record.value is None else row_of(record)
                 if row is None:
                     connection.execute(remove, (record.key, version))

@@ -32,7 +32,9 @@ QUICK: dict[str, Any] = {
 def make_app(url: str, *, home: str | None = None, **settings: Any) -> App:
     """An app on the database at ``url``, with quick settings."""
     return App(
-        "test", home=home, settings=load_settings(**QUICK, database_url=url, **settings)
+        "test",
+        home=home,
+        settings=load_settings(**{**QUICK, **settings}, database_url=url),
     )
 
 

@@ -1,0 +1,251 @@
+"""Consumers: state and offset in one transaction, whatever happens in between."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from jobs_lib import Job  # noqa: TC001 - read from the handlers' annotations
+from jobs_lib.devstack import KafkaBroker
+from jobs_lib.partitioner import choose_partition
+from tests.support.apps import heard, make_app, running
+from tests.support.records import produce
+from tests.support.topics import create_topic
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+def offsets(admin, topic: str) -> dict[int, int]:
+    rows = admin.execute(
+        "select partition, next_offset from jobs_lib.offsets"
+        " where topic = %s and next_offset is not null",
+        (topic,),
+    )
+    return dict(rows.fetchall())
+
+
+@pytest.mark.guarantee("S15", "S8")
+def test_one_service_handles_records_inline_and_by_jobs(
+    admin, database_url, bootstrap_servers, topic, wait_for
+):
+    name = topic(6)
+    app = make_app(database_url, home=name, kafka_bootstrap_servers=bootstrap_servers)
+    admin.execute("create table inline (key text, partition int)")
+    by_job: list[tuple[str, str | None]] = []
+
+    @app.job(group="key")
+    def later(job: Job, key: str) -> None:
+        by_job.append((job.origin, key))
+
+    @app.job()
+    def anyhow(job: Job) -> None:
+        by_job.append((job.origin, None))
+
+    @app.consumer(name, group=f"{name}-service")
+    def handle(record, connection) -> None:
+        connection.execute(
+            "insert into inline values (%s, %s)", (record.key, record.partition)
+        )
+        later.enqueue(connection, key=record.key)
+        anyhow.enqueue(connection)
+
+    keys = [f"k{n}" for n in range(40)]
+    produce(bootstrap_servers, name, [(key, {}) for key in keys])
+    with running(app):
+        wait_for(lambda: len(by_job) == 80, timeout=40, what="all jobs ran")
+    inline = dict(admin.execute("select key, partition from inline").fetchall())
+    # The producer's choice, the group's origin and the record's origin are one.
+    assert inline == {key: choose_partition(key, 6) for key in keys}
+    expected = sorted((f"{name}/{inline[key]}", key) for key in keys)
+    assert sorted(o for o in by_job if o[1]) == expected
+    assert sorted(o for o, key in by_job if key is None) == [o for o, _ in expected]
+
+
+@pytest.mark.guarantee("S7")
+def test_two_types_on_one_topic_reach_their_handlers(
+    app, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    seen: list[tuple[str, int]] = []
+
+    @app.consumer(name, group=f"{name}-g", type="order.created")
+    def created(record, connection) -> None:
+        seen.append(("created", record.value["n"]))
+
+    @app.consumer(name, group=f"{name}-g", type="order.cancelled")
+    def cancelled(record, connection) -> None:
+        seen.append(("cancelled", record.value["n"]))
+
+    for n, type_ in enumerate(["created", "cancelled", "created"]):
+        headers = {"ce_type": f"order.{type_}"}
+        produce(bootstrap_servers, name, [("k", {"n": n})], headers=headers)
+    with running(app, "consumers"):
+        wait_for(lambda: len(seen) == 3, timeout=30, what="all were handled")
+    assert seen == [("created", 0), ("cancelled", 1), ("created", 2)]
+
+
+@pytest.mark.guarantee("W76", "I24")
+@pytest.mark.parametrize("event", ["records.applied", "records.committed"])
+def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
+    event, admin, app, bootstrap_servers, topic, run_process, database_url, wait_for
+):
+    name = topic(2)
+    admin.execute("create table model (key text primary key, version bigint, n int)")
+    admin.execute("create table sums (partition int primary key, n bigint)")
+    produce(bootstrap_servers, name, [(f"k{n % 10}", n) for n in range(200)])
+
+    def agree() -> None:
+        # A fold that a repeat or a gap would change, in one snapshot with the offset.
+        rows = admin.execute(
+            "select o.partition, coalesce(o.next_offset, 0), coalesce(s.n, 0)"
+            " from jobs_lib.offsets o left join sums s using (partition)"
+            " where o.topic = %s",
+            (name,),
+        ).fetchall()
+        for partition, following, total in rows:
+            assert total == sum(by_partition[partition][:following])
+
+    by_partition: dict[int, list[int]] = {0: [], 1: []}
+    for n in range(200):
+        by_partition[choose_partition(f"k{n % 10}", 2)].append(n)
+    for at in range(1, 6):
+        worker = run_process(
+            "-m", "tests.support.consumer_worker", database_url, bootstrap_servers,
+            name, event, str(at),
+        )  # fmt: skip
+        assert worker.wait(timeout=60) == -9, worker.output
+        agree()
+    worker = run_process(
+        "-m", "tests.support.consumer_worker", database_url, bootstrap_servers, name
+    )
+    wait_for(
+        lambda: sum(offsets(admin, name).values()) == 200,
+        timeout=40,
+        what=lambda: f"the rest is consumed\n{worker.output}",
+    )
+    agree()
+
+
+def test_a_failing_record_stops_its_partition_alone(
+    app, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(2)
+    fixed = threading.Event()
+    handled: list[tuple[int, int]] = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection) -> None:
+        if record.value == "bad" and not fixed.is_set():
+            raise RuntimeError("cannot handle this")
+        handled.append((record.partition, record.offset))
+
+    bad = next(k for k in "abcdef" if choose_partition(k, 2) == 0)
+    good = next(k for k in "abcdef" if choose_partition(k, 2) == 1)
+    produce(bootstrap_servers, name, [(bad, n if n != 5 else "bad") for n in range(10)])
+    produce(bootstrap_servers, name, [(good, n) for n in range(10)])
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(
+            lambda: offsets(admin, name) == {0: 5, 1: 10} and failed,
+            timeout=30,
+            what="all but what follows the bad record is in",
+        )
+        assert {fields["offset"] for _, fields in failed} == {5}
+        fixed.set()
+        wait_for(
+            lambda: offsets(admin, name) == {0: 10, 1: 10},
+            timeout=30,
+            what="the partition goes on",
+        )
+    assert sorted(set(handled)) == [(p, o) for p in (0, 1) for o in range(10)]
+
+
+def test_a_read_model_follows_its_topic_and_never_goes_back(
+    app, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    admin.execute("create table board_rm (id text primary key, version bigint, n int)")
+
+    @app.read_model(name, table="board_rm", key="id", group=f"{name}-rm")
+    def board(record):
+        return {"n": record.value["n"]}
+
+    def send(key, n, version, value=None):
+        value = {"n": n} if n is not None else None
+        produce(
+            bootstrap_servers, name, [(key, value)], headers={"version": str(version)}
+        )
+
+    send("a", 1, 1)
+    send("a", 3, 3)
+    send("a", 2, 2)
+    send("b", 1, 1)
+    send("b", None, 2)
+    send("c", 7, 7)
+    with running(app, "consumers"):
+        wait_for(lambda: offsets(admin, name) == {0: 6}, timeout=30, what="all is in")
+        # An older record in a later block changes nothing either.
+        send("a", 1, 1)
+        send("c", None, 3)
+        wait_for(lambda: offsets(admin, name) == {0: 8}, timeout=30, what="so is this")
+    rows = admin.execute("select id, version, n from board_rm order by id").fetchall()
+    assert rows == [("a", 3, 3), ("c", 7, 7)]
+
+
+@pytest.mark.guarantee("FK6")
+def test_a_broker_that_is_down_is_waited_for(database_url, admin, connect, wait_for):
+    with KafkaBroker.ephemeral() as broker:
+        create_topic(
+            AdminClient({"bootstrap.servers": broker.bootstrap_servers}), "own", 1, None
+        )
+        app = make_app(database_url, kafka_bootstrap_servers=broker.bootstrap_servers)
+        handled: list[int] = []
+        states = app.topic("own")
+
+        @app.consumer("own", group="g")
+        def handle(record, connection) -> None:
+            handled.append(record.value)
+
+        def send(n: int) -> None:
+            with connect() as connection:
+                states.send(connection, key="k", value=n)
+
+        app_topics = admin.execute(
+            "insert into jobs_lib.topics (topic, partitions) values ('own', 1)"
+        )
+        assert app_topics.rowcount == 1
+        broker.kill()
+        send(1)
+        with running(app, "consumers", "relay") as service:
+            wait_for(
+                lambda: (
+                    admin.execute(
+                        "select count(*) from jobs_lib.origins where role = 'relay'"
+                        " and owner = %s",
+                        (service.process.id,),
+                    ).fetchone()[0]
+                    == 16
+                ),
+                what="the service is up without a broker",
+            )
+            assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (
+                1,
+            )
+            broker.start()
+            wait_for(lambda: handled == [1], timeout=60, what="the row came through")
+            # And again, while it runs.
+            broker.kill()
+            send(2)
+            broker.start()
+            wait_for(lambda: handled == [1, 2], timeout=60, what="the next one too")
