@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from jobs_lib import Job  # noqa: TC001 - read from the handlers' annotations
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.partitioner import choose_partition
 from tests.support.apps import heard, make_app, running
 from tests.support.records import produce
 from tests.support.topics import create_topic
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
 
 
 @pytest.fixture

@@ -1,0 +1,181 @@
+"""Ownership on the real broker: executors claim what their pod is assigned."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import make_app, running
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+class Pods:
+    """Pods of one service: which of them ran the jobs of which origin, and when."""
+
+    def __init__(self, url: str, bootstrap_servers: str, home: str) -> None:
+        self.home = home
+        self.runs: list[tuple[str, str]] = []
+        self._lock = threading.Lock()
+        self._url = url
+        self._bootstrap_servers = bootstrap_servers
+
+    def make(self, pod: str):
+        app = make_app(
+            self._url,
+            home=self.home,
+            pod=pod,
+            kafka_bootstrap_servers=self._bootstrap_servers,
+        )
+
+        @app.consumer(self.home, group=f"{self.home}-service")
+        def handle(record, connection) -> None: ...
+
+        @app.job()
+        def work(job: Job) -> None:
+            with self._lock:
+                self.runs.append((pod, job.origin))
+
+        return app
+
+
+@pytest.fixture
+def pods(database_url, bootstrap_servers, topic):
+    """Pods of a service whose home topic has 12 partitions."""
+    return Pods(database_url, bootstrap_servers, topic(12))
+
+
+def owners(admin, role: str) -> dict[str, set[str]]:
+    """The origins of each pod in a role."""
+    rows = admin.execute(
+        "select p.pod, array_agg(o.origin) from jobs_lib.origins o"
+        " join jobs_lib.processes p on p.id = o.owner where o.role = %s group by 1",
+        (role,),
+    )
+    return {pod: set(origins) for pod, origins in rows.fetchall()}
+
+
+def enqueue_everywhere(app, connect, home: str, times: int) -> None:
+    with connect() as connection:
+        for n in range(12):
+            for _ in range(times):
+                app.jobs["work"].options(origin=f"{home}/{n}").enqueue(connection)
+
+
+def shares(admin, role: str, consumer_role: str) -> list[int]:
+    """How many origins each pod has, once its executor owns what its consumer has."""
+    executed, consumed = owners(admin, role), owners(admin, consumer_role)
+    return sorted(map(len, executed.values())) if executed == consumed else []
+
+
+@pytest.mark.guarantee("S12", "I11")
+@pytest.mark.parametrize("sidecar", [False, True], ids=["in process", "sidecar"])
+def test_two_pods_claim_only_what_each_is_assigned(
+    sidecar, pods, admin, connect, wait_for
+):
+    consuming = f"consume:{pods.home}-service"
+
+    def pod(stack: contextlib.ExitStack, name: str) -> None:
+        if sidecar:
+            stack.enter_context(running(pods.make(name), "consumers"))
+            stack.enter_context(running(pods.make(name), "executor", sidecar=True))
+        else:
+            stack.enter_context(running(pods.make(name), "consumers", "executor"))
+
+    def settled(*sizes: int) -> None:
+        wait_for(
+            lambda: shares(admin, "execute", consuming) == list(sizes),
+            timeout=40,
+            what=lambda: (
+                f"pods own {sizes}: {owners(admin, 'execute')} of "
+                f"{owners(admin, consuming)}"
+            ),
+        )
+
+    def check(times: int) -> None:
+        before = len(pods.runs)
+        enqueue_everywhere(app, connect, pods.home, times)
+        assigned = owners(admin, consuming)
+        wait_for(
+            lambda: len(pods.runs) == before + 12 * times, timeout=20, what="all ran"
+        )
+        for name, origin in pods.runs[before:]:
+            assert origin in assigned[name]
+
+    app = pods.make("outside")
+    with contextlib.ExitStack() as both:
+        with contextlib.ExitStack() as first:
+            pod(first, "pod-a")
+            settled(12)
+            check(5)
+            pod(both, "pod-b")
+            settled(6, 6)
+            check(5)
+        # The other way: what pod-a gave back is pod-b's.
+        settled(12)
+        check(5)
+    assert owners(admin, "execute") == {}
+
+
+def test_a_sidecar_never_joins_the_group(pods, kafka_admin, admin, wait_for):
+    consuming = f"consume:{pods.home}-service"
+    with (
+        running(pods.make("pod-a"), "consumers"),
+        running(pods.make("pod-a"), "executor", sidecar=True),
+    ):
+        wait_for(
+            lambda: shares(admin, "execute", consuming) == [12],
+            timeout=40,
+            what="the sidecar owns what the service has",
+        )
+        group = f"{pods.home}-service"
+        described = kafka_admin.describe_consumer_groups([group])[group].result()
+        assert [member.client_id for member in described.members] == ["pod-a"]
+
+
+def test_executors_without_kafka_share_the_origins_by_heartbeat(
+    database_url, admin, connect, wait_for
+):
+    ran: list[str] = []
+
+    def make(pod: str):
+        app = make_app(database_url, pod=pod)
+
+        @app.job(group="group")
+        def work(job: Job, group: str) -> None:
+            ran.append(pod)
+
+        return app
+
+    with running(make("pod-a"), "executor") as first:
+        wait_for(
+            lambda: len(owners(admin, "execute").get("pod-a", ())) == 16,
+            what="one has all",
+        )
+        with running(make("pod-b"), "executor"):
+            wait_for(
+                lambda: (
+                    len(shared := owners(admin, "execute")) == 2
+                    and sum(map(len, shared.values())) == 16
+                ),
+                what="two share them",
+            )
+            with connect() as connection:
+                work = first.app.jobs["work"]
+                work.enqueue_many(connection, [{"group": f"g{n}"} for n in range(100)])
+            wait_for(lambda: len(ran) == 100, what="all ran")
+            assert set(ran) == {"pod-a", "pod-b"}
+        wait_for(
+            lambda: len(owners(admin, "execute").get("pod-a", ())) == 16,
+            what="all again",
+        )

@@ -1,0 +1,60 @@
+"""What a crash costs: nothing is lost, and no effect is there twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+
+@pytest.mark.guarantee("FP1", "S14", "I3")
+def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
+    database_url, connect, run_process, wait_for
+):
+    app = make_app(database_url)
+
+    @app.job(group="group")
+    def work(job: Job, n: int, group: str) -> None: ...
+
+    admin = connect(autocommit=True)
+    admin.execute(
+        "create table effects (id bigserial, n int, job bigint, pod text,"
+        " at timestamptz default clock_timestamp())"
+    )
+    with connect() as connection:
+        work.enqueue_many(
+            connection, [{"n": n, "group": f"g{n % 5}"} for n in range(50)]
+        )
+    doomed = run_process(
+        "-m", "tests.support.executor_worker", database_url, "doomed", "hang"
+    )
+    doomed.wait_for_line("inside")
+    running = admin.execute(
+        "select count(*) from jobs_lib.job_states where derived_state = 'running'"
+    )
+    assert running.fetchone()[0] > 0
+    # Killed in the middle of handlers, inside their transactions.
+    doomed.kill()
+    (killed_at,) = admin.execute("select clock_timestamp()").fetchone()
+    heir = run_process("-m", "tests.support.executor_worker", database_url, "heir")
+    wait_for(
+        lambda: admin.execute("select count(*) from effects").fetchone()[0] == 50,
+        timeout=30,
+        what=lambda: f"the other pod ran them all\n{heir.output}",
+    )
+    rows = admin.execute("select n, pod, at from effects order by id").fetchall()
+    assert sorted(n for n, _, _ in rows) == list(range(50))
+    assert {pod for _, pod, _ in rows} == {"heir"}
+    for group in range(5):
+        of_group = [n for n, _, _ in rows if n % 5 == group]
+        assert of_group == sorted(of_group)
+    # The heartbeat counts as stale after a second; then the next look takes over.
+    assert (rows[0][2] - killed_at).total_seconds() < 10
+    attempts = admin.execute("select distinct attempt from jobs_lib.history")
+    assert attempts.fetchall() == [(1,)]
+    assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,)
