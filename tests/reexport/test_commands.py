@@ -1,0 +1,108 @@
+"""The command and the Python call start the same re-export."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+from click.testing import CliRunner
+
+from jobs_lib import reexport as api
+from jobs_lib.app import App
+from jobs_lib.errors import ReexportError
+from jobs_lib.settings import Settings
+from spark_bridge.commands import reexport
+from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+
+FLIGHTS = 336_776
+
+
+@pytest.fixture
+def run(database, monkeypatch):
+    app = App("test", settings=Settings(database_url=database.url))
+    app.entities["aircraft"] = make_entity()
+    module = types.ModuleType("service_of_test")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "service_of_test", module)
+    monkeypatch.setenv("JOBS_LIB_APP", "service_of_test:app")
+
+    def run(*arguments):
+        result = CliRunner().invoke(reexport, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return run
+
+
+def plan_of(database):
+    return query(
+        database,
+        'select "range", lower, upper, r.keys, entity, topic, rate, x.state'
+        " from jobs_lib.reexport_ranges r"
+        " join jobs_lib.reexports x on x.id = r.reexport_id order by 1",
+    )
+
+
+@pytest.mark.guarantee("W22")
+def test_command_and_call_start_the_same_reexport(database, run):
+    make_table(database, range(25_000), "int")
+    run("start", "aircraft", "--rate", "6000", "--engine", "sql")
+    keys, plan = loaded_keys(database), plan_of(database)
+    query(
+        database,
+        "with j as (delete from jobs_lib.jobs),"
+        " x as (delete from jobs_lib.reexports) select 1",
+    )
+    api.start(database, make_entity(), rate=6_000)
+    assert plan_of(database) == plan
+    assert len(plan) == 3
+    assert loaded_keys(database) == keys
+
+
+def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
+    with database.connect("test") as connection:
+        connection.execute(
+            "create table aircraft as select generate_series(1, %s) as tail", [FLIGHTS]
+        )
+    output = run("start", "aircraft", "--rate", "6000", "--dry-run")
+    assert "336,776 keys of aircraft.tail (bigint) to aircraft-state" in output
+    assert "34 ranges" in output
+    assert "from the first up to 9907" in output
+    assert "at 6,000 records a minute it takes 57.6 minutes, ends 20" in output
+    plan = json.loads(run("start", "aircraft", "--rate", "6000", "--dry-run", "--json"))
+    assert plan["total"] == sum(piece["keys"] for piece in plan["ranges"]) == FLIGHTS
+    assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
+
+
+def test_start_rate_pause_resume_status_cancel(database, run):
+    make_table(database, ["N1", "N2"])
+    start = ("start", "aircraft", "--engine", "sql")
+    assert "begun" in run(*start, "--rate", "60")
+    assert "begun" not in run(*start, "--rate", "90", "--json")
+    assert "resumed" in run(*start, "--rate", "90")
+    assert "running" in run("status", "aircraft")
+    assert "120 records a minute" in run("rate", "aircraft", "120")
+    assert "jobs-lib reexport resume aircraft" in run("pause", "aircraft")
+    assert json.loads(run("resume", "aircraft", "--json"))["state"] == "running"
+    assert "cancelled" in run("cancel", "aircraft")
+    with pytest.raises(ReexportError, match="is cancelled"):
+        run("pause", "aircraft")
+
+
+def test_watch_stays_until_the_end(database, run):
+    make_table(database, [])
+    output = run("start", "aircraft", "--rate", "60", "--engine", "sql", "--watch")
+    assert "finished, 0 sent" in output
+
+
+def test_watch_tells_why_the_load_failed(database, run):
+    make_table(database, [None])
+    with pytest.raises(ReexportError, match="have no 'tail'"):
+        run("start", "aircraft", "--rate", "60", "--engine", "sql", "--watch")
+
+
+def test_an_unknown_entity_is_named_with_the_known_ones(run):
+    with pytest.raises(ReexportError, match=r"no entity 'crew' \(declared: aircraft\)"):
+        run("status", "crew")
