@@ -65,6 +65,10 @@ def owners(admin, role: str) -> dict[str, set[str]]:
     return {pod: set(origins) for pod, origins in rows.fetchall()}
 
 
+def owned_by(admin, pod: str) -> int:
+    return len(owners(admin, "execute").get(pod, ()))
+
+
 def enqueue_everywhere(app, connect, home: str, times: int) -> None:
     with connect() as connection:
         for n in range(12):
@@ -159,7 +163,7 @@ def test_executors_without_kafka_share_the_origins_by_heartbeat(
 
     with running(make("pod-a"), "executor") as first:
         wait_for(
-            lambda: len(owners(admin, "execute").get("pod-a", ())) == 16,
+            lambda: owned_by(admin, "pod-a") == 16,
             what="one has all",
         )
         with running(make("pod-b"), "executor"):
@@ -176,6 +180,6 @@ def test_executors_without_kafka_share_the_origins_by_heartbeat(
             wait_for(lambda: len(ran) == 100, what="all ran")
             assert set(ran) == {"pod-a", "pod-b"}
         wait_for(
-            lambda: len(owners(admin, "execute").get("pod-a", ())) == 16,
+            lambda: owned_by(admin, "pod-a") == 16,
             what="all again",
         )

@@ -20,7 +20,8 @@ class Seen:
 
     partition: int
     offset: int
-    key: str | None
+    key: str
+    """Empty where the record has none."""
     value: bytes | None
     headers: dict[str, str]
     at: float
@@ -74,7 +75,7 @@ def _see(message: Any) -> Seen:
     return Seen(
         message.partition(),
         message.offset(),
-        None if key is None else key.decode(),
+        "" if key is None else key.decode(),
         message.value(),
         {name: value.decode() for name, value in message.headers() or ()},
         message.timestamp()[1] / 1000,

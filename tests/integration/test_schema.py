@@ -1,0 +1,162 @@
+"""The migrations: beside other people's, in any schema, several at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import MetaData, create_engine, text
+
+from jobs_lib.db import Database
+from jobs_lib.errors import SchemaVersionError, UnavailableError
+from jobs_lib.schema import (
+    VERSION_TABLE,
+    include_name,
+    installed_version,
+    latest_version,
+    migrate,
+    migrations_path,
+    sqlalchemy_url,
+    upgrade,
+)
+from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+
+@pytest.fixture
+def empty_url(postgres_server):
+    """The URL of a database without our tables."""
+    name = f"empty_{uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+        yield postgres_server.url_of(name)
+        connection.execute(f"drop database {name} with (force)")
+
+
+@pytest.mark.parametrize("schema", ["jobs_lib", 'we"ird; Ünï'])
+def test_the_tables_live_in_a_schema_of_any_name(empty_url, schema, wait_for):
+    migrate(empty_url, schema)
+    migrate(empty_url, schema)
+    app = make_app(empty_url, schema_name=schema)
+    ran: list[int] = []
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None:
+        with job.transaction():
+            ran.append(job.id)
+
+    with psycopg.connect(empty_url) as connection:
+        work.enqueue(connection, group="g")
+        work.enqueue_many(connection, [{"group": "g"}, {"group": "h"}])
+        app.topic("states").send(connection, key="a", value=1)
+    with executing(app, [f"local/{n}" for n in range(16)]):
+        wait_for(lambda: len(ran) == 3, what="all ran")
+
+
+def test_several_pods_may_migrate_at_once(empty_url):
+    failures: list[BaseException] = []
+
+    def run():
+        try:
+            migrate(empty_url)
+        except BaseException as error:
+            failures.append(error)
+
+    pods = [threading.Thread(target=run) for _ in range(3)]
+    for pod in pods:
+        pod.start()
+    for pod in pods:
+        pod.join()
+    assert failures == []
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with engine.connect() as connection:
+        assert installed_version(connection) == latest_version()
+    engine.dispose()
+
+
+def test_a_users_own_migration_can_call_ours_in_its_transaction(empty_url):
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with engine.connect() as connection:
+        connection.execute(text("create table mine (id int)"))
+        upgrade(connection)
+        # The caller's search path is as it was: this lands in public.
+        connection.execute(text("create table also_mine (id int)"))
+        assert installed_version(connection) == latest_version()
+        connection.rollback()
+        assert installed_version(connection) is None
+        upgrade(connection)
+        connection.execute(text("create table also_mine (id int)"))
+        connection.commit()
+        names = connection.execute(
+            text("select schemaname || '.' || tablename from pg_tables")
+        ).scalars()
+        assert {"public.also_mine", f"jobs_lib.{VERSION_TABLE}"} <= set(names)
+    engine.dispose()
+
+
+def test_autogenerate_leaves_our_tables_alone(database_url):
+    engine = create_engine(sqlalchemy_url(database_url))
+    with engine.connect() as connection:
+
+        def drops(**options) -> list[object]:
+            context = MigrationContext.configure(
+                connection, opts={"include_schemas": True, **options}
+            )
+            return compare_metadata(context, MetaData())
+
+        assert drops() != []
+        assert drops(include_name=include_name()) == []
+    engine.dispose()
+
+
+@pytest.mark.guarantee("U4")
+def test_missing_old_and_newer_tables_are_named_with_the_way_out(
+    empty_url, database_url, connect
+):
+    with pytest.raises(SchemaVersionError, match="run `jobs-lib migrate`"):
+        Database(empty_url).check_version(latest_version())
+    database = Database(database_url)
+    database.check_version(latest_version())
+    admin = connect(autocommit=True)
+    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '0001'")
+    with pytest.raises(SchemaVersionError, match=r"version 0001.*`jobs-lib migrate`"):
+        database.check_version(latest_version())
+    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '9999'")
+    with pytest.raises(SchemaVersionError, match=r"version 9999.*newer"):
+        database.check_version(latest_version())
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password():
+    url = "postgresql://me:canary@127.0.0.1:1/orders"
+    for ask in (lambda: migrate(url), lambda: Database(url).connect("test")):
+        with pytest.raises(
+            UnavailableError, match=r"me@127\.0\.0\.1:1/orders"
+        ) as raised:
+            ask()
+        assert "canary" not in str(raised.value)
+        assert raised.value.__cause__ is None
+
+
+def test_the_tables_can_be_taken_away_again(empty_url):
+    migrate(empty_url)
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(migrations_path()))
+        config.attributes |= {"connection": connection, "schema": "jobs_lib"}
+        command.downgrade(config, "base")
+    with engine.connect() as connection:
+        names = connection.execute(
+            text("select tablename from pg_tables where schemaname = 'jobs_lib'")
+        ).scalars()
+        assert list(names) == [VERSION_TABLE]
+    engine.dispose()
