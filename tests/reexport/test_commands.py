@@ -36,6 +36,13 @@ def run(database, monkeypatch):
     return run
 
 
+def jobs_of(database):
+    return query(
+        database,
+        "select origin, type, payload->'keys' from jobs_lib.jobs order by id",
+    )
+
+
 def plan_of(database):
     return query(
         database,
@@ -49,7 +56,7 @@ def plan_of(database):
 def test_command_and_call_start_the_same_reexport(database, run):
     make_table(database, range(25_000), "int")
     run("start", "aircraft", "--rate", "6000", "--engine", "sql")
-    keys, plan = loaded_keys(database), plan_of(database)
+    jobs, plan = jobs_of(database), plan_of(database)
     query(
         database,
         "with j as (delete from jobs_lib.jobs),"
@@ -58,7 +65,8 @@ def test_command_and_call_start_the_same_reexport(database, run):
     api.start(database, make_entity(), rate=6_000)
     assert plan_of(database) == plan
     assert len(plan) == 3
-    assert loaded_keys(database) == keys
+    assert jobs_of(database) == jobs
+    assert len(loaded_keys(database)) == 25_000
 
 
 def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):

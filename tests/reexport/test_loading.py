@@ -53,8 +53,32 @@ def test_two_loaders_at_once_load_each_range_once(database, begun):
     assert loaded_keys(database) == KEYS
     loaded = [keys for result in results for keys in result if keys is not None]
     assert loaded == [250] * 4
-    # The last two ranges may commit at the same moment: one of them sees the end.
     assert reexport.status(database, "aircraft").state == "running"
+
+
+def test_of_the_last_two_ranges_the_second_to_commit_sees_the_end(
+    database, begun, wait_for
+):
+    def last():
+        with database.connect("last") as connection:
+            load_range(connection, database.queries, begun.loading, 3)
+
+    with database.connect("test") as connection:
+        for number in range(2):
+            load_range(connection, database.queries, begun.loading, number)
+        thread = threading.Thread(target=last)
+        with connection.transaction():
+            load_range(connection, database.queries, begun.loading, 2)
+            thread.start()
+            waiting = (
+                "select from pg_stat_activity where application_name = 'jobs_lib last'"
+                " and wait_event_type = 'Lock' and datname = current_database()"
+            )
+            wait_for(lambda: query(database, waiting), what="the last range waits")
+        thread.join()
+        # Not by way of `status`, which would repair it.
+        states = query(database, "select state from jobs_lib.reexports")
+    assert states == [("running",)]
 
 
 def test_a_loader_that_dies_between_copy_and_commit_leaves_nothing(database, begun):
