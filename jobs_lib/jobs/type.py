@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
 
 from jobs_lib.errors import ConfigurationError, PayloadError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobs_lib.db import Caller
 
 P = ParamSpec("P")
-Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
+Handler = Callable[Concatenate[Job, P], None]
 GroupOf = str | Callable[..., str | None] | None
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
@@ -58,11 +58,15 @@ class JobType(Generic[P]):
                 f"{name!r} is no name for a job type: letters, digits and _ . : - "
                 "only, 200 at the most, starting with a letter"
             )
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"the handler of {name!r} is an async function, which executors do not "
+                "run yet: make it a plain one"
+            )
         self.function = function
         self.name = name
         self.retry = retry
         self.payload = Payload(name, function, names)
-        self.is_async = inspect.iscoroutinefunction(function)
         self.options_ = Options()
         self._group = group
         self._enqueuer = enqueuer
@@ -75,11 +79,9 @@ class JobType(Generic[P]):
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
 
-    def __call__(
-        self, job: Job, *args: P.args, **kwargs: P.kwargs
-    ) -> Awaitable[None] | None:
+    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call the handler itself, here and now."""
-        return self.function(job, *args, **kwargs)
+        self.function(job, *args, **kwargs)
 
     def options(
         self,
