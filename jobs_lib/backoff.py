@@ -29,7 +29,8 @@ class Retry:
     def __post_init__(self) -> None:
         if not (0 < self.first <= self.cap < math.inf and self.factor >= 1):
             raise ValueError(
-                f"a retry policy needs 0 < first <= cap < inf and factor >= 1, not {self}"
+                "a retry policy needs 0 < first <= cap < infinity and factor >= 1, "
+                f"not {self}"
             )
         if self.max_attempts is not None and self.max_attempts < 1:
             raise ValueError(f"max_attempts must be 1 or more, not {self.max_attempts}")

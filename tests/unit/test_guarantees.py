@@ -1,0 +1,80 @@
+"""The page of guarantees is made of the marks that tests carry."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from scripts import guarantees, page
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with two guarantees, and a function that writes its test file."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "docs" / "guarantees.toml").write_text(
+        '[a]\ntitle = "Things"\n[a.sentences]\nA1 = "It holds."\nA2 = "It | lasts."\n'
+    )
+    monkeypatch.setattr(guarantees, "ROOT", tmp_path)
+    monkeypatch.setattr(guarantees, "DOCS", tmp_path / "docs")
+
+    def run(test: str, *arguments: str) -> int:
+        (tmp_path / "tests" / "test_it.py").write_text(textwrap.dedent(test))
+        monkeypatch.setattr("sys.argv", ["guarantees", *arguments])
+        return guarantees.main()
+
+    return tmp_path, run
+
+
+SHOWN = """
+    @pytest.mark.guarantee("A2")
+    def test_it_lasts_long(): ...
+
+    def test_of_nothing(): ...
+"""
+
+
+def test_the_page_lists_what_a_test_shows_and_nothing_else(project):
+    root, run = project
+    assert run(SHOWN) == 0
+    written = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert "## Things" in written
+    assert "| A2 | It \\| lasts. | [it lasts long](../tests/test_it.py) |" in written
+    assert "A1" not in written
+
+
+def test_a_page_that_is_out_of_date_is_told(project, capsys):
+    _, run = project
+    assert run(SHOWN, "--check") == 1
+    assert "make docs" in capsys.readouterr().err
+    assert run(SHOWN) == 0
+    assert run(SHOWN, "--check") == 0
+
+
+def test_an_id_without_a_sentence_is_told(project, capsys):
+    _, run = project
+    assert run('@pytest.mark.guarantee("A3")\ndef test_x(): ...\n') == 1
+    assert "test_x names 'A3': no such id" in capsys.readouterr().err
+
+
+def test_more_than_four_ids_on_a_test_are_told(project, capsys):
+    _, run = project
+    ids = ", ".join(['"A1"'] * 5)
+    assert run(f"@pytest.mark.guarantee({ids})\ndef test_x(): ...\n") == 1
+    assert "names 5 guarantees, 4 at most" in capsys.readouterr().err
+
+
+def test_every_guarantee_has_one_sentence():
+    root = Path(page.ROOT)
+    text = (root / "docs" / "guarantees.toml").read_text(encoding="utf-8")
+    areas = tomllib.loads(text)
+    ids = [one for area in areas.values() for one in area["sentences"]]
+    assert len(ids) == len(set(ids))
+    for area in areas.values():
+        for sentence in area["sentences"].values():
+            assert sentence.endswith(".")
+            assert len(sentence) < 130
