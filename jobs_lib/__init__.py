@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 __all__ = [
     "App",
     "ConfigurationError",
@@ -17,6 +15,7 @@ __all__ = [
     "Retry",
     "Settings",
     "Snooze",
+    "__version__",
     "exponential",
 ]
 
@@ -32,3 +31,4 @@ from jobs_lib.errors import (
 )
 from jobs_lib.jobs.model import Discard, Job, Snooze
 from jobs_lib.settings import Settings
+from jobs_lib.version import __version__

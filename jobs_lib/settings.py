@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from tomllib import TOMLDecodeError
@@ -25,6 +26,15 @@ from pydantic_settings import (
 )
 
 from jobs_lib.errors import ConfigurationError
+
+# Read where they are needed, not settings of a running service.
+_OTHER_VARIABLES = {
+    "JOBS_LIB_APP",
+    "JOBS_LIB_CACHE_DIR",
+    "JOBS_LIB_CONFIG_FILE",
+    "JOBS_LIB_MAVEN_BASE_URL",
+    "JOBS_LIB_SCHEMA",
+}
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -159,6 +169,7 @@ def load_settings(**given: object) -> Settings:
             f"JOBS_LIB_CONFIG_FILE names {file}, which is not there: correct it, or "
             "unset it to use the environment and jobs_lib.toml alone"
         )
+    _refuse_unknown_variables()
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except TOMLDecodeError as error:
@@ -178,6 +189,26 @@ def load_settings(**given: object) -> Settings:
             f"these settings cannot be used: {problems}. "
             "Each can be set as JOBS_LIB_<NAME> in the environment or in jobs_lib.toml."
         ) from None
+
+
+def _refuse_unknown_variables() -> None:
+    """A setting with a misspelt name would silently have no effect."""
+    known = {f"JOBS_LIB_{name.upper()}" for name in Settings.model_fields}
+    known |= _OTHER_VARIABLES
+    unknown = {
+        name
+        for name in os.environ
+        if name.startswith("JOBS_LIB_")
+        and name not in known
+        and not name.startswith("JOBS_LIB_TEST_")
+    }
+    if unknown:
+        name = min(unknown)
+        similar = get_close_matches(name, known, n=1)
+        raise ConfigurationError(
+            f"there is no setting {name}"
+            + (f": is it {similar[0]}?" if similar else ": unset it")
+        )
 
 
 @cache

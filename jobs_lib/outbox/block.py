@@ -37,6 +37,8 @@ class Block:
     """(class, id) of every row that is done once the records are in Kafka."""
     dropped: list[int] = field(default_factory=list)
     """Ids of rows that are done without a record."""
+    reexports: set[int] = field(default_factory=set)
+    """The re-exports that rows of the block belong to: these may be their last ones."""
 
     @property
     def ids(self) -> list[int]:

@@ -202,6 +202,7 @@ class Relay:
         waiting: dict[int, list[tuple[Any, ...]]] = {}
         for row in rows:
             row_id, _, _, _, reexport_id, superseded, state = row
+            block.reexports.add(reexport_id)
             if superseded or state in (None, "cancelled"):
                 block.rows.append((BATCH, row_id))
                 block.dropped.append(row_id)
@@ -265,6 +266,10 @@ class Relay:
             },
             prepare=True,
         ).fetchone()
+        for reexport in block.reexports:
+            connection.execute(
+                self._database.queries["finish_reexport"], {"reexport": reexport}
+            )
         deleted = cast("tuple[int]", row)[0]
         if deleted != len(block.rows):
             raise FencedError(

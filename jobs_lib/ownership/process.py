@@ -8,8 +8,9 @@ import threading
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from jobs_lib import __version__, telemetry
+from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -57,13 +57,15 @@ select count(pg_advisory_xact_lock(key)) from (
 copy {schema}.jobs (origin, type, "group", state, payload, run_at, headers) from stdin
 
 -- name: look
--- Cheap enough to ask often: is there anything after the cursors, or anything due?
+-- Cheap enough to ask often: is there anything after the cursors, or anything due? The
+-- orders mean nothing here; they keep the planner on the index, where a wrong guess of
+-- how soon a row is found would let it read the table.
 select
     exists (
         select from unnest(%(origins)s::text[], %(cursors)s::bigint[]) as o(origin, cursor)
         cross join lateral (
             select from {schema}.jobs j
-            where j.origin = o.origin and j.id > o.cursor limit 1
+            where j.origin = o.origin and j.id > o.cursor order by j.id limit 1
         ) fresh
     ),
     exists (
@@ -71,7 +73,7 @@ select
         cross join lateral (
             select from {schema}.jobs j
             where j.origin = o.origin and j.state = 'scheduled'
-                and j.run_at <= clock_timestamp() limit 1
+                and j.run_at <= clock_timestamp() order by j.run_at limit 1
         ) due
     )
 
@@ -220,7 +222,9 @@ order by 1, 2, 3
 
 -- name: sweep
 -- Rows behind the cursor that are available and not in flight: committed late, or
--- waiting in a group (the claim sorts those out). Reads only.
+-- waiting in a group (the claim sorts those out). Reads only. The rows in flight are
+-- left out after the limit, which leaves room for them: inside, they would turn the
+-- walk along the index into a sort of all that lies behind the cursor.
 select o.origin, s.id, s."group"
 from unnest(%(origins)s::text[], %(lows)s::bigint[], %(cursors)s::bigint[])
     as o(origin, low, cursor)
@@ -229,11 +233,11 @@ cross join lateral (
     where j.origin = o.origin and j.id > o.low and j.id <= o.cursor
         and j.state = 'available'
         and j.type = any (%(types)s::text[])
-        and not exists (
-            select from unnest(%(flying)s::bigint[]) as f(id) where f.id = j.id
-        )
-    order by j.id limit %(limit)s
+    order by j.id limit %(limit)s + cardinality(%(flying)s::bigint[])
 ) s
+where not exists (
+    select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id
+)
 
 -- name: horizon
 -- Once every transaction that was open at `xmax` has ended, nothing with an id drawn

@@ -17,9 +17,13 @@ values (%(shard)s, %(topic)s, %(key)s, %(value)s::bytea, %(version)s, %(headers)
 returning id
 
 -- name: pending_shards
--- Which of the owned shards have rows: one look into the index for each.
+-- Which of the owned shards have rows: one look into the index for each; the order keeps
+-- the planner on it.
 select s.shard from unnest(%(shards)s::int[]) as s(shard)
-where exists (select from {schema}.outbox o where o.shard = s.shard)
+cross join lateral (
+    select from {schema}.outbox o
+    where o.shard = s.shard order by o.class, o.id limit 1
+) first
 
 -- name: read_live
 -- No cursor: a row that was committed late, with a lower id, is simply the next one. The

@@ -15,7 +15,7 @@ depends_on = None
 UPGRADE = """
 create table installation (
     only_row boolean primary key default true check (only_row),
-    -- Part of every idempotency key and transactional id: two databases never share one.
+    -- Part of every idempotency key and transactional id: no two databases share one.
     id uuid not null default gen_random_uuid(),
     -- Fixed for the life of the schema: a row's shard is stored when it is written.
     shards smallint not null default 16 check (shards between 1 and 1024)

@@ -123,7 +123,8 @@ begin
         returning j.*
     ), kept as (
         insert into history (id, origin, type, "group", outcome, attempt, enqueued_at)
-        select d.id, d.origin, d.type, d."group", 'completed', d.attempt + 1, d.enqueued_at
+        select d.id, d.origin, d.type, d."group", 'completed', d.attempt + 1,
+            d.enqueued_at
         from deleted d
     )
     select count(*) into own from deleted d where d.id = complete_job.id;

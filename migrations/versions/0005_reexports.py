@@ -46,11 +46,12 @@ create table reexport_ranges (
 );
 
 -- Takes up to `wanted` records from the bucket and returns how many may be sent now.
--- Refilled at 97.5 % of the rate, so that 60 seconds and the 0.6 s by which a record may
--- be appended later than it was granted bring at most 98.475 %; the bucket holds 1.49 %
--- more, and the one record that keeps small rates alive: as grants are whole records, no
--- such window sees more than the rate, at any rate. A full bucket is the longest burst,
--- after a pause or an outage, too. It fills in 0.9 s: ask more often or lose tokens.
+-- Refilled at 97.5 % of the rate, so that 60 seconds and the 0.6 s by which a record
+-- may be appended later than it was granted bring at most 98.475 %; the bucket holds
+-- 1.49 % more, and the one record that keeps small rates alive: as grants are whole
+-- records, no such window sees more than the rate, at any rate. A full bucket is the
+-- longest burst, after a pause or an outage, too. It fills in 0.9 s: ask more often or
+-- lose tokens.
 create function take_records(reexport_id bigint, wanted int) returns int
 language plpgsql set search_path from current as $function$
 declare

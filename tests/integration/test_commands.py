@@ -64,6 +64,11 @@ def folder(tmp_path):
         (["run", "shop:not_an_app"], {}, "no App"),
         (["run", "shop:app"], {}, "no database is set"),
         (["run", "shop:app"], {"JOBS_LIB_WORKERS": "0"}, "workers.*JOBS_LIB_<NAME>"),
+        (
+            ["run", "shop:app"],
+            {"JOBS_LIB_WORKER": "3"},
+            "no setting JOBS_LIB_WORKER: is it JOBS_LIB_WORKERS?",
+        ),
         (["run", "shop:app"], {"JOBS_LIB_KAFKA": "{"}, "kafka|JOBS_LIB_KAFKA"),
         (["owners"], {}, "no database is set"),
     ],

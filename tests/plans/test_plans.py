@@ -1,0 +1,166 @@
+"""The plans of the hot statements, as they are really run, under three statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from jobs_lib.jobs.claim import Claimer
+from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.model import Outcome, Result
+from jobs_lib.outbox.block import Block
+from jobs_lib.outbox.relay import Relay
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+ORIGINS = [f"local/{n}" for n in range(16)]
+OWNER = uuid4()
+INDEXES = {"jobs_pkey", "jobs_of_group", "jobs_due", "outbox_pkey", "outbox_of_key"}
+
+
+class Plans:
+    """The plans that the server used, told through auto_explain's notices."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+        self._found: list[str] = []
+        connection.add_notice_handler(
+            lambda notice: self._found.append(notice.message_primary or "")
+        )
+        connection.execute("load 'auto_explain'")
+
+    @contextlib.contextmanager
+    def told(self, *, generic: bool) -> Iterator[list[str]]:
+        """The plans of what runs inside, with generic or custom plans."""
+        mode = "force_generic_plan" if generic else "force_custom_plan"
+        self._connection.execute(f"set plan_cache_mode = {mode}")
+        self._connection.execute("set auto_explain.log_nested_statements = on")
+        self._connection.execute("set client_min_messages = log")
+        self._connection.execute("set auto_explain.log_min_duration = 0")
+        self._found.clear()
+        told: list[str] = []
+        yield told
+        told += [plan for plan in self._found if "Query Text" in plan]
+        self._connection.execute("set auto_explain.log_min_duration = -1")
+
+
+def fill(connection, groups: int, jobs: int) -> None:
+    connection.execute(
+        'insert into jobs_lib.jobs (origin, type, "group", payload)'
+        " select 'local/' || g %% 16, 'work', 'g' || g %% %s, '{}'"
+        " from generate_series(1, %s) g",
+        (groups, jobs),
+    )
+    connection.execute(
+        "insert into jobs_lib.jobs (origin, type, payload)"
+        " select 'local/' || g %% 16, 'work', '{}' from generate_series(1, %s) g",
+        (jobs,),
+    )
+    connection.execute(
+        "insert into jobs_lib.outbox (shard, topic, key, value)"
+        " select g %% 16, 'states', 'k' || g %% 1000, '' from generate_series(1, %s) g",
+        (jobs,),
+    )
+
+
+def analyze(connection) -> None:
+    connection.execute("analyze jobs_lib.jobs")
+    connection.execute("analyze jobs_lib.outbox")
+
+
+def emptied(connection) -> None:
+    """Analysed when almost empty, with many dead rows; then a few arrived."""
+    connection.execute("alter table jobs_lib.jobs set (autovacuum_enabled = off)")
+    connection.execute("alter table jobs_lib.outbox set (autovacuum_enabled = off)")
+    fill(connection, 100, 50_000)
+    connection.execute("delete from jobs_lib.jobs")
+    connection.execute("delete from jobs_lib.outbox")
+    analyze(connection)
+    fill(connection, 10, 500)
+
+
+def full(connection) -> None:
+    """Many rows in many groups, fresh statistics."""
+    fill(connection, 50_000, 150_000)
+    analyze(connection)
+
+
+def few_groups(connection) -> None:
+    """Many rows in very few groups."""
+    fill(connection, 3, 60_000)
+    analyze(connection)
+
+
+@pytest.mark.parametrize("generic", [True, False], ids=["generic", "custom"])
+@pytest.mark.parametrize("state", [emptied, full, few_groups])
+def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
+    with database.connect("test") as connection:
+        state(connection)
+        for role, origins in (
+            ("execute", ORIGINS),
+            ("relay", [f"shard/{n}" for n in range(16)]),
+        ):
+            connection.execute(
+                "insert into jobs_lib.origins (role, origin, owner, epoch)"
+                " select %s, unnest(%s::text[]), %s, 1",
+                (role, origins, OWNER),
+            )
+        plans = Plans(connection)
+        with plans.told(generic=generic) as told:
+            use_jobs(database, connection)
+            use_outbox(database, connection)
+    assert len(told) > 10
+    for plan in told:
+        assert not re.search(r"Seq Scan on (jobs|outbox)", plan), plan
+        # Every look into the table starts at an origin or a shard.
+        for index in re.findall(r"using (\w+) on (?:jobs|outbox)", plan):
+            assert index in INDEXES, plan
+        # A backlog is walked along its index. What is sorted is hardly more than taken.
+        sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
+        for rows in re.findall(sorts, plan):
+            assert int(rows) < 5_000, plan
+
+
+def use_jobs(database, connection) -> None:
+    """Every statement of an executor's round."""
+    claimer = Claimer(database.queries, OWNER, UUID(int=1), ["work"])
+    completer = Completer(database.queries, OWNER)
+    epochs = dict.fromkeys(ORIGINS, 1)
+    claimer.add(epochs)
+    for _ in range(2):
+        claimer.look(connection)
+        lanes = claimer.claim(connection, 200)
+        assert lanes
+        jobs = [(lane, job) for lane in lanes for job in lane.jobs]
+        outcomes = [Outcome(job, Result.COMPLETED) for _, job in jobs[:-2]]
+        outcomes.append(Outcome(jobs[-2][1], Result.RETRIED, "no", 0.0))
+        outcomes.append(Outcome(jobs[-1][1], Result.DISCARDED, "never"))
+        completer.settle(connection, outcomes, epochs)
+        for lane, job in jobs:
+            claimer.end_job(lane, job)
+            claimer.end_lane(lane)
+        completer.end_claims(connection, claimer.ended_claims())
+        claimer.promote(connection, 10)
+        claimer._sweeper.next_at = 0
+        claimer.sweep(connection)
+
+
+def use_outbox(database, connection) -> None:
+    """Every statement of a relay's block."""
+    app = make_app(database.url)
+    relay = Relay(
+        database, app.settings, OWNER, UUID(int=1), entities={}, topics={}, source="t"
+    )
+    connection.execute(database.queries["pending_shards"], {"shards": list(range(16))})
+    block = relay._read_block(connection, 3, 1)
+    assert block.rows
+    kept = Block(block.records[:10], block.rows[:10])
+    relay._delete(connection, 3, 1, kept)
