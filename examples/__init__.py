@@ -1,0 +1,3 @@
+"""Examples that run as they are."""
+
+from __future__ import annotations

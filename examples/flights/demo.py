@@ -1,0 +1,272 @@
+"""The whole example at once: `python -m examples.flights.demo`.
+
+Real flights go through two services and a partner while a pod is killed and all
+aircraft are re-exported. In the end it says what is true of the data that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
+from confluent_kafka import Producer
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.table import Table
+
+from examples.flights import checks, evidence
+from examples.flights.flights import Flight, read_flights
+from examples.flights.pods import BOARD, SERVICE, Pod, Processes
+from examples.flights.screen import Numbers, Screen, Watch
+from examples.flights.servers import PARTITIONS, Servers
+from jobs_lib.devstack import DevStack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from subprocess import Popen
+
+    from examples.flights.checks import Fact
+
+Found = TypeVar("Found")
+
+FOLDER = Path(".jobs-lib/demo")
+REPORT = Path("build/demo.json")
+FLIGHTS = "30000"
+FLIGHTS_SECONDS = 110.0
+"""How long the flights take to be produced: there are some at every time."""
+REEXPORT_SECONDS = 75.0
+"""How long all aircraft would take at the rate: there is a full minute to measure."""
+SESSION_TIMEOUT = 6.0
+TAKE_OVER = SESSION_TIMEOUT + 2.0
+"""Seconds that partitions may be without an owner after a crash."""
+START_SECONDS = 60.0
+SETTINGS = {
+    "JOBS_LIB_SESSION_TIMEOUT": f"{SESSION_TIMEOUT:g}",
+    "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL": "0.5",
+    "JOBS_LIB_STALE_AFTER": "3",
+    "JOBS_LIB_FOLLOW_INTERVAL": "0.5",
+}
+
+
+@dataclass
+class Story:
+    """What the demo did, for the facts to be checked against."""
+
+    killed_at: datetime
+    taken: dict[str, datetime | None]
+    known: list[str]
+    """The aircraft when the re-export began."""
+    reexport_at: float
+    rate: int
+
+
+def main() -> int:
+    """Run the demo; 0 if all facts hold."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    screen = Screen(Console())
+    limit = _read_limit()
+    stack = DevStack(FOLDER, progress=lambda n, m: screen.show("Kafka's jars", n, m))
+    try:
+        with screen:
+            screen.say("starting PostgreSQL and Kafka, reading the flights")
+            with ThreadPoolExecutor() as pool:
+                reading = pool.submit(read_flights, limit)
+                addresses = {server.key: server.address or "" for server in stack.up()}
+                screen.say(" and ".join(addresses.values()))
+                servers = Servers.at(addresses["postgres"], addresses["kafka"])
+                servers.make_databases()
+                servers.make_topics()
+                flights = reading.result()
+            screen.say(f"two databases, two topics and {len(flights):,} flights")
+            story = _fly(screen, servers, flights)
+            facts = _check(servers, flights, story)
+    finally:
+        stack.down()
+    return _summarize(screen, len(flights), facts)
+
+
+def _fly(screen: Screen, servers: Servers, flights: list[Flight]) -> Story:
+    """All flights through both services, with a crash and a re-export on the way."""
+    logs = FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    arrivals = FOLDER / "arrivals.jsonl"
+    arrivals.write_bytes(b"")
+    kafka = {"JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": servers.kafka, **SETTINGS}
+    env = {"JOBS_LIB_DATABASE_URL": servers.flights_url, **kafka}
+    with Processes(logs) as processes, evidence.OwnerWatch(servers.flights_url) as own:
+        partner = ["examples.flights.partner", str(arrivals)]
+        processes.start("partner", *partner, env={})
+        said = logs / "partner.log"
+        env["PARTNER_URL"] = _wait_for(lambda: said.read_text().strip(), processes)
+        board = {"JOBS_LIB_DATABASE_URL": servers.board_url, **kafka}
+        processes.start("board", "jobs_lib.cli", "run", BOARD, env=board)
+        declare = ["jobs_lib.cli", "topics", "declare", SERVICE, "flights", "--home"]
+        processes.start("declare", *declare, env=env).wait()
+        pods = [Pod(name, processes, env) for name in ("pod-a", "pod-b")]
+        watch = Watch(servers.flights_url, servers.board_url, arrivals)
+        total = _Totals(flights)
+
+        def show(numbers: Numbers) -> None:
+            processes.check()
+            screen.show("flights produced", numbers.produced, len(flights))
+            screen.show("flights handled", numbers.handled, len(flights))
+            screen.show("arrivals told to the partner", numbers.told, total.arrivals)
+            screen.show("states in the read model", numbers.board, total.changes)
+            if numbers.again_total:
+                screen.show("re-exported", numbers.again, numbers.again_total)
+
+        def flown(share: float) -> None:
+            wanted = len(flights) * share
+            if not watch.until(lambda numbers: numbers.handled >= wanted, show):
+                raise SystemExit(f"the flights are stuck: see {logs}")
+
+        _wait_for(lambda: own.owned_by("pod-a") and own.owned_by("pod-b"), processes)
+        screen.say("pod-a and pod-b share the partitions; the flights begin")
+        threading.Thread(
+            target=_produce, args=(flights, servers.kafka, watch.numbers), daemon=True
+        ).start()
+        flown(0.2)
+        owned = own.owned_by("pod-b")
+        killed_at = _now(servers.flights_url)
+        pods[1].kill()
+        screen.say(f"[red]pod-b killed[/red], it executed {len(owned)} partitions")
+        time.sleep(2)
+        Pod("pod-c", processes, env)
+        screen.say("pod-c started in its place")
+        flown(0.35)
+        known = list(evidence.read_rows(servers.flights_url, "aircraft"))
+        rate = int(total.aircraft * 60 / REEXPORT_SECONDS)
+        reexport_at = time.time()
+        command = ["jobs_lib.cli", "reexport", "start", "aircraft", "--rate", str(rate)]
+        spark = processes.start("reexport", *command, "--app", SERVICE, env=env)
+        screen.say(f"re-export of {len(known):,} aircraft by Spark, {rate:,} a minute")
+        watch.until(lambda numbers: _done(numbers, total, spark), show)
+    return Story(killed_at, own.taken(owned), known, reexport_at, rate)
+
+
+def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
+    """Read everything that is left, and compare."""
+    handled = evidence.read_handled(servers.flights_url)
+    aircraft = evidence.read_rows(servers.flights_url, "aircraft")
+    read_model = evidence.read_rows(servers.board_url, "aircraft_rm")
+    posts = evidence.read_posts(FOLDER / "arrivals.jsonl")
+    states = evidence.read_states(servers.kafka, PARTITIONS["aircraft-state"])
+    expected = checks.expected_states(flights)
+    without_tail = [flight for flight, tail in handled if tail is None]
+    return [
+        checks.processed_once(flights, [flight for flight, _ in handled]),
+        checks.counted_apart(flights, without_tail, aircraft),
+        checks.table_right(expected, aircraft),
+        checks.partner_in_order(flights, posts),
+        checks.topic_in_order(states),
+        checks.topic_complete(expected, states),
+        checks.read_model_equal(aircraft, read_model),
+        checks.reexport_complete(story.known, story.reexport_at, states),
+        checks.reexport_rate(states, story.rate),
+        checks.owners_found(story.killed_at, story.taken, TAKE_OVER),
+    ]
+
+
+def _summarize(screen: Screen, flights: int, facts: list[Fact]) -> int:
+    table = Table("", "checked", "measured", title=f"{flights:,} flights")
+    for fact in facts:
+        mark = "[green]✔[/green]" if fact.holds else "[red]✘[/red]"
+        table.add_row(mark, fact.name, fact.measured)
+    screen.console.print(table)
+    holds = all(fact.holds for fact in facts)
+    REPORT.parent.mkdir(exist_ok=True)
+    report = {
+        "holds": holds,
+        "seconds": round(screen.seconds, 1),
+        "flights": flights,
+        "facts": [asdict(fact) for fact in facts],
+    }
+    REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    screen.say(f"{'all true' if holds else '[red]not all true[/red]'}; see {REPORT}")
+    return 0 if holds else 1
+
+
+class _Totals:
+    """What is to be reached in the end."""
+
+    def __init__(self, flights: list[Flight]) -> None:
+        with_tail = [flight for flight in flights if flight.tail is not None]
+        self.flights = len(flights)
+        self.changes = len(with_tail)
+        self.aircraft = len({flight.tail for flight in with_tail})
+        self.arrivals = sum(flight.arrived for flight in with_tail)
+
+
+def _done(numbers: Numbers, total: _Totals, spark: Popen[bytes]) -> bool:
+    return (
+        numbers.handled >= total.flights
+        and numbers.told >= total.arrivals
+        and numbers.board >= total.changes
+        and not numbers.outbox
+        and spark.poll() is not None
+        and numbers.again_ended
+    )
+
+
+def _produce(flights: list[Flight], kafka: str, numbers: Numbers) -> None:
+    """Send the flights to their topic, evenly over the time."""
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka,
+            "partitioner": "murmur2_random",
+            "enable.idempotence": True,
+            "log_level": 3,  # errors only: a broker that has just started makes waves
+        }
+    )
+    encode = TypeAdapter(Flight).dump_json
+    begun = time.monotonic()
+    for number, flight in enumerate(flights):
+        due = begun + FLIGHTS_SECONDS * number / len(flights)
+        if (early := due - time.monotonic()) > 0.05:
+            time.sleep(early)
+        producer.produce("flights", key=flight.key, value=encode(flight))
+        producer.poll(0)
+        numbers.produced = number + 1
+    producer.flush()
+
+
+def _now(url: str) -> datetime:
+    """The time by the database's clock."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    return now
+
+
+def _wait_for(found: Callable[[], Found], processes: Processes) -> Found:
+    deadline = time.monotonic() + START_SECONDS
+    while not (result := found()):
+        processes.check()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the services do not start: see {processes.logs}")
+        time.sleep(0.1)
+    return result
+
+
+def _read_limit() -> int | None:
+    text = os.environ.get("FLIGHTS") or FLIGHTS
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1_000:
+        raise SystemExit(f"FLIGHTS is {text!r}: say all, or a number from 1000 on")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

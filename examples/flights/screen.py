@@ -1,0 +1,126 @@
+"""What the demo shows while it runs: a bar for each stage, a line for each event."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from jobs_lib import reexport
+from jobs_lib.db import Database
+from jobs_lib.errors import ReexportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rich.console import Console
+
+LOOK_SECONDS = 0.5
+STALLED_SECONDS = 60.0
+
+
+class Screen:
+    """Bars and lines on the terminal; only lines where there is none."""
+
+    def __init__(self, console: Console) -> None:
+        self.begun = time.monotonic()
+        self.console = console
+        self._progress = Progress(
+            TextColumn("{task.description:32}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            console=console,
+        )
+        self._bars: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @property
+    def seconds(self) -> float:
+        """Since the demo began."""
+        return time.monotonic() - self.begun
+
+    def say(self, text: str) -> None:
+        """One line above the bars."""
+        self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
+
+    def show(self, name: str, completed: int, total: int) -> None:
+        """Make or move a bar; the line that a full one leaves is said once."""
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=total)
+        bar = self._bars[name]
+        full = self._progress.tasks[bar].finished
+        self._progress.update(bar, completed=completed, total=total)
+        if not full and total and completed >= total:
+            self.say(f"{name}: {completed:,}")
+
+
+@dataclass
+class Numbers:
+    """How far everything is, to be shown and waited for. Not what is checked."""
+
+    produced: int = 0
+    handled: int = 0
+    told: int = 0
+    board: int = 0
+    again: int = 0
+    again_total: int = 0
+    again_ended: bool = False
+    outbox: int = 0
+
+
+class Watch:
+    """Reads the numbers while the services run."""
+
+    def __init__(self, flights_url: str, board_url: str, log: Path) -> None:
+        self.numbers = Numbers()
+        self._flights = psycopg.connect(flights_url, autocommit=True)
+        self._board = psycopg.connect(board_url, autocommit=True)
+        self._database = Database(flights_url)
+        self._log = log.open("rb")
+
+    def look(self) -> Numbers:
+        """The numbers now."""
+        numbers = self.numbers
+        numbers.handled = _count(self._flights, "select count(*) from handled")
+        numbers.outbox = _count(self._flights, "select count(*) from jobs_lib.outbox")
+        numbers.board = _count(self._board, "select sum(version) from aircraft_rm")
+        numbers.told += sum(b'"repeat": false' in line for line in self._log)
+        try:
+            progress = reexport.status(self._database, "aircraft")
+        except ReexportError:
+            return numbers  # none was started yet
+        numbers.again = progress.sent + progress.superseded
+        numbers.again_total = progress.total
+        numbers.again_ended = progress.ended
+        return numbers
+
+    def until(
+        self, condition: Callable[[Numbers], bool], show: Callable[[Numbers], None]
+    ) -> bool:
+        """Look until the condition holds; False if nothing moves for a minute."""
+        last, moved_at = "", time.monotonic()
+        while True:
+            numbers = self.look()
+            show(numbers)
+            if condition(numbers):
+                return True
+            if str(numbers) != last:
+                last, moved_at = str(numbers), time.monotonic()
+            elif time.monotonic() - moved_at > STALLED_SECONDS:
+                return False
+            time.sleep(LOOK_SECONDS)
+
+
+def _count(connection: psycopg.Connection[Any], query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
+    return int(row[0] or 0) if row else 0
