@@ -1,0 +1,227 @@
+"""A re-export on the real servers: from the table to the topic, at the rate."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+
+import pytest
+from psycopg.rows import class_row
+
+from jobs_lib import reexport
+from tests.support.apps import make_app, running
+from tests.support.records import read_topic
+
+
+@dataclass
+class Item:
+    """The state of an item."""
+
+    id: int
+    name: str
+    version: int
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def shop(database_url, bootstrap_servers, topic, admin):
+    """An app with an entity, its table, and a topic that tells the append time."""
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    name = topic(
+        4,
+        config={
+            "cleanup.policy": "compact",
+            "message.timestamp.type": "LogAppendTime",
+            "min.compaction.lag.ms": "3600000",
+        },
+    )
+    items = app.topic(name, value=Item, compacted=True, partitions=4)
+    admin.execute(
+        "create table items (id int primary key, name text, version bigint not null)"
+    )
+
+    @app.entity(items, source="items", key="id")
+    def load_items(connection, keys: list[str]) -> dict[str, Item]:
+        with connection.cursor(row_factory=class_row(Item)) as cursor:
+            cursor.execute(
+                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
+            )
+            return {str(item.id): item for item in cursor}
+
+    return app
+
+
+def fill(admin, count: int) -> None:
+    admin.execute(
+        "insert into items select g, 'item ' || g, 1 from generate_series(1, %s) g",
+        (count,),
+    )
+
+
+def newest(records) -> dict[str, object]:
+    """The topic as compaction would leave it: the last record of each key."""
+    last = {record.key: record.json for record in records}
+    return {key: value for key, value in last.items() if value is not None}
+
+
+def table(admin) -> dict[str, object]:
+    rows = admin.execute("select id, name, version from items").fetchall()
+    return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
+
+
+@pytest.mark.guarantee("W1", "X11")
+def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table(
+    shop, database, admin, connect, bootstrap_servers, wait_for
+):
+    fill(admin, 2_000)
+    items = next(iter(shop.topics.values()))
+    stop = threading.Event()
+
+    def write() -> None:
+        n = 0
+        with connect() as connection:
+            while not stop.wait(0.002):
+                n += 1
+                item = 1 + n * 7 % 2_000
+                if n % 10:
+                    (version,) = connection.execute(
+                        "update items set name = 'renamed ' || %s,"
+                        " version = version + 1 where id = %s returning version",
+                        (n, item),
+                    ).fetchone() or (None,)
+                    if version is not None:
+                        value = Item(item, f"renamed {n}", version)
+                        items.send(
+                            connection, key=str(item), value=value, version=version
+                        )
+                else:
+                    gone = connection.execute(
+                        "delete from items where id = %s returning version", (item,)
+                    ).fetchone()
+                    if gone:
+                        items.tombstone(connection, key=str(item), version=gone[0] + 1)
+                connection.commit()
+
+    writer = threading.Thread(target=write)
+    with running(shop, "executor", "relay"):
+        writer.start()
+        entity = shop.entities["items"]
+        reexport.start(database, entity, rate=100_000)
+        wait_for(
+            lambda: reexport.status(database, "items").state == "finished",
+            timeout=60,
+            what=lambda: f"all is sent: {reexport.status(database, 'items')}",
+        )
+        stop.set()
+        writer.join()
+        wait_for(
+            lambda: (
+                admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0] == 0
+            ),
+            what="the live rows are sent too",
+        )
+    records = read_topic(bootstrap_servers, items.name)
+    assert newest(records) == table(admin)
+    causes = [record.headers["cause"] for record in records]
+    assert set(causes) == {"live", "reexport"}
+    # A re-export never takes a key back to an older state.
+    versions: dict[str, int] = {}
+    for record in records:
+        if record.value is not None:
+            assert record.json["version"] >= versions.get(record.key, 0)
+            versions[record.key] = record.json["version"]
+
+
+@pytest.mark.guarantee("W28", "X7")
+@pytest.mark.timeout(300)
+def test_the_rate_holds_in_every_window_at_the_topic(
+    shop, database, admin, bootstrap_servers, wait_for
+):
+    rate = 1_200
+    fill(admin, 3_600)
+    items = next(iter(shop.topics.values()))
+    with running(shop, "executor", "relay"):
+        reexport.start(database, shop.entities["items"], rate=rate)
+        wait_for(
+            lambda: reexport.status(database, "items").sent >= 2.1 * rate,
+            timeout=200,
+            what="more than two minutes' worth is sent",
+        )
+        reexport.cancel(database, "items")
+    times = sorted(record.at for record in read_topic(bootstrap_servers, items.name))
+
+    def most(seconds: float) -> int:
+        first = best = 0
+        for last, at in enumerate(times):
+            while at - times[first] >= seconds:
+                first += 1
+            best = max(best, last - first + 1)
+        return best
+
+    assert most(60) <= rate
+    assert most(1) <= max(rate / 60 * 2, 100)
+    minutes = (times[-1] - times[0]) / 60
+    assert minutes >= 2
+    assert len(times) / minutes >= 0.97 * rate
+
+
+@pytest.mark.guarantee("W32")
+def test_killed_pods_cost_a_few_repeats_and_no_key(
+    shop, database, admin, bootstrap_servers, database_url, run_process, wait_for
+):
+    count = 8_000
+    fill(admin, count)
+    (items,) = shop.topics.values()
+    command = (
+        "-m", "tests.support.reexport_worker", database_url, bootstrap_servers,
+        items.name,
+    )  # fmt: skip
+    reexport.start(database, shop.entities["items"], rate=600_000)
+    for enough in (500, 2_000, 4_000):
+        worker = run_process(*command)
+        wait_for(
+            lambda enough=enough: reexport.status(database, "items").sent > enough,
+            timeout=60,
+            what=lambda worker=worker: f"some are sent\n{worker.output}",
+        )
+        worker.kill()
+    worker = run_process(*command)
+    wait_for(
+        lambda: reexport.status(database, "items").state == "finished",
+        timeout=60,
+        what=lambda: f"all are sent\n{worker.output}",
+    )
+    records = read_topic(bootstrap_servers, items.name)
+    assert {record.key for record in records} == {str(n + 1) for n in range(count)}
+    # Each kill repeats at most the block of 100 that was in Kafka and not yet deleted.
+    assert len(records) < 1.05 * count
+    assert newest(records) == table(admin)
+
+
+def test_a_key_that_is_gone_becomes_a_tombstone(
+    shop, database, admin, bootstrap_servers, wait_for
+):
+    fill(admin, 10)
+    (items,) = shop.topics.values()
+    reexport.start(database, shop.entities["items"], rate=60_000)
+    admin.execute("delete from items where id = 3")
+    with running(shop, "executor", "relay"):
+        wait_for(
+            lambda: reexport.status(database, "items").state == "finished",
+            timeout=30,
+            what="all is sent",
+        )
+    records = read_topic(bootstrap_servers, items.name)
+    assert {r.key for r in records if r.value is None} == {"3"}
+    assert newest(records) == table(admin)
+    assert json.loads(next(r.value for r in records if r.key == "1") or b"") == {
+        "id": 1,
+        "name": "item 1",
+        "version": 1,
+    }
