@@ -10,8 +10,11 @@ block again: at least once, never less, and in the same order.
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 from confluent_kafka import KafkaException, Producer
 
 from jobs_lib import telemetry
@@ -21,10 +24,8 @@ from jobs_lib.kafka.client import make_producer
 from jobs_lib.outbox.block import BATCH, Block, StateReader, add_live
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
-
-    import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.outbox.entity import Entity
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
+_FENCED_AT_ONCE = 8
 
 
 class Relay:
@@ -60,7 +62,8 @@ class Relay:
         self._producers: dict[int, Producer] = {}
         self._sending: set[int] = set()
         self._sent = threading.Condition(self._lock)
-        self._failures = 0
+        self._failures: dict[int, int] = {}
+        self._retry_at: dict[int, float] = {}
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -116,12 +119,18 @@ class Relay:
 
     def _round(self, connection: psycopg.Connection[Any]) -> bool:
         """One block of every shard that has rows; whether anything moved."""
+        now = time.monotonic()
         with self._lock:
-            epochs = dict(self._epochs)
+            epochs = {
+                shard: epoch
+                for shard, epoch in self._epochs.items()
+                if self._retry_at.get(shard, 0.0) <= now
+            }
         for shard in self._producers.keys() - epochs.keys():
             del self._producers[shard]
         if not epochs:
             return False
+        self._fence_off(epochs.keys() - self._producers.keys())
         pending = connection.execute(
             self._database.queries["pending_shards"], {"shards": list(epochs)}
         ).fetchall()
@@ -130,13 +139,18 @@ class Relay:
             if self._stopping.is_set():
                 break
             with self._lock:
-                if self._epochs.get(shard) != epochs[shard]:
+                given_up = self._epochs.get(shard) != epochs[shard]
+                if given_up or shard not in self._producers:
                     continue
                 self._sending.add(shard)
             try:
                 moved |= self._relay_block(connection, shard, epochs[shard])
-                self._failures = 0
-            except (KafkaException, FencedError) as error:
+                self._failures.pop(shard, None)
+            except psycopg.OperationalError:
+                raise
+            # Whatever else it is, a loader of the application's included, is this
+            # shard's trouble alone.
+            except Exception as error:
                 self._recover(shard, error)
             finally:
                 with self._sent:
@@ -147,8 +161,7 @@ class Relay:
     def _relay_block(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int
     ) -> bool:
-        # The producer first: while it is being fenced off, nothing may have been read.
-        producer = self._producer(shard)
+        producer = self._producers[shard]
         block = self._read_block(connection, shard, epoch)
         if not block:
             return False
@@ -160,15 +173,40 @@ class Relay:
         telemetry.emit("block.deleted", shard=shard, rows=block.ids)
         return True
 
-    def _producer(self, shard: int) -> Producer:
-        producer = self._producers.get(shard)
-        if producer is None:
-            timeout = self._settings.session_timeout / 2
-            name = f"jobs_lib-{self._installation}-{shard}"
-            producer = make_producer(self._settings, name, timeout)
-            producer.init_transactions(timeout)
-            self._producers[shard] = producer
-        return producer
+    def _fence_off(self, shards: Iterable[int]) -> None:
+        """Make producers for shards that were taken over, before anything is read.
+
+        Each waits for the broker to abort what the owner before left open, so they do
+        it side by side.
+        """
+        missing = sorted(shards)
+        if not missing:
+            return
+        with ThreadPoolExecutor(_FENCED_AT_ONCE) as pool:
+            made = [
+                (shard, pool.submit(self._make_producer, shard)) for shard in missing
+            ]
+        for shard, future in made:
+            try:
+                self._producers[shard] = future.result()
+            except KafkaException as error:
+                self._recover(shard, error)
+
+    def _make_producer(self, shard: int) -> Producer:
+        timeout = self._settings.session_timeout / 2
+        name = f"jobs_lib-{self._installation}-{shard}"
+        producer = make_producer(self._settings, name, timeout)
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                producer.init_transactions(timeout)
+            except KafkaException as error:
+                # Such as a coordinator that is still loading, on a broker just started.
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+                self._stopping.wait(RECONNECT.delay(1))
+            else:
+                return producer
 
     def _read_block(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int
@@ -279,10 +317,11 @@ class Relay:
 
     def _recover(self, shard: int, error: Exception) -> None:
         """Drop the shard's producer: the next one aborts what this one left open."""
-        self._failures += 1
+        self._failures[shard] = self._failures.get(shard, 0) + 1
+        delay = RECONNECT.delay(self._failures[shard])
+        self._retry_at[shard] = time.monotonic() + delay
         telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
         self._producers.pop(shard, None)
-        self._stopping.wait(RECONNECT.delay(self._failures))
 
 
 def _parse(origin: str) -> int:
