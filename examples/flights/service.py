@@ -6,6 +6,7 @@ a job for the arrival, and the offset in the topic: all of it, or nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from examples.flights.flights import Flight
 from jobs_lib import App, Job, Record, Snooze, exponential
 
 app = App("flights", home="flights")
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 partner = httpx.Client(base_url=os.environ.get("PARTNER_URL", ""), timeout=5)
 
 
