@@ -158,11 +158,15 @@ class GroupMember:
                     # Gives everything back through on_revoke, and leaves the group.
                     consumer.close()
 
-    def _poll_once(self, consumer: Consumer) -> None:
+    def _obey(self, consumer: Consumer) -> None:
+        """Carry out what other threads asked for; what is too early is kept."""
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
             if not command(consumer):
                 self._commands.append(command)
+
+    def _poll_once(self, consumer: Consumer) -> None:
+        self._obey(consumer)
         # poll() returns at the first record; consume() alone would wait for more of
         # them until its time is up.
         first = consumer.poll(_POLL_SECONDS)
@@ -191,9 +195,8 @@ class GroupMember:
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._tell("revoked", partitions)
-        for _ in range(len(self._commands)):
-            # Offsets that were stored meanwhile, while we may still commit them.
-            self._commands.popleft()(consumer)
+        # Offsets that were stored meanwhile, while we may still commit them.
+        self._obey(consumer)
         self._unassign(consumer, partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

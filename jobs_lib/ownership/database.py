@@ -80,6 +80,10 @@ class DatabaseSource:
         """None, ever."""
         return self._assignment.claims(origins)
 
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
+        self._assignment.took(origins)
+
     def _watch(self) -> None:
         failures = 0
         while not self._stopping.is_set():

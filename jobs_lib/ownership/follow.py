@@ -68,6 +68,10 @@ class FollowSource:
         """None: an owner that lives reads the same answer and releases by itself."""
         return self._assignment.claims(origins)
 
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
+        self._assignment.took(origins)
+
     def _watch(self) -> None:
         failures = 0
         while not self._stopping.is_set():

@@ -48,8 +48,12 @@ class MemberSource:
         return self._assignment.wanted
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """What the coordinator gave since the last call."""
+        """What the coordinator gave and was not taken over yet."""
         return self._assignment.claims(origins)
+
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
+        self._assignment.took(origins)
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
         """The coordinator gave partitions."""

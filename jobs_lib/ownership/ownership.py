@@ -153,6 +153,7 @@ class Ownership:
         taken: dict[str, int] = dict(rows)
         # Before they count as owned: if the holder fails, they are taken again.
         self._holder.acquire(taken)
+        self._source.took(taken)
         with self._given_back:
             self._owned |= taken
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))

@@ -28,9 +28,12 @@ class Source(Protocol):
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
         """Those of ``origins`` that may be taken from a living owner.
 
-        True once for what the source has just been given by an authority, such as the
-        group's coordinator; what is lost afterwards is not fought for.
+        They are what an authority, such as the group's coordinator, has just given. The
+        right is used up by :meth:`took`: what is lost afterwards is not fought for.
         """
+
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
 
 
 class Assignment:
@@ -73,8 +76,11 @@ class Assignment:
             return before != self._wanted
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """Those newly given; asking uses the right up."""
+        """Those newly given."""
         with self._lock:
-            taken = frozenset(origins) & self._given
-            self._given -= taken
-            return taken
+            return frozenset(origins) & self._given
+
+    def took(self, origins: Iterable[str]) -> None:
+        """These are not new any more."""
+        with self._lock:
+            self._given -= frozenset(origins)

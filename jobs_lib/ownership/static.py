@@ -32,5 +32,9 @@ class StaticSource:
         return self._assignment.wanted
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """All of them, the first time."""
+        """All of them, until they were taken once."""
         return self._assignment.claims(origins)
+
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
+        self._assignment.took(origins)

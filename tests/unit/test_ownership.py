@@ -1,0 +1,65 @@
+"""What a source wants is set arithmetic, whatever the callbacks bring."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from jobs_lib.ownership import Assignment, StaticSource, choose_owner
+from jobs_lib.ownership.member import MemberSource
+
+
+def test_odd_callbacks_do_no_harm():
+    source = MemberSource([], 0.01)
+    changes: list[frozenset[str]] = []
+    source.start(lambda: changes.append(source.wanted))
+    source.revoked(frozenset({("t", 9)}))
+    source.assigned(frozenset({("t", 1), ("t", 2)}))
+    source.assigned(frozenset({("t", 2)}))
+    source.revoked(frozenset({("t", 2), ("t", 7)}))
+    source.lost(frozenset({("t", 2)}))
+    assert source.wanted == {"t/1"}
+    source.lost(frozenset({("t", 1)}))
+    assert source.wanted == frozenset()
+    assert len(changes) == 7
+
+
+def test_what_was_given_may_be_taken_from_a_living_owner_once():
+    assignment = Assignment()
+    assignment.assign({"t/1", "t/2"})
+    assert assignment.claims({"t/1", "t/2", "t/3"}) == {"t/1", "t/2"}
+    # A take-over that failed can be tried again.
+    assert assignment.claims({"t/1"}) == {"t/1"}
+    assignment.took({"t/1"})
+    assert assignment.claims({"t/1", "t/2"}) == {"t/2"}
+    assignment.revoke({"t/2"})
+    assert assignment.claims({"t/2"}) == frozenset()
+    assignment.assign({"t/1"})
+    assert assignment.claims({"t/1"}) == {"t/1"}
+
+
+def test_a_replaced_set_gives_no_authority():
+    assignment = Assignment()
+    assert assignment.replace({"t/1"})
+    assert not assignment.replace({"t/1"})
+    assert assignment.claims({"t/1"}) == frozenset()
+
+
+def test_a_static_source_wants_its_list_until_it_is_stopped():
+    source = StaticSource(["t/1"])
+    assert source.wanted == frozenset()
+    source.start(lambda: None)
+    assert source.wanted == source.claims(["t/1", "t/2"]) == {"t/1"}
+    source.stop()
+    assert source.wanted == frozenset()
+
+
+def test_live_processes_share_evenly_and_move_little():
+    processes = [UUID(int=n * 7919) for n in range(1, 6)]
+    origins = [f"t/{n}" for n in range(1_000)]
+    before = {origin: choose_owner(origin, processes) for origin in origins}
+    for process in processes:
+        assert 120 < sum(owner == process for owner in before.values()) < 280
+    after = {origin: choose_owner(origin, processes[1:]) for origin in origins}
+    moved = {origin for origin in origins if before[origin] != after[origin]}
+    assert moved == {o for o in origins if before[o] == processes[0]}
+    assert choose_owner("t/1", []) is None
