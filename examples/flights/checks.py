@@ -190,21 +190,25 @@ def read_model_equal(
 
 
 def reexport_complete(
-    known: Iterable[str], since: float, states: Iterable[State]
+    known: Iterable[str], since: float, states: Sequence[State]
 ) -> Fact:
-    """Each aircraft known at the start was sent again, or had a newer state sent."""
-    sent: dict[str, str] = {}
-    for state in states:
-        if state.at >= since and sent.get(state.tail) != "reexport":
-            sent[state.tail] = state.cause
+    """Each aircraft known at the start was sent again, or had a newer state sent.
+
+    And flights went on: changes were sent between its first record and its last.
+    """
     wanted = set(known)
-    missing = len(wanted - sent.keys())
-    again = sum(sent.get(tail) == "reexport" for tail in wanted)
+    again = {state.tail for state in states if state.cause == "reexport"}
+    newer = {state.tail for state in states if state.at >= since} - again
+    missing = len(wanted - again - newer)
+    times = [state.at for state in states if state.cause == "reexport"]
+    first, last = min(times, default=0.0), max(times, default=0.0)
+    meanwhile = sum(s.cause == "live" and first <= s.at <= last for s in states)
     return Fact(
-        "the re-export sent every aircraft",
-        bool(wanted) and not missing and again > 0,
-        f"{again:,} of {len(wanted):,} sent again, {len(wanted) - again - missing:,} "
-        f"had a newer state on its way, {missing} missing",
+        "the re-export sent every aircraft, while flights went on",
+        bool(wanted) and not missing and meanwhile > 0,
+        f"{len(wanted & again):,} of {len(wanted):,} sent again, "
+        f"{len(wanted & newer):,} had a newer state on its way, {missing} missing; "
+        f"{meanwhile:,} changes meanwhile",
     )
 
 

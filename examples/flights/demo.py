@@ -14,19 +14,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
-from confluent_kafka import Producer
-from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
 from examples.flights import checks, evidence
+from examples.flights.evidence import OwnerWatch
 from examples.flights.flights import Flight, read_flights
 from examples.flights.pods import BOARD, SERVICE, Pod, Processes
-from examples.flights.screen import Numbers, Screen, Watch
+from examples.flights.producer import produce_flights
+from examples.flights.screen import Goal, Numbers, Screen, Watch
 from examples.flights.servers import PARTITIONS, Servers
 from jobs_lib.devstack import DevStack
 from jobs_lib.errors import JobsError
@@ -34,17 +35,19 @@ from jobs_lib.errors import JobsError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
-    from subprocess import Popen
 
     from examples.flights.checks import Fact
 
 Found = TypeVar("Found")
 
 FOLDER = Path(".jobs-lib/demo")
+LOGS = FOLDER / "logs"
+ARRIVALS = FOLDER / "arrivals.jsonl"
 REPORT = Path("build/demo.json")
 FLIGHTS = "30000"
-FLIGHTS_SECONDS = 110.0
-"""How long the flights take to be produced: there are some at every time."""
+FIRST_PART, FIRST_SECONDS, SECOND_SECONDS = 0.6, 60.0, 50.0
+"""How long the flights take to be produced. The second part waits for the re-export, if
+Spark is slow to start, so that there are flights beside it."""
 REEXPORT_SECONDS = 72.0
 """How long all aircraft would take at the rate: there is a full minute to measure."""
 SESSION_TIMEOUT = 6.0
@@ -53,9 +56,9 @@ TAKE_OVER = SESSION_TIMEOUT + 2.0
 START_SECONDS = 60.0
 SETTINGS = {
     "JOBS_LIB_SESSION_TIMEOUT": f"{SESSION_TIMEOUT:g}",
-    "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL": "0.5",
+    "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL": "0.3",
     "JOBS_LIB_STALE_AFTER": "3",
-    "JOBS_LIB_FOLLOW_INTERVAL": "0.5",
+    "JOBS_LIB_FOLLOW_INTERVAL": "0.2",
 }
 
 
@@ -98,56 +101,71 @@ def main() -> int:
 
 def _fly(screen: Screen, servers: Servers, flights: list[Flight]) -> Story:
     """All flights through both services, with a crash and a re-export on the way."""
-    logs = FOLDER / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    arrivals = FOLDER / "arrivals.jsonl"
-    arrivals.write_bytes(b"")
-    kafka = {"JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": servers.kafka, **SETTINGS}
-    env = {"JOBS_LIB_DATABASE_URL": servers.flights_url, **kafka}
-    with Processes(logs) as processes, evidence.OwnerWatch(servers.flights_url) as own:
-        partner = ["examples.flights.partner", str(arrivals)]
-        processes.start("partner", *partner, env={})
-        said = logs / "partner.log"
-        env["PARTNER_URL"] = _wait_for(lambda: said.read_text().strip(), processes)
-        board = {"JOBS_LIB_DATABASE_URL": servers.board_url, **kafka}
-        processes.start("board", "jobs_lib.cli", "run", BOARD, env=board)
-        declare = ["jobs_lib.cli", "topics", "declare", SERVICE, "flights", "--home"]
-        processes.start("declare", *declare, env=env).wait()
-        pods = [Pod(name, processes, env) for name in ("pod-a", "pod-b")]
-        watch = Watch(servers.flights_url, servers.board_url, arrivals)
-        total = _Totals(flights)
-
-        def show(numbers: Numbers) -> None:
-            processes.check()
-            screen.show("flights produced", numbers.produced, len(flights))
-            screen.show("flights handled", numbers.handled, len(flights))
-            screen.show("arrivals told to the partner", numbers.told, total.arrivals)
-            screen.show("states in the read model", numbers.board, total.changes)
-            if numbers.again_total:
-                screen.show("re-exported", numbers.again, numbers.again_total)
-
-        _wait_for(lambda: own.owned_by("pod-a") and own.owned_by("pod-b"), processes)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    ARRIVALS.write_bytes(b"")
+    with Processes(LOGS) as processes, OwnerWatch(servers.flights_url) as owners:
+        env = _start_partner_and_board(processes, servers)
+        _, pod_b = (Pod(name, processes, env) for name in ("pod-a", "pod-b"))
+        for name in ("pod-a", "pod-b"):
+            _wait_for(partial(owners.owned_by, name), processes)
         screen.say("pod-a and pod-b share the partitions; the flights begin")
-        threading.Thread(
-            target=_produce, args=(flights, servers.kafka, watch.numbers), daemon=True
-        ).start()
-        if not watch.until(lambda numbers: numbers.handled >= len(flights) / 5, show):
-            raise SystemExit(f"the flights are stuck: see {logs}")
-        owned = own.owned_by("pod-b")
+        watch = Watch(servers.flights_url, servers.board_url, ARRIVALS)
+        goal = Goal.of(flights)
+
+        def wait(condition: Callable[[Numbers], bool]) -> None:
+            def show(numbers: Numbers) -> None:
+                processes.check()
+                screen.show_numbers(numbers, goal)
+
+            if not watch.until(condition, show):
+                screen.say("[red]nothing moves any more[/red]")
+
+        def tell() -> None:
+            watch.numbers.produced += 1
+
+        def produce() -> None:
+            first = int(len(flights) * FIRST_PART)
+            produce_flights(flights[:first], servers.kafka, FIRST_SECONDS, tell)
+            while not watch.numbers.again:
+                time.sleep(0.1)
+            produce_flights(flights[first:], servers.kafka, SECOND_SECONDS, tell)
+
+        threading.Thread(target=produce, daemon=True).start()
+        wait(lambda numbers: numbers.handled >= len(flights) / 5)
+
+        owned = owners.owned_by("pod-b")
         killed_at = _now(servers.flights_url)
-        pods[1].kill()
+        pod_b.kill()
         screen.say(f"[red]pod-b killed[/red], it executed {len(owned)} partitions")
         time.sleep(2)
         Pod("pod-c", processes, env)
         screen.say("pod-c started in its place")
+
         known = list(evidence.read_rows(servers.flights_url, "aircraft"))
-        rate = int(total.aircraft * 60 / REEXPORT_SECONDS)
+        rate = int(goal.aircraft * 60 / REEXPORT_SECONDS)
         reexport_at = time.time()
         command = ["jobs_lib.cli", "reexport", "start", "aircraft", "--rate", str(rate)]
         spark = processes.start("reexport", *command, "--app", SERVICE, env=env)
         screen.say(f"re-export of {len(known):,} aircraft by Spark, {rate:,} a minute")
-        watch.until(lambda numbers: _done(numbers, total, spark), show)
-    return Story(killed_at, own.taken(owned), known, reexport_at, rate)
+        wait(lambda numbers: numbers.reach(goal) and spark.poll() is not None)
+    return Story(killed_at, owners.taken(owned), known, reexport_at, rate)
+
+
+def _start_partner_and_board(processes: Processes, servers: Servers) -> dict[str, str]:
+    """Start all but the pods; returns what a pod finds in its environment."""
+    processes.start("partner", "examples.flights.partner", str(ARRIVALS), env={})
+    said = LOGS / "partner.log"
+    env = {
+        **SETTINGS,
+        "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": servers.kafka,
+        "JOBS_LIB_DATABASE_URL": servers.flights_url,
+        "PARTNER_URL": _wait_for(lambda: said.read_text().strip(), processes),
+    }
+    board = {**env, "JOBS_LIB_DATABASE_URL": servers.board_url}
+    processes.start("board", "jobs_lib.cli", "run", BOARD, env=board)
+    declare = ["jobs_lib.cli", "topics", "declare", SERVICE, "flights", "--home"]
+    processes.start("declare", *declare, env=env).wait()
+    return env
 
 
 def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
@@ -155,7 +173,7 @@ def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
     handled = evidence.read_handled(servers.flights_url)
     aircraft = evidence.read_rows(servers.flights_url, "aircraft")
     read_model = evidence.read_rows(servers.board_url, "aircraft_rm")
-    posts = evidence.read_posts(FOLDER / "arrivals.jsonl")
+    posts = evidence.read_posts(ARRIVALS)
     states = evidence.read_states(servers.kafka, PARTITIONS["aircraft-state"])
     expected = checks.expected_states(flights)
     without_tail = [flight for flight, tail in handled if tail is None]
@@ -190,50 +208,6 @@ def _summarize(screen: Screen, flights: int, facts: list[Fact]) -> int:
     REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     screen.say(f"{'all true' if holds else '[red]not all true[/red]'}; see {REPORT}")
     return 0 if holds else 1
-
-
-class _Totals:
-    """What is to be reached in the end."""
-
-    def __init__(self, flights: list[Flight]) -> None:
-        with_tail = [flight for flight in flights if flight.tail is not None]
-        self.flights = len(flights)
-        self.changes = len(with_tail)
-        self.aircraft = len({flight.tail for flight in with_tail})
-        self.arrivals = sum(flight.arrived for flight in with_tail)
-
-
-def _done(numbers: Numbers, total: _Totals, spark: Popen[bytes]) -> bool:
-    return (
-        numbers.handled >= total.flights
-        and numbers.told >= total.arrivals
-        and numbers.board >= total.changes
-        and not numbers.outbox
-        and spark.poll() is not None
-        and numbers.again_ended
-    )
-
-
-def _produce(flights: list[Flight], kafka: str, numbers: Numbers) -> None:
-    """Send the flights to their topic, evenly over the time."""
-    producer = Producer(
-        {
-            "bootstrap.servers": kafka,
-            "partitioner": "murmur2_random",
-            "enable.idempotence": True,
-            "log_level": 3,  # errors only: a broker that has just started makes waves
-        }
-    )
-    encode = TypeAdapter(Flight).dump_json
-    begun = time.monotonic()
-    for number, flight in enumerate(flights):
-        due = begun + FLIGHTS_SECONDS * number / len(flights)
-        if (early := due - time.monotonic()) > 0.05:
-            time.sleep(early)
-        producer.produce("flights", key=flight.key, value=encode(flight))
-        producer.poll(0)
-        numbers.produced = number + 1
-    producer.flush()
 
 
 def _now(url: str) -> datetime:

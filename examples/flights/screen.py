@@ -19,8 +19,55 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from examples.flights.flights import Flight
+
 LOOK_SECONDS = 0.5
-STALLED_SECONDS = 60.0
+STALLED_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be reached in the end."""
+
+    flights: int
+    changes: int
+    aircraft: int
+    arrivals: int
+
+    @classmethod
+    def of(cls, flights: list[Flight]) -> Goal:
+        """Counted from the flights."""
+        known = [flight for flight in flights if flight.tail is not None]
+        return cls(
+            len(flights),
+            len(known),
+            len({flight.tail for flight in known}),
+            sum(flight.arrived for flight in known),
+        )
+
+
+@dataclass
+class Numbers:
+    """How far everything is, to be shown and waited for. Not what is checked."""
+
+    produced: int = 0
+    handled: int = 0
+    told: int = 0
+    board: int = 0
+    again: int = 0
+    again_total: int = 0
+    again_ended: bool = False
+    outbox: int = 0
+
+    def reach(self, goal: Goal) -> bool:
+        """Whether nothing is left to do."""
+        return (
+            self.handled >= goal.flights
+            and self.told >= goal.arrivals
+            and self.board >= goal.changes
+            and not self.outbox
+            and self.again_ended
+        )
 
 
 class Screen:
@@ -63,19 +110,14 @@ class Screen:
         if not full and total and completed >= total:
             self.say(f"{name}: {completed:,}")
 
-
-@dataclass
-class Numbers:
-    """How far everything is, to be shown and waited for. Not what is checked."""
-
-    produced: int = 0
-    handled: int = 0
-    told: int = 0
-    board: int = 0
-    again: int = 0
-    again_total: int = 0
-    again_ended: bool = False
-    outbox: int = 0
+    def show_numbers(self, numbers: Numbers, goal: Goal) -> None:
+        """Move the bars of everything that runs."""
+        self.show("flights produced", numbers.produced, goal.flights)
+        self.show("flights handled", numbers.handled, goal.flights)
+        self.show("arrivals told to the partner", numbers.told, goal.arrivals)
+        self.show("states in the read model", numbers.board, goal.changes)
+        if numbers.again_total:
+            self.show("aircraft re-exported", numbers.again, numbers.again_total)
 
 
 class Watch:
@@ -107,7 +149,7 @@ class Watch:
     def until(
         self, condition: Callable[[Numbers], bool], show: Callable[[Numbers], None]
     ) -> bool:
-        """Look until the condition holds; False if nothing moves for a minute."""
+        """Look until the condition holds; False if nothing moves for two minutes."""
         last, moved_at = "", time.monotonic()
         while True:
             numbers = self.look()

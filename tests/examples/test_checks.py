@@ -186,10 +186,16 @@ def test_the_read_model_is_compared_row_by_row():
 def test_the_reexport_sends_every_aircraft_that_was_known():
     one, other = STATES[2], STATES[3]
     newer = again(other, cause="live")
-    assert checks.reexport_complete(TABLE, 150, [one, again(one), newer]).holds
-    assert checks.reexport_complete(TABLE, 150, [again(one), again(other)]).holds
-    assert not checks.reexport_complete(TABLE, 150, [again(one), other]).holds
-    assert not checks.reexport_complete(TABLE, 150, [newer]).holds
+    later = again(one, at=201)
+
+    def holds(*states):
+        return checks.reexport_complete(TABLE, 150, states).holds
+
+    assert holds(one, again(one), newer, later)
+    assert holds(again(one), again(other), newer)
+    assert not holds(again(one), other, later), "one is missing"
+    assert not holds(again(one), again(other)), "no flights meanwhile"
+    assert not holds(newer, again(one, cause="live")), "nothing was re-exported"
     assert not checks.reexport_complete([], 150, []).holds
 
 
