@@ -359,3 +359,69 @@ def test_jobs_survive_a_database_that_restarts(
         wait_for(lambda: count(admin, "jobs") == 0, timeout=30, what="all finished")
     attempts = admin.execute("select distinct attempt from jobs_lib.history").fetchall()
     assert attempts == [(1,)]
+
+
+def test_the_epoch_alone_refuses_a_stale_owner(app, admin, connect, wait_for):
+    # Nobody has run the job meanwhile: only the fence can tell.
+    admin.execute("create table effects (job bigint)")
+    inside, taken = threading.Event(), threading.Event()
+    refused: list[BaseException] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                connection.execute("insert into effects values (%s)", (job.id,))
+                if not inside.is_set():
+                    inside.set()
+                    assert taken.wait(10)
+        except FencedError as error:
+            refused.append(error)
+            raise
+
+    with connect() as connection:
+        job_id = work.options(origin="local/0").enqueue(connection)
+    with executing(app, ["local/0"]):
+        assert inside.wait(10)
+        admin.execute(
+            "update jobs_lib.origins set epoch = epoch + 1, owner = gen_random_uuid()"
+        )
+        taken.set()
+        wait_for(lambda: refused, what="the commit at the old epoch is refused")
+        # The new owner never lived, so the origin comes back, and with it the job.
+        wait_for(lambda: count(admin, "history") == 1, what="it ran again")
+    assert admin.execute("select job from effects").fetchall() == [(job_id,)]
+
+
+def test_a_group_waits_for_the_handler_and_not_only_for_its_commit(
+    app, admin, connect, wait_for
+):
+    committed, leave = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    @app.job(group="group")
+    def work(job: Job, name: str, group: str) -> None:
+        with job.transaction():
+            pass
+        if name == "first":
+            committed.set()
+            assert leave.wait(10)
+        order.append(name)
+
+    with connect() as connection:
+        work.enqueue(connection, name="first", group="g")
+    with executing(app, HOME):
+        assert committed.wait(10)
+        # Its row is gone, so the next one is the lowest of the group.
+        with connect() as connection:
+            work.enqueue(connection, name="second", group="g")
+        for n in range(3):
+            with connect() as connection:
+                work.options(origin=f"local/{n}").enqueue(
+                    connection, name="other", group=f"other {n}"
+                )
+            wait_for(lambda n=n: order.count("other") == n + 1, what="others run")
+        assert "second" not in order
+        leave.set()
+        wait_for(lambda: count(admin, "jobs") == 0, what="all ran")
+    assert order == ["other", "other", "other", "first", "second"]
