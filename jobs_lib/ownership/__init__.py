@@ -5,11 +5,10 @@ from __future__ import annotations
 from jobs_lib.ownership.database import DatabaseSource, choose_owner
 from jobs_lib.ownership.ownership import Holder, Ownership
 from jobs_lib.ownership.process import Process
-from jobs_lib.ownership.source import Assignment, Source
+from jobs_lib.ownership.source import Source
 from jobs_lib.ownership.static import StaticSource
 
 __all__ = [
-    "Assignment",
     "DatabaseSource",
     "Holder",
     "Ownership",

@@ -7,85 +7,49 @@ group.instance.id, else by its client id, both of which are the pod's name.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import ConsumerGroupState
 
-from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.kafka.client import make_admin
-from jobs_lib.ownership.source import Assignment
+from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from jobs_lib.settings import Settings
 
 
-class FollowSource:
+class FollowSource(WatchingSource):
     """Wants what the pod's member of each group has, as the coordinator tells it.
 
     An answer counts only in state Stable, and only when it was read twice in a row: it
     carries no generation, and is old or empty while the group rebalances. Without a
-    stable answer for the session timeout, nothing is wanted any more.
+    stable answer for the session timeout, nothing is wanted any more. Nothing is taken
+    from a living owner: it reads the same answer, and releases by itself.
     """
 
     def __init__(
         self, settings: Settings, topics_by_group: dict[str, frozenset[str]]
     ) -> None:
+        super().__init__("follow")
         self._settings = settings
         self._topics_by_group = topics_by_group
-        self._assignment = Assignment()
-        self._changed: Callable[[], None] = lambda: None
         self._read: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, frozenset[str]] = {}
         self._stable_at: dict[str, float] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name="jobs_lib follow", daemon=True
-        )
 
-    def start(self, changed: Callable[[], None]) -> None:
-        """Start to ask the coordinator."""
-        self._changed = changed
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Want nothing more."""
-        self._stopping.set()
-        self._thread.join()
-        self._assignment.replace(())
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """What the pod's service has."""
-        return self._assignment.wanted
-
-    def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """None: an owner that lives reads the same answer and releases by itself."""
-        return self._assignment.claims(origins)
-
-    def took(self, origins: Iterable[str]) -> None:
-        """These were taken over."""
-        self._assignment.took(origins)
-
-    def _watch(self) -> None:
-        failures = 0
+    def _watch(self, answered: Callable[[], None]) -> None:
+        admin = make_admin(self._settings)
         while not self._stopping.is_set():
-            try:
-                admin = make_admin(self._settings)
-                while not self._stopping.is_set():
-                    self._ask(admin)
-                    failures = 0
-                    self._stopping.wait(self._settings.follow_interval)
-            except Exception as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop="follow", error=error)
-                self._expire()
-                self._stopping.wait(RECONNECT.delay(failures))
+            self._ask(admin)
+            answered()
+            self._stopping.wait(self._settings.follow_interval)
+
+    def _fail(self) -> None:
+        self._expire()
 
     def _ask(self, admin: Any) -> None:
         timeout = self._settings.session_timeout
@@ -133,5 +97,4 @@ class FollowSource:
                 if self._stable_at[group] > oldest
             )
         )
-        if self._assignment.replace(wanted):
-            self._changed()
+        self.replace(wanted)

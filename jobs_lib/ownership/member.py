@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs_lib.ownership.source import Assignment
+from jobs_lib.ownership.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from confluent_kafka import Message
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from jobs_lib.ownership.ownership import Ownership
 
 
-class MemberSource:
+class MemberSource(Source):
     """Wants what the members of this process are assigned.
 
-    The group's coordinator is the authority: what it gives is taken from anybody.
+    The group's coordinator is the authority: what it gives is taken from anybody. The
+    members are started and stopped by whoever made them.
     """
 
     def __init__(self, members: Iterable[GroupMember], handover_timeout: float) -> None:
-        self._assignment = Assignment()
+        super().__init__()
         self._handover_timeout = handover_timeout
-        self._changed: Callable[[], None] = lambda: None
         self._ownership: Ownership | None = None
         for member in members:
             member.listen(self)
@@ -33,47 +33,28 @@ class MemberSource:
         """Wait for this ownership's hand-over when partitions are revoked."""
         self._ownership = ownership
 
-    def start(self, changed: Callable[[], None]) -> None:
-        """Report changes from now on; the members are started by whoever made them."""
-        self._changed = changed
-        changed()
-
-    def stop(self) -> None:
-        """Want nothing more."""
-        self._assignment.replace(())
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The origins of the assigned partitions."""
-        return self._assignment.wanted
-
-    def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """What the coordinator gave and was not taken over yet."""
-        return self._assignment.claims(origins)
-
-    def took(self, origins: Iterable[str]) -> None:
-        """These were taken over."""
-        self._assignment.took(origins)
-
     def assigned(self, partitions: frozenset[Partition]) -> None:
         """The coordinator gave partitions."""
-        self._assignment.assign(f"{topic}/{n}" for topic, n in partitions)
-        self._changed()
+        self.assign(_origins(partitions))
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
         """Partitions leave: wait, in the poll thread, until they are handed over."""
-        self.lost(partitions)
+        self.revoke(_origins(partitions))
         if self._ownership is not None:
-            leaving = [f"{topic}/{n}" for topic, n in partitions]
-            self._ownership.wait_released(leaving, 2 * self._handover_timeout)
+            self._ownership.wait_released(
+                _origins(partitions), 2 * self._handover_timeout
+            )
 
     def lost(self, partitions: frozenset[Partition]) -> None:
         """Partitions are somebody else's already."""
-        self._assignment.revoke(f"{topic}/{n}" for topic, n in partitions)
-        self._changed()
+        self.revoke(_origins(partitions))
 
     def begun(self, partition: Partition) -> None:
         """Reading is not this listener's business."""
 
     def received(self, messages: list[Message]) -> None:
         """Nor are records."""
+
+
+def _origins(partitions: Iterable[Partition]) -> list[str]:
+    return [f"{topic}/{number}" for topic, number in partitions]

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-class Source(Protocol):
-    """Says which origins this process should own now.
+class Source:
+    """Says which origins this process should own now, and which are newly given.
 
-    A source only says; :class:`jobs_lib.ownership.Ownership` takes and gives.
+    A source only says; :class:`jobs_lib.ownership.Ownership` takes and gives. It is set
+    arithmetic, so odd callbacks do no harm: a revocation of what was never assigned, an
+    assignment of what is there already, a lost one twice. Safe for many threads.
     """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: frozenset[str] = frozenset()
+        self._given: frozenset[str] = frozenset()
+        self._changed: Callable[[], None] = lambda: None
 
     def start(self, changed: Callable[[], None]) -> None:
         """Start to watch; ``changed`` is called after each change, from any thread."""
+        self._changed = changed
+        changed()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching, and want nothing more."""
+        self.replace(())
 
     @property
     def wanted(self) -> frozenset[str]:
         """The origins that this process should own."""
+        with self._lock:
+            return self._wanted
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
         """Those of ``origins`` that may be taken from a living owner.
@@ -31,56 +48,80 @@ class Source(Protocol):
         They are what an authority, such as the group's coordinator, has just given. The
         right is used up by :meth:`took`: what is lost afterwards is not fought for.
         """
-
-    def took(self, origins: Iterable[str]) -> None:
-        """These were taken over."""
-
-
-class Assignment:
-    """The set that a source wants, and what of it is newly given; thread-safe.
-
-    Set arithmetic, so that odd callbacks do no harm: a revocation of what was never
-    assigned, an assignment of what is there already, a lost one twice.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanted: frozenset[str] = frozenset()
-        self._given: set[str] = set()
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """What is assigned now."""
-        with self._lock:
-            return self._wanted
-
-    def assign(self, origins: Iterable[str]) -> None:
-        """Add origins that an authority gave to this process."""
-        with self._lock:
-            new = frozenset(origins)
-            self._wanted |= new
-            self._given |= new
-
-    def revoke(self, origins: Iterable[str]) -> None:
-        """Remove origins."""
-        with self._lock:
-            gone = frozenset(origins)
-            self._wanted -= gone
-            self._given -= gone
-
-    def replace(self, origins: Iterable[str]) -> bool:
-        """Set what is wanted, without authority over living owners; True if changed."""
-        with self._lock:
-            before, self._wanted = self._wanted, frozenset(origins)
-            self._given &= self._wanted
-            return before != self._wanted
-
-    def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """Those newly given."""
         with self._lock:
             return frozenset(origins) & self._given
 
     def took(self, origins: Iterable[str]) -> None:
-        """These are not new any more."""
+        """These were taken over."""
         with self._lock:
             self._given -= frozenset(origins)
+
+    def assign(self, origins: Iterable[str]) -> None:
+        """Want origins that an authority gave to this process, too."""
+        with self._lock:
+            given = frozenset(origins)
+            self._wanted |= given
+            self._given |= given
+        self._changed()
+
+    def revoke(self, origins: Iterable[str]) -> None:
+        """Want origins no more."""
+        with self._lock:
+            gone = frozenset(origins)
+            self._wanted -= gone
+            self._given -= gone
+        self._changed()
+
+    def replace(self, origins: Iterable[str]) -> None:
+        """Want exactly these, without authority over living owners."""
+        with self._lock:
+            before, self._wanted = self._wanted, frozenset(origins)
+            self._given &= self._wanted
+        if before != self._wanted:
+            self._changed()
+
+
+class WatchingSource(Source, ABC):
+    """A source with a thread that asks somebody, and goes on after errors."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"jobs_lib {name}", daemon=True
+        )
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Start the thread."""
+        super().start(changed)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and want nothing more."""
+        self._stopping.set()
+        self._thread.join()
+        super().stop()
+
+    @abstractmethod
+    def _watch(self, answered: Callable[[], None]) -> None:
+        """Ask until ``_stopping`` is set; tell ``answered`` after each answer."""
+
+    def _fail(self) -> None:
+        """An answer did not come."""
+
+    def _run(self) -> None:
+        failures = 0
+
+        def answered() -> None:
+            nonlocal failures
+            failures = 0
+
+        while not self._stopping.is_set():
+            try:
+                self._watch(answered)
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop=self._name, error=error)
+                self._fail()
+                self._stopping.wait(RECONNECT.delay(failures))
