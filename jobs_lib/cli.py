@@ -53,13 +53,12 @@ def cli(verbose: bool) -> None:
     Settings come from JOBS_LIB_* variables or jobs_lib.toml.
     """
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    # Alembic and librdkafka tell at INFO what only their authors need.
-    for name in ("alembic", "jobs_lib.kafka"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    # The others, the application's too, keep the level that they have.
+    logging.getLogger("jobs_lib").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # librdkafka tells at INFO what only its authors need.
+    logging.getLogger("jobs_lib.kafka").setLevel(logging.WARNING)
 
 
 @cli.command()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from confluent_kafka import KafkaException, Producer
+from psycopg import IsolationLevel
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
@@ -57,6 +58,7 @@ class Relay:
         self._installation = installation
         self._states = StateReader(entities, topics, source)
         self._source = source
+        self._pool = database.pool("relay rate", 1)
         self._lock = threading.Lock()
         self._epochs: dict[int, int] = {}
         self._producers: dict[int, Producer] = {}
@@ -79,6 +81,7 @@ class Relay:
         self._stopping.set()
         self._wake.set()
         self._thread.join()
+        self._pool.close(timeout=1)
 
     def wake(self) -> None:
         """Look for rows now: something was written in this process."""
@@ -106,6 +109,8 @@ class Relay:
         while not self._stopping.is_set():
             try:
                 with self._database.connect("relay") as connection:
+                    # Of what runs in a transaction block; the rest commits by itself.
+                    connection.isolation_level = IsolationLevel.REPEATABLE_READ
                     while not self._stopping.is_set():
                         self._wake.clear()
                         moved = self._round(connection)
@@ -219,16 +224,23 @@ class Relay:
             "epoch": epoch,
             "limit": self._settings.relay_block,
         }
-        live = connection.execute(
-            self._database.queries["read_live"], parameters, prepare=True, binary=True
-        ).fetchall()
-        add_live(block, live, self._source)
-        if len(live) < self._settings.relay_block:
-            parameters["limit"] = _BATCH_LIMIT
-            batch = connection.execute(
-                self._database.queries["read_batch"], parameters, prepare=True
+        # One snapshot for the live rows and for the states of the batch rows: a state
+        # that is newer than the live rows of its key would be sent before them.
+        with connection.transaction():
+            live = connection.execute(
+                self._database.queries["read_live"],
+                parameters,
+                prepare=True,
+                binary=True,
             ).fetchall()
-            self._add_batch(connection, block, batch)
+            add_live(block, live, self._source)
+            if len(live) < self._settings.relay_block:
+                parameters["limit"] = _BATCH_LIMIT
+                batch = connection.execute(
+                    self._database.queries["read_batch"], parameters, prepare=True
+                ).fetchall()
+                if batch:
+                    self._add_batch(connection, block, batch)
         return block
 
     def _add_batch(
@@ -247,16 +259,20 @@ class Relay:
             else:
                 waiting.setdefault(reexport_id, []).append(row)
         for reexport_id, wanted in waiting.items():
-            # Taken before the state is read, so a row that waits is sent with the
-            # state that it has then.
-            granted = connection.execute(
-                self._database.queries["take_records"],
-                {"reexport": reexport_id, "wanted": len(wanted)},
-                prepare=True,
-            ).fetchone()
-            allowed = wanted[: cast("tuple[int]", granted)[0]]
+            allowed = wanted[: self._take_records(reexport_id, len(wanted))]
             if allowed:
                 self._states.add_batch(connection, block, allowed)
+
+    def _take_records(self, reexport_id: int, wanted: int) -> int:
+        # In a transaction of its own: others take from the same bucket, and must not
+        # wait for a snapshot, or fail because of one.
+        with self._pool.connection() as connection:
+            row = connection.execute(
+                self._database.queries["take_records"],
+                {"reexport": reexport_id, "wanted": wanted},
+                prepare=True,
+            ).fetchone()
+        return cast("tuple[int]", row)[0]
 
     def _produce(self, producer: Producer, block: Block) -> None:
         failed: list[KafkaException] = []

@@ -94,8 +94,9 @@ with moved as (
 select count(*) from moved
 
 -- name: set_home
+-- Once more is no error: several processes of a service start at the same time.
 update {schema}.topics set home = true where topic = %(topic)s
-    and not exists (select from {schema}.topics where home)
+    and not exists (select from {schema}.topics where home and topic <> %(topic)s)
 
 -- name: read_installation
 select id, shards from {schema}.installation

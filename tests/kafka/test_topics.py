@@ -1,0 +1,78 @@
+"""The topics of a service: created, counted once, and one of them the home."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib.errors import TopicError
+from jobs_lib.service import create_topics, declare_topic
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+def known(admin) -> dict[str, tuple[int, bool]]:
+    rows = admin.execute("select topic, partitions, home from jobs_lib.topics")
+    return {name: (count, home) for name, count, home in rows.fetchall()}
+
+
+def test_pods_that_start_at_once_agree_on_the_home(app, admin, topic):
+    name = topic(5)
+    failures: list[BaseException] = []
+
+    def declare() -> None:
+        try:
+            declare_topic(app, name, home=True)
+        except BaseException as error:
+            failures.append(error)
+
+    pods = [threading.Thread(target=declare) for _ in range(4)]
+    for pod in pods:
+        pod.start()
+    for pod in pods:
+        pod.join()
+    assert failures == []
+    assert known(admin) == {"local": (16, False), name: (5, True)}
+
+
+def test_the_home_does_not_move_while_jobs_wait(app, admin, topic, connect):
+    @app.job()
+    def work(job: Job) -> None: ...
+
+    with connect() as connection:
+        work.enqueue(connection)
+    name = topic(5)
+    with pytest.raises(TopicError, match="while jobs wait"):
+        declare_topic(app, name, home=True)
+    assert known(admin) == {"local": (16, True)}
+
+
+def test_a_topic_that_kafka_does_not_have_is_named(app):
+    with pytest.raises(TopicError, match=r"no topic 'nowhere'.*create it first"):
+        declare_topic(app, "nowhere")
+
+
+def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
+    name = topic(1) + "-more"
+    app.topic(name, compacted=True, partitions=4)
+    assert create_topics(app) == [name]
+    assert create_topics(app) == []
+    found = kafka_admin.list_topics(name, timeout=10).topics[name]
+    assert len(found.partitions) == 4
+    kafka_admin.delete_topics([name])[name].result()
