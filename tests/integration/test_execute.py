@@ -33,7 +33,7 @@ def count(admin, table: str) -> int:
     return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
 
 
-@pytest.mark.guarantee("S9", "I9")
+@pytest.mark.guarantee("S9")
 def test_a_group_runs_one_job_at_a_time_in_the_order_of_enqueue(
     app, admin, connect, wait_for
 ):
@@ -146,7 +146,7 @@ def test_an_unknown_type_stays_and_is_reported_and_others_run(
         wait_for(lambda: count(admin, "jobs") == 0, what="the newer pod ran the rest")
 
 
-@pytest.mark.guarantee("S16", "S1")
+@pytest.mark.guarantee("S16")
 def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
     app, admin, connect, wait_for
 ):

@@ -99,7 +99,7 @@ def test_two_types_on_one_topic_reach_their_handlers(
     assert seen == [("created", 0), ("cancelled", 1), ("created", 2)]
 
 
-@pytest.mark.guarantee("W76", "I24")
+@pytest.mark.guarantee("W76")
 @pytest.mark.parametrize("event", ["records.applied", "records.committed"])
 def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
     event, admin, app, bootstrap_servers, topic, run_process, database_url, wait_for

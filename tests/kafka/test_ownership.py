@@ -82,7 +82,7 @@ def shares(admin, role: str, consumer_role: str) -> list[int]:
     return sorted(map(len, executed.values())) if executed == consumed else []
 
 
-@pytest.mark.guarantee("S12", "I11")
+@pytest.mark.guarantee("S12")
 @pytest.mark.parametrize("sidecar", [False, True], ids=["in process", "sidecar"])
 def test_two_pods_claim_only_what_each_is_assigned(
     sidecar, pods, admin, connect, wait_for

@@ -75,7 +75,7 @@ def table(admin) -> dict[str, object]:
     return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
 
 
-@pytest.mark.guarantee("W1", "X11")
+@pytest.mark.guarantee("W1")
 def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table(
     shop, database, admin, connect, bootstrap_servers, wait_for
 ):
@@ -138,7 +138,7 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
             versions[record.key] = record.json["version"]
 
 
-@pytest.mark.guarantee("W28", "X7")
+@pytest.mark.guarantee("W28")
 @pytest.mark.timeout(300)
 def test_the_rate_holds_in_every_window_at_the_topic(
     shop, database, admin, bootstrap_servers, wait_for

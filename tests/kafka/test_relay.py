@@ -46,7 +46,7 @@ def left(admin) -> int:
     return admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0]
 
 
-@pytest.mark.guarantee("W4", "I18", "I19")
+@pytest.mark.guarantee("W4")
 def test_every_commit_is_a_record_and_a_rollback_is_none(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
@@ -170,7 +170,6 @@ def test_a_row_with_the_lowest_id_that_commits_last_is_sent(
         )
 
 
-@pytest.mark.guarantee("I20")
 def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
@@ -239,7 +238,6 @@ def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
     assert repeats > 0
 
 
-@pytest.mark.guarantee("W8")
 @pytest.mark.slow
 def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
     admin, states, app, connect, bootstrap_servers, run_process, database_url, wait_for

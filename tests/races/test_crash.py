@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 
-@pytest.mark.guarantee("FP1", "S14", "I3")
+@pytest.mark.guarantee("FP1")
 def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     database_url, connect, run_process, wait_for
 ):
