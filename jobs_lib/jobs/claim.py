@@ -324,8 +324,10 @@ class Claimer:
             else:
                 self._report_unknown(type_, origin, count)
         taken = sum(len(lane.jobs) for lane in lanes)
-        if taken:
+        if any(row[0] == "job" for row in rows):
+            # Even if all were in flight already: the claim's row must go some day.
             self._left[self._seq] = taken
+        if taken:
             telemetry.emit("jobs.claimed", count=taken)
         return lanes
 
