@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from confluent_kafka import KafkaException
 
 from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.consumer import Consumer
-from jobs_lib.errors import ConfigurationError, TopicError
+from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
 from jobs_lib.kafka.member import GroupMember
@@ -143,7 +144,20 @@ class Service:
         homes = {self.app.home} - {None}
         topics = homes | {d.topic for d in self.app.consumers if not d.is_read_model}
         for topic in sorted(cast("set[str]", topics)):
-            declare_topic(self.app, topic, home=topic == self.app.home)
+            self._declare_patiently(topic)
+
+    def _declare_patiently(self, topic: str) -> None:
+        """Wait for a Kafka that does not answer: it may be starting, too."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                declare_topic(self.app, topic, home=topic == self.app.home)
+            except UnavailableError as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="start", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+            else:
+                return
 
     def _add_consumer(self, group: str, declared: list[Declared]) -> None:
         member = GroupMember(self.settings, group, {one.topic for one in declared})
@@ -251,7 +265,7 @@ def declare_topic(
             )
         }
         if topic not in known:
-            count = partitions or count_partitions(make_admin(app.settings), topic)
+            count = partitions or count_partitions(app.settings, topic)
             if not count:
                 raise TopicError(
                     f"Kafka has no topic {topic!r} at "

@@ -76,21 +76,21 @@ def make_admin(settings: Settings) -> AdminClient:
     return cast("AdminClient", _make(AdminClient, _common(settings), settings))
 
 
-def check_broker(settings: Settings, timeout: float = 10.0) -> None:
-    """Raise an UnavailableError unless a broker answers within ``timeout`` seconds."""
+def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> int:
+    """How many partitions a topic has; 0 where it does not exist.
+
+    Raises:
+        UnavailableError: no broker answers within ``timeout`` seconds.
+    """
     try:
-        make_admin(settings).list_topics(timeout=timeout)
+        topics = make_admin(settings).list_topics(topic, timeout=timeout).topics
     except KafkaException as error:
         raise UnavailableError(
             f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
             f"{timeout:g} s: {error.args[0].str()}. Is it running, and is "
             "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS right?"
         ) from None
-
-
-def count_partitions(admin: AdminClient, topic: str, timeout: float = 10.0) -> int:
-    """How many partitions a topic has; 0 where it does not exist."""
-    found = admin.list_topics(topic, timeout=timeout).topics.get(topic)
+    found = topics.get(topic)
     return 0 if found is None or found.error is not None else len(found.partitions)
 
 
@@ -109,7 +109,7 @@ def create_topic(
     """
     config = {"cleanup.policy": "compact", "delete.retention.ms": "172800000"}
     topic = NewTopic(name, partitions, replication, config=config if compacted else {})
-    future = admin.create_topics([topic])[name]
+    future = admin.create_topics([topic], request_timeout=10)[name]
     try:
         future.result()
     except KafkaException as error:

@@ -71,6 +71,7 @@ def folder(tmp_path):
         ),
         (["run", "shop:app"], {"JOBS_LIB_KAFKA": "{"}, "kafka|JOBS_LIB_KAFKA"),
         (["owners"], {}, "no database is set"),
+        (["topics", "create", "shop:app"], {}, "no Kafka broker is set.*dev up"),
     ],
 )
 def test_bad_input_is_one_line_with_the_way_out(folder, args, env, expected):

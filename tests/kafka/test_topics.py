@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.errors import TopicError
+from jobs_lib.errors import TopicError, UnavailableError
 from jobs_lib.service import create_topics, declare_topic
 from tests.support.apps import make_app
 
@@ -76,3 +76,10 @@ def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
     found = kafka_admin.list_topics(name, timeout=10).topics[name]
     assert len(found.partitions) == 4
     kafka_admin.delete_topics([name])[name].result()
+
+
+@pytest.mark.guarantee("U4")
+def test_a_broker_that_does_not_answer_is_named_with_the_way_out(database_url):
+    app = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1.*Is it running"):
+        declare_topic(app, "orders")
