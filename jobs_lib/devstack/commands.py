@@ -173,7 +173,9 @@ def _progress_bar() -> Iterator[Progress]:
     task = bar.add_task("Fetching Kafka (42 MB, once)", total=None)
 
     def show(there: int, total: int) -> None:
-        bar.start()
+        # Into a file or a pipe, even a bar without lines would write an empty one.
+        if bar.console.is_terminal:
+            bar.start()
         bar.update(task, completed=there, total=total)
 
     try:
