@@ -74,3 +74,11 @@ def test_every_make_target_of_the_readme_exists():
     targets = (README.parent / "Makefile").read_text()
     for target in re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE):
         assert f"\n{target}:" in targets
+
+
+def test_the_facts_of_the_demo_are_those_that_it_checks():
+    checks = (README.parent / "examples/flights/checks.py").read_text()
+    facts = re.findall(r"^✔ (.+?)  ", README.read_text(), re.MULTILINE)
+    assert len(facts) == 5
+    for fact in facts:
+        assert f'"{fact}"' in checks, fact
