@@ -87,10 +87,6 @@ class Executor:
             self._work.notify_all()
         self._pool.close(timeout=1)
 
-    def wake(self) -> None:
-        """Look for jobs now: something was enqueued in this process."""
-        self._wake.set()
-
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
         self._do(lambda: self._claimer.add(origins))

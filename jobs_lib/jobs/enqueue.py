@@ -101,11 +101,6 @@ class Enqueuer:
                     copy.write(block)
         return len(rows)
 
-    def forget_topics(self) -> None:
-        """Read the topics again at the next call."""
-        with self._lock:
-            self._topics, self._home = {}, None
-
     def _choose_origin(
         self, connection: psycopg.Connection[Any], queries: Queries, entry: Entry
     ) -> str:

@@ -83,10 +83,6 @@ class Relay:
         self._thread.join()
         self._pool.close(timeout=1)
 
-    def wake(self) -> None:
-        """Look for rows now: something was written in this process."""
-        self._wake.set()
-
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to send shards at these epochs."""
         with self._lock:

@@ -67,11 +67,6 @@ class Ownership:
             target=self._watch, name=f"jobs_lib own {role}", daemon=True
         )
 
-    @property
-    def owned(self) -> dict[str, int]:
-        """The owned origins with their epochs."""
-        return dict(self._owned)
-
     def start(self) -> None:
         """Start the source, and follow it."""
         self._thread.start()
@@ -83,10 +78,6 @@ class Ownership:
         self._stopping.set()
         self._changed.set()
         self._thread.join()
-
-    def reconcile_soon(self) -> None:
-        """Look at the source again now rather than at the next interval."""
-        self._changed.set()
 
     def wait_released(self, origins: Iterable[str], timeout: float) -> bool:
         """Wait until none of ``origins`` is owned any more; False after ``timeout``."""

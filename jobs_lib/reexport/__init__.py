@@ -9,7 +9,7 @@ once; the relay sends at least once, like everything it sends.
 
 from __future__ import annotations
 
-from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler, export_chunk
+from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler
 from jobs_lib.reexport.control import (
     Progress,
     cancel,
@@ -37,7 +37,6 @@ __all__ = [
     "begin",
     "cancel",
     "chunk_handler",
-    "export_chunk",
     "finish_if_done",
     "load",
     "load_range",

@@ -8,11 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.db import load_queries
 from jobs_lib.errors import ReexportError
 from jobs_lib.jobs.model import Discard, Job, Snooze
 from jobs_lib.partitioner import choose_shard
-from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,10 +147,6 @@ def chunk_handler(
         exporter.export(job, reexport, keys)
 
     return export_chunk
-
-
-export_chunk = chunk_handler(lambda: load_queries(default_settings().schema_name))
-"""The handler for the schema that the environment names."""
 
 
 def _snooze(room: _Room) -> Snooze:
