@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from jobs_lib.backoff import Retry
@@ -71,6 +72,7 @@ class App:
         name: str | None = None,
         group: GroupOf = None,
         retry: Retry | None = None,
+        history: bool | timedelta = True,
     ) -> Callable[[Callable[Concatenate[Job, P], None]], JobType[P]]:
         """Declare a function as the handler of a job type.
 
@@ -83,6 +85,8 @@ class App:
                 name of a parameter, or a function of all of them that returns a string.
                 Defaults to none: every job is independent.
             retry: when a failed job runs again. Defaults to ``exponential()``.
+            history: how long finished jobs can be looked up, in whole days; False for
+                not at all. Defaults to the setting ``history_days``.
 
         Raises:
             ConfigurationError: the name is taken, or the signature is no schema.
@@ -101,6 +105,7 @@ class App:
                 name=type_name,
                 group=group,
                 retry=retry or Retry(),
+                history=lambda: self._choose_history(history),
                 enqueuer=self._enqueuer,
                 payload_limit=lambda: self.settings.payload_limit,
                 names=names,
@@ -216,6 +221,12 @@ class App:
             return function
 
         return declare
+
+    def _choose_history(self, given: bool | timedelta) -> timedelta | None:
+        if isinstance(given, timedelta):
+            return given
+        days = self.settings.history_days
+        return timedelta(days=days) if given and days else None
 
     def _queries(self) -> Queries:
         return load_queries(self.settings.schema_name)

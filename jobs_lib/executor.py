@@ -52,7 +52,7 @@ class Executor:
         # One connection more than workers, so that handlers cannot starve each other.
         self._pool = database.pool("handlers", workers + 1)
         self._claimer = Claimer(database.queries, owner, installation, types)
-        self._completer = Completer(database.queries, owner)
+        self._completer = Completer(database.queries, owner, types)
         self._runner = Runner(types, database.queries, owner, self._pool.connection)
         self._commands: deque[Callable[[], None]] = deque()
         self._ended: deque[tuple[Lane, Outcome | None]] = deque()

@@ -124,6 +124,12 @@ class Settings(BaseSettings):
     consumer_block: int = Field(
         200, ge=1, le=10_000, description="Records handled in one transaction."
     )
+    history_days: int = Field(
+        1,
+        ge=0,
+        le=3_660,
+        description="Days that finished jobs can still be looked up; 0 for not at all.",
+    )
     payload_limit: int = Field(
         1_048_576, ge=1, description="Bytes that a job's payload may have as JSON."
     )

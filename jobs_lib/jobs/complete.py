@@ -8,12 +8,13 @@ from jobs_lib import telemetry
 from jobs_lib.jobs.model import Outcome, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     import psycopg
 
     from jobs_lib.db import Queries
+    from jobs_lib.jobs.type import JobType
 
 _EVENTS = {
     "complete": "jobs.completed",
@@ -31,9 +32,16 @@ _QUERIES = {
 class Completer:
     """Settles outcomes in batches; used by one thread."""
 
-    def __init__(self, queries: Queries, owner: UUID) -> None:
+    def __init__(
+        self, queries: Queries, owner: UUID, types: Mapping[str, JobType[Any]]
+    ) -> None:
         self._queries = queries
         self._owner = owner
+        kept = [job_type for job_type in types.values() if job_type.keep is not None]
+        self._kept = {
+            "types": [job_type.name for job_type in kept],
+            "keep": [job_type.keep for job_type in kept],
+        }
 
     def settle(
         self,
@@ -81,6 +89,8 @@ class Completer:
             "origins": [outcome.job.origin for outcome in batch],
             "ids": [outcome.job.id for outcome in batch],
         }
+        if query != "retry":
+            parameters |= self._kept
         if query != "complete":
             parameters["failures"] = [outcome.error for outcome in batch]
         if query == "retry":

@@ -105,9 +105,11 @@ class Runner:
                     "origin": lane.origin,
                     "epoch": lane.epoch,
                     "id": job.id,
+                    "keep": self._types[job.type].keep,
                     # What ran before it in its group must not be found unfinished after
                     # this job's effect is in.
                     "before": [done.id for done in lane.done],
+                    "before_keep": [self._types[done.type].keep for done in lane.done],
                 },
                 prepare=True,
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
 
 from jobs_lib.errors import ConfigurationError, PayloadError
@@ -49,6 +51,7 @@ class JobType(Generic[P]):
         name: str,
         group: GroupOf,
         retry: Retry,
+        history: Callable[[], timedelta | None],
         enqueuer: Enqueuer,
         payload_limit: Callable[[], int],
         names: Mapping[str, object],
@@ -69,6 +72,7 @@ class JobType(Generic[P]):
         self.payload = Payload(name, function, names)
         self.options_ = Options()
         self._group = group
+        self._history = history
         self._enqueuer = enqueuer
         self._payload_limit = payload_limit
         if isinstance(group, str) and group not in self.payload.signature.parameters:
@@ -82,6 +86,12 @@ class JobType(Generic[P]):
     def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call the handler itself, here and now."""
         self.function(job, *args, **kwargs)
+
+    @property
+    def keep(self) -> int | None:
+        """Days that a finished job stays in the history; None: it never goes in."""
+        kept = self._history()
+        return None if kept is None else math.ceil(kept / timedelta(days=1))
 
     def options(
         self,

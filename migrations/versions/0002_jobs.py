@@ -1,4 +1,4 @@
-"""Jobs, claims, discarded jobs and the history of finished ones.
+"""Jobs, claims, discarded jobs, the history of finished ones, and who may not run now.
 
 Locks: none that anybody waits for; all tables are new.
 """
@@ -25,10 +25,16 @@ create table jobs (
         check (state in ('available', 'scheduled')),
     -- Failed attempts so far.
     attempt int not null default 0 check (attempt >= 0),
+    -- Processes that died while this job may have been running, since its last failure.
+    crashes smallint not null default 0 check (crashes >= 0),
+    -- 1 high, 0 normal, -1 batch.
+    priority smallint not null default 0 check (priority between -1 and 1),
     payload jsonb not null,
     run_at timestamptz check (isfinite(run_at)),
     -- Context that travels with the job: trace, tenant.
     headers jsonb,
+    -- At most one unfinished job of a type has it.
+    unique_key text collate "C",
     enqueued_at timestamptz not null default clock_timestamp(),
     -- The last failures, newest last: attempt, at, error.
     errors jsonb,
@@ -43,6 +49,9 @@ create table jobs (
 );
 create index jobs_of_group on jobs (origin, "group", id) where "group" is not null;
 create index jobs_due on jobs (origin, run_at) where state = 'scheduled';
+-- Most jobs have neither, and pay for neither.
+create index jobs_of_priority on jobs (origin, priority, id) where priority <> 0;
+create unique index jobs_unique on jobs (type, unique_key) where unique_key is not null;
 
 -- A row for each batch in flight: what is running, and where.
 create table claims (
@@ -60,14 +69,41 @@ create table discarded (
     type text collate "C" not null,
     "group" text collate "C",
     attempt int not null,
+    priority smallint not null default 0,
     payload jsonb not null,
+    headers jsonb,
+    unique_key text collate "C",
     enqueued_at timestamptz not null,
     discarded_at timestamptz not null default clock_timestamp(),
     errors jsonb
 );
 create index discarded_at on discarded (discarded_at);
 
+-- What must not run now: all jobs of a type, of an origin, or of a group.
+create table pauses (
+    kind text not null check (kind in ('type', 'origin', 'group')),
+    name text collate "C" not null,
+    paused_at timestamptz not null default clock_timestamp(),
+    primary key (kind, name)
+);
+
+-- Running jobs that were asked to stop; their executors look here.
+create table cancellations (
+    id bigint primary key,
+    origin text collate "C" not null,
+    requested_at timestamptz not null default clock_timestamp()
+);
+
+-- Periodic jobs: the last tick that was enqueued, or skipped by rule.
+create table schedules (
+    name text collate "C" primary key,
+    ticked_at timestamptz not null
+);
+
+-- A finished job lies in the partition of the day after which it may go, by UTC: types
+-- that are kept for different times share no partition, and each is dropped whole.
 create table history (
+    keep_until date not null,
     finished_at timestamptz not null default clock_timestamp(),
     id bigint not null,
     origin text collate "C" not null,
@@ -77,8 +113,8 @@ create table history (
         check (outcome in ('completed', 'discarded', 'cancelled', 'superseded')),
     attempt int not null,
     enqueued_at timestamptz not null
-) partition by range (finished_at);
--- A completion must never fail because nobody made today's partition.
+) partition by list (keep_until);
+-- A completion must never fail because nobody made the day's partition.
 create table history_default partition of history default;
 
 create view job_states as
@@ -104,7 +140,8 @@ left join lateral (
 -- returning, so that the commit that travels behind it in the same round trip becomes a
 -- rollback for a process that has lost the origin.
 create function complete_job(
-    owner uuid, origin text, epoch bigint, id bigint, before bigint[]
+    owner uuid, origin text, epoch bigint, id bigint, keep int,
+    before bigint[], before_keep int[]
 ) returns void language plpgsql set search_path from current as $function$
 declare
     own int;
@@ -117,15 +154,22 @@ begin
         raise exception 'origin % is no longer owned at epoch %', origin, epoch
             using errcode = 'JB001';
     end if;
-    with deleted as (
+    with done as (
+        select b.id, b.keep
+        from unnest(before || complete_job.id, before_keep || complete_job.keep)
+            as b(id, keep)
+    ), deleted as (
         delete from jobs j
         where j.origin = complete_job.origin and j.id = any (before || complete_job.id)
         returning j.*
     ), kept as (
-        insert into history (id, origin, type, "group", outcome, attempt, enqueued_at)
-        select d.id, d.origin, d.type, d."group", 'completed', d.attempt + 1,
-            d.enqueued_at
-        from deleted d
+        insert into history
+            (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+        select (clock_timestamp() at time zone 'UTC')::date + done.keep,
+            d.id, d.origin, d.type, d."group", 'completed',
+            d.attempt + d.crashes + 1, d.enqueued_at
+        from deleted d join done on done.id = d.id
+        where done.keep is not null
     )
     select count(*) into own from deleted d where d.id = complete_job.id;
     if own <> 1 then
@@ -139,7 +183,7 @@ $function$;
 DOWNGRADE = """
 drop function complete_job;
 drop view job_states;
-drop table history, discarded, claims, jobs;
+drop table history, schedules, cancellations, pauses, discarded, claims, jobs;
 """
 
 

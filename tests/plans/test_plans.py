@@ -132,7 +132,11 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
 def use_jobs(database, connection) -> None:
     """Every statement of an executor's round."""
     claimer = Claimer(database.queries, OWNER, UUID(int=1), ["work"])
-    completer = Completer(database.queries, OWNER)
+    completer = Completer(
+        database.queries,
+        OWNER,
+        {"work": make_app("").job(name="work")(lambda job: None)},
+    )
     epochs = dict.fromkeys(ORIGINS, 1)
     claimer.add(epochs)
     for _ in range(2):

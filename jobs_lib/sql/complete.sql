@@ -1,0 +1,128 @@
+-- What became of jobs: completed, retried, discarded.
+--
+-- Every statement that changes a job row reads the origins rows `for share` under owner
+-- and epoch first: a take-over locks them for update, so a stale owner changes nothing.
+
+-- name: complete
+with own as materialized (
+    select o.origin from {schema}.origins o
+    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
+    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    order by o.origin
+    for share of o
+),
+completed as (
+    delete from {schema}.jobs where ctid = any (array(
+        -- One index look-up a row, whatever the statistics say of an emptied table.
+        select row.ctid
+        from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+        cross join lateral (
+            select j.ctid from {schema}.jobs j
+            where j.origin = d.origin and j.id = d.id offset 0
+        ) row
+        where d.origin in (select origin from own)
+    ))
+    returning id, origin, type, "group", attempt + crashes + 1 as attempt, enqueued_at
+),
+kept as (
+    insert into {schema}.history
+        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+    select (clock_timestamp() at time zone 'UTC')::date + k.days,
+        c.id, c.origin, c.type, c."group", 'completed', c.attempt, c.enqueued_at
+    from completed c
+    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
+)
+select id from completed
+
+-- name: retry
+-- A failed job goes to the future, with its error; the rest of its group waits behind it.
+-- A snoozed or released one likewise, without a burnt attempt.
+with own as materialized (
+    select o.origin from {schema}.origins o
+    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
+    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    order by o.origin
+    for share of o
+),
+failed as materialized (
+    select row.ctid as at, d.delay, d.error, d.burnt
+    from unnest(
+        %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[], %(failures)s::text[],
+        %(burnt)s::int[]
+    ) as d(origin, id, delay, error, burnt)
+    cross join lateral (
+        select j.ctid from {schema}.jobs j
+        where j.origin = d.origin and j.id = d.id offset 0
+    ) row
+    where d.origin in (select origin from own)
+)
+update {schema}.jobs j set
+    state = 'scheduled',
+    -- A failure settles what crashes left open: they count as attempts from now on.
+    attempt = j.attempt + failed.burnt * (1 + j.crashes),
+    crashes = case failed.burnt when 0 then j.crashes else 0 end,
+    run_at = clock_timestamp() + make_interval(secs => failed.delay),
+    errors = case when failed.error is null then j.errors else (
+        -- The last ten are kept: a job that fails for a month must not grow for a month.
+        select jsonb_agg(e order by n) from (
+            select e, n from jsonb_array_elements(
+                coalesce(j.errors, '[]') || jsonb_build_object(
+                    'attempt', j.attempt + failed.burnt * (1 + j.crashes),
+                    'at', clock_timestamp(), 'error', failed.error
+                )
+            ) with ordinality as t(e, n) order by n desc limit 10
+        ) last
+    ) end
+from failed where j.ctid = failed.at
+returning j.id
+
+-- name: discard
+with own as materialized (
+    select o.origin from {schema}.origins o
+    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
+    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    order by o.origin
+    for share of o
+),
+failed as materialized (
+    select d.* from unnest(%(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[])
+        as d(origin, id, error)
+    where d.origin in (select origin from own)
+),
+removed as (
+    delete from {schema}.jobs j using failed f
+    where j.origin = f.origin and j.id = f.id
+    returning j.*, f.error
+),
+kept as (
+    insert into {schema}.discarded (
+        id, origin, type, "group", attempt, priority, payload, headers, unique_key,
+        enqueued_at, errors
+    )
+    select id, origin, type, "group", attempt + crashes + 1, priority, payload, headers,
+        unique_key, enqueued_at,
+        coalesce(errors, '[]') || jsonb_build_object(
+            'attempt', attempt + crashes + 1, 'at', clock_timestamp(), 'error', error
+        )
+    from removed
+),
+noted as (
+    insert into {schema}.history
+        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+    select (clock_timestamp() at time zone 'UTC')::date + k.days,
+        r.id, r.origin, r.type, r."group", 'discarded', r.attempt + r.crashes + 1,
+        r.enqueued_at
+    from removed r
+    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
+)
+select id from removed
+
+-- name: end_claims
+-- Claim rows whose jobs have all ended, and those of owners that are gone.
+delete from {schema}.claims where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
+
+-- name: complete_own
+select {schema}.complete_job(
+    %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(keep)s::int,
+    %(before)s::bigint[], %(before_keep)s::int[]
+)
