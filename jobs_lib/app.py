@@ -64,7 +64,12 @@ class App:
         Raises:
             ConfigurationError: no URL is set.
         """
-        return Database(require_database_url(self.settings), self.settings.schema_name)
+        return Database(
+            require_database_url(self.settings),
+            self.settings.schema_name,
+            direct_url=self.settings.direct_url,
+            pgbouncer=self.settings.pgbouncer,
+        )
 
     def job(
         self,
@@ -73,6 +78,9 @@ class App:
         group: GroupOf = None,
         retry: Retry | None = None,
         history: bool | timedelta = True,
+        last_only: bool = False,
+        debounce: float = 0.0,
+        max_wait: float | None = None,
     ) -> Callable[[Callable[Concatenate[Job, P], None]], JobType[P]]:
         """Declare a function as the handler of a job type.
 
@@ -85,6 +93,9 @@ class App:
                 name of a parameter, or a function of all of them that returns a string.
                 Defaults to none: every job is independent.
             retry: when a failed job runs again. Defaults to ``exponential()``.
+            last_only: of the jobs of a group that wait, only the newest runs.
+            debounce: seconds of quiet in its group before the newest one runs.
+            max_wait: seconds after which one runs even without such a quiet.
             history: how long finished jobs can be looked up, in whole days; False for
                 not at all. Defaults to the setting ``history_days``.
 
@@ -106,6 +117,9 @@ class App:
                 group=group,
                 retry=retry or Retry(),
                 history=lambda: self._choose_history(history),
+                last_only=last_only,
+                debounce=debounce,
+                max_wait=max_wait,
                 enqueuer=self._enqueuer,
                 payload_limit=lambda: self.settings.payload_limit,
                 names=names,

@@ -178,9 +178,7 @@ class Service:
             self.app.jobs,
             self.process.id,
             installation,
-            workers=self.settings.workers,
-            batch=self.settings.batch,
-            poll_interval=self.settings.poll_interval,
+            self.settings,
         )
         handled = [d for d in self.app.consumers if not d.is_read_model]
         if not handled:

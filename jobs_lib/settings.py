@@ -56,6 +56,15 @@ class Settings(BaseSettings):
         repr=False,
         description="PostgreSQL, as `postgresql://user@host:port/database`.",
     )
+    direct_url: str = Field(
+        "",
+        repr=False,
+        description="PostgreSQL past PgBouncer, for LISTEN; without it jobs are polled.",
+    )
+    pgbouncer: bool = Field(
+        False,
+        description="Whether `database_url` is PgBouncer's, in transaction mode.",
+    )
     kafka_bootstrap_servers: str = Field(
         "", description="Kafka brokers, as `host:port,host:port`."
     )
@@ -84,10 +93,12 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         le=10_000,
-        description="Jobs claimed at once at the most; more costs memory.",
+        description="Jobs in flight at the most; more costs memory.",
     )
     poll_interval: Seconds = Field(
-        0.05, description="Seconds between two looks for new jobs when idle."
+        0.05,
+        description="Seconds between two looks for new jobs when idle; ten times as many "
+        "while hints of new jobs come.",
     )
     relay_poll_interval: Seconds = Field(
         0.05, description="Seconds between two looks for outbox rows when idle."

@@ -3,335 +3,449 @@
 A claim changes no job row. Per origin there is a cursor, the highest id that was looked
 at, kept here in memory only: a new owner starts at 0 and finds everything again,
 because the rows themselves say what is left. The query ``claim`` says what lies behind
-the cursor.
+the cursor. This module makes the queries' parameters and reads their answers; it sends
+nothing.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs_lib import telemetry
-from jobs_lib.jobs.model import Job, Lane
+from jobs_lib.db import int_array, text_array
+from jobs_lib.jobs.flight import Flight
+from jobs_lib.jobs.last import Last, keep_last
+from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from uuid import UUID
 
-    import psycopg
+    from jobs_lib.backoff import Retry
+    from jobs_lib.jobs.type import JobType
 
-    from jobs_lib.db import Queries
+Item: TypeAlias = Job | Lane
+"""What a worker takes: a job without a group, or a group's lane."""
+# The kinds of the rows that the query `claim` returns besides jobs.
+_WINDOW, _PASSED, _UNKNOWN = 1, 2, 3
 
 _COLD_WINDOW = 32
-_SWEEP_LIMIT = 1_000
-_SWEEP_SHARE = 0.05
-_SWEEP_PAUSE = 0.05
-_FULL_SWEEP_PAUSE = 60.0
-_MARK_PAUSE = 0.5
-
-
-@dataclass(slots=True)
-class Position:
-    """How far one origin has been looked at."""
-
-    epoch: int
-    cursor: int = 0
-    low: int = 0
-    """Below it no row can still appear: every transaction that could add one ended."""
-    window: int = _COLD_WINDOW
-    leaving: bool = False
-    """Whether it is being given back: nothing more is claimed."""
-    deep: bool = False
-    """Whether the last window was full, so that more lies behind it."""
-
-
-@dataclass(slots=True)
-class Sweeper:
-    """When to look for rows that were committed late, and from where."""
-
-    next_at: float = 0.0
-    next_full_at: float = field(
-        default_factory=lambda: time.monotonic() + _FULL_SWEEP_PAUSE
-    )
-    marks: deque[tuple[float, int, dict[str, int]]] = field(default_factory=deque)
-    """(taken at, first transaction id not yet given out, cursors then)."""
+_LONGEST_LANE = 1_000
+_JUMP = 50_000
+_FEW_GROUPS = 50
+_CRASHES = 2
+_MOST_PER_ROW = 16.0
 
 
 class Claimer:
     """The owner's side of the claim; used by one thread."""
 
     def __init__(
-        self, queries: Queries, owner: UUID, installation: UUID, types: Iterable[str]
+        self, owner: UUID, installation: UUID, types: Mapping[str, JobType[Any]]
     ) -> None:
-        self._queries = queries
+        self.flight = Flight()
+        self.positions: dict[str, Position] = {}
+        self.extra: dict[int, str] = {}
+        """Promoted and late rows, for the next claim: id and origin."""
+        self.given_back: list[Job] = []
+        """Claimed, but they will not run under this claim."""
+        self.prioritized = False
+        """Whether there are jobs that are not of normal priority."""
         self._owner = owner
         self._installation = installation
-        self._types = sorted(types)
-        self._positions: dict[str, Position] = {}
-        self._flying: dict[int, Lane] = {}
-        self._busy: dict[tuple[str, str], Lane] = {}
-        self._next: dict[tuple[str, str], int] = {}
-        self._extra: dict[int, str] = {}
-        self._left: dict[int, int] = {}
-        """Jobs still in flight of each claim, by its number."""
+        self._types = types
+        self._known = sorted(types)
+        self._last = {
+            name: Last(t.debounce, t.max_wait)
+            for name, t in types.items()
+            if t.last_only
+        }
+        self._paused: dict[str, frozenset[str]] = {}
+        self._order: deque[str] = deque()
         self._seq = 0
-        self._sweeper = Sweeper()
+        self._suspects: dict[int, str] = {}
+        self._suspect = 0
+        self._asked: dict[tuple[str, int], int] = {}
+        self._following: list[tuple[str, str]] = []
+        self._tried: list[int] = []
+        self._per_row = 1.0
+        """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
 
-    @property
-    def flying(self) -> int:
-        """Jobs in flight."""
-        return len(self._flying)
-
-    @property
-    def origins(self) -> dict[str, int]:
-        """The owned origins and their epochs."""
-        return {origin: position.epoch for origin, position in self._positions.items()}
-
-    def _active(self) -> dict[str, Position]:
-        return {o: p for o, p in self._positions.items() if not p.leaving}
+    # What is owned
 
     def add(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins that were taken over, at their epochs."""
         for origin, epoch in origins.items():
-            self._positions[origin] = Position(epoch)
+            self.positions[origin] = Position(epoch)
+        self._order = deque(self.positions)
 
-    def retire(self, origins: Iterable[str]) -> list[Lane]:
-        """Claim nothing more from origins; returns their lanes in flight, now dropped.
+    def retire(self, origins: Iterable[str]) -> list[Job]:
+        """Claim nothing more from origins; returns their jobs in flight, now dropped.
 
         What of them is running can still be settled, until :meth:`drop`.
         """
-        leaving = {origin for origin in origins if origin in self._positions}
+        leaving = {origin for origin in origins if origin in self.positions}
         for origin in leaving:
-            self._positions[origin].leaving = True
-        lanes = {
-            id(lane): lane for lane in self._flying.values() if lane.origin in leaving
+            self.positions[origin].leaving = True
+        jobs = [j for j in self.flight.jobs.values() if j.lane.origin in leaving]
+        for job in jobs:
+            job.lane.dropped = True
+        return jobs
+
+    def drop(self, origins: Iterable[str]) -> list[Job]:
+        """Forget origins; returns what was still in flight of them."""
+        gone = frozenset(origins)
+        for origin in gone:
+            self.positions.pop(origin, None)
+        self._order = deque(self.positions)
+        self.extra = {i: o for i, o in self.extra.items() if o not in gone}
+        self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
+        return self.flight.leave(gone)
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The owned origins and their epochs."""
+        return {origin: position.epoch for origin, position in self.positions.items()}
+
+    @property
+    def types(self) -> list[str]:
+        """The types that may run now."""
+        paused = self._paused.get("type", frozenset())
+        return [name for name in self._known if name not in paused]
+
+    def active(self) -> dict[str, Position]:
+        """The origins that may be claimed from now."""
+        paused = self._paused.get("origin", frozenset())
+        return {
+            origin: position
+            for origin, position in self.positions.items()
+            if not position.leaving and origin not in paused
         }
-        for lane in lanes.values():
-            lane.dropped = True
-        self._next = {k: at for k, at in self._next.items() if k[0] not in leaving}
-        self._extra = {i: o for i, o in self._extra.items() if o not in leaving}
-        return list(lanes.values())
 
-    def drop(self, origins: Iterable[str]) -> None:
-        """Forget origins and all that was in flight of them."""
-        gone = {origin for origin in origins if self._positions.pop(origin, None)}
-        for job_id, lane in list(self._flying.items()):
-            if lane.origin in gone:
-                self._land(job_id, lane)
-        self._busy = {k: lane for k, lane in self._busy.items() if k[0] not in gone}
-
-    def look(self, connection: psycopg.Connection[Any]) -> tuple[bool, bool]:
-        """Whether there is anything new, and anything due; costs next to nothing."""
-        active = self._active()
-        if not active:
-            return False, False
-        row = connection.execute(
-            self._queries["look"],
-            {
-                "origins": list(active),
-                "cursors": [p.cursor for p in active.values()],
-            },
-            prepare=True,
-        ).fetchone()
-        assert row is not None
-        return bool(row[0] or self._next or self._extra), bool(row[1])
-
-    def promote(self, connection: psycopg.Connection[Any], limit: int) -> int:
-        """Make due jobs available and remember them for the next claim."""
-        active = self._active()
-        if not active:
-            return 0
-        rows = connection.execute(
-            self._queries["promote"],
-            {
-                "origins": list(active),
-                "epochs": [p.epoch for p in active.values()],
-                "owner": self._owner,
-                "limit": limit,
-            },
-            prepare=True,
-        ).fetchall()
-        self._extra.update({job_id: origin for origin, job_id in rows})
-        return len(rows)
-
-    def claim(self, connection: psycopg.Connection[Any], room: int) -> list[Lane]:
-        """Claim about ``room`` jobs, as lanes; [] when there is nothing to run."""
-        active = self._active()
-        if not active or room <= 0:
-            return []
-        self._size_windows(list(active.values()), room)
-        self._seq += 1
-        extra = [(o, i) for i, o in self._extra.items() if i not in self._flying]
-        following = [(o, g, at) for (o, g), at in self._next.items()]
-        rows = connection.execute(
-            self._queries["claim"],
-            {
-                "owner": self._owner,
-                "seq": self._seq,
-                "types": self._types,
-                "room": room,
-                "lane": min(room, 1_000),
-                "origins": list(active),
-                "epochs": [p.epoch for p in active.values()],
-                "cursors": [p.cursor for p in active.values()],
-                "windows": [p.window for p in active.values()],
-                "extra_origins": [o for o, _ in extra],
-                "extra_ids": [i for _, i in extra],
-                "busy_origins": [o for o, _ in self._busy],
-                "busy_groups": [g for _, g in self._busy],
-                "next_origins": [o for o, _, _ in following],
-                "next_groups": [g for _, g, _ in following],
-                "next_ids": [at for _, _, at in following],
-            },
-            prepare=True,
-        ).fetchall()
-        # Only now is it known that the claim has committed.
-        self._extra.clear()
-        self._next.clear()
-        return self._read(rows)
-
-    def end_job(self, lane: Lane, job: Job) -> None:
-        """Forget a job whose outcome is written."""
-        self._land(job.id, lane)
-        if lane.group is None:
-            lane.ended = True
-
-    def end_lane(self, lane: Lane) -> None:
-        """Forget a lane; what of it did not run will be claimed again."""
-        lane.ended = True
-        for job in lane.jobs:
-            self._land(job.id, lane)
-        if lane.group is None:
+    def pause(self, paused: dict[str, frozenset[str]]) -> None:
+        """Run nothing of these types, origins and groups any more, but all others."""
+        if paused == self._paused:
             return
-        key = (lane.origin, lane.group)
-        if self._busy.get(key) is lane:
-            del self._busy[key]
-            # A lane of one ends where its group ended, unless rows were passed over.
-            if not (lane.failed or lane.dropped) and (lane.more or len(lane.jobs) > 1):
-                self._next[key] = lane.jobs[-1].id
+        resumed = any(
+            old - paused.get(kind, set()) for kind, old in self._paused.items()
+        )
+        self._paused = paused
+        if resumed:
+            # What was passed over lies behind the cursors.
+            for position in self.positions.values():
+                position.rewind()
 
-    def _land(self, job_id: int, lane: Lane) -> None:
-        if self._flying.pop(job_id, None) is not None:
-            self._left[lane.seq] -= 1
+    # What there is to do
 
-    def ended_claims(self) -> list[int]:
-        """The claims of which nothing is in flight any more, each named once."""
-        ended = [seq for seq, left in self._left.items() if left == 0]
-        for seq in ended:
-            del self._left[seq]
-        return ended
+    def has_more(self) -> bool:
+        """Whether the next claim may find something."""
+        return bool(
+            self.flight.behind
+            or self.extra
+            or (self._suspects and self._suspect not in self.flight.jobs)
+            or any(position.deep for position in self.active().values())
+        )
 
-    def sweep(self, connection: psycopg.Connection[Any]) -> int:
-        """Look for rows behind the cursors that were committed late.
+    def hint(self, origin: str) -> None:
+        """Somebody says that there is something new in this origin."""
+        if position := self.positions.get(origin):
+            position.deep = True
 
-        Takes at most a twentieth of the time. Now and then it starts at 0: a
-        transaction may have drawn an id before it had a transaction id.
+    def prepare(self, room: int) -> dict[str, Any] | None:
+        """The parameters of the query ``claim`` for about ``room`` jobs.
+
+        None when there is nothing to look at.
         """
-        started = time.monotonic()
-        active = self._active()
-        if started < self._sweeper.next_at or not active:
+        active = self.active()
+        deep = [o for o in self._order if o in active and active[o].deep][:room]
+        self._order.rotate(-len(deep))
+        behind = self._choose_behind(active, room)
+        extra = [
+            (origin, job_id)
+            for job_id, origin in islice(self.extra.items(), max(room, 1))
+            if job_id not in self.flight.jobs and origin in active
+        ]
+        suspect = self._choose_suspect()
+        if suspect:
+            extra.append((self._suspects[suspect], suspect))
+        if room <= 0 or not (deep or behind or extra):
+            return None
+        self._seq += 1
+        self._following = [(o, g) for o, g, _ in behind]
+        self._tried = [i for _, i in extra]
+        touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
+        # Groups that are asked for anyway need no look for their heads.
+        busy = [*self.flight.lanes, *self._following]
+        return {
+            "owner": self._owner,
+            "seq": self._seq,
+            "types": self.types,
+            "known": self._known,
+            "last_types": list(self._last),
+            "suspect": suspect,
+            "room": room,
+            "lane": max(2, min(room, _LONGEST_LANE)),
+            "origins": text_array(touched),
+            "epochs": int_array(self.positions[o].epoch for o in touched),
+            **self._size_windows(deep, room),
+            "extra_origins": text_array([o for o, _ in extra]),
+            "extra_ids": int_array(i for _, i in extra),
+            "busy_origins": text_array([o for o, _ in busy]),
+            "busy_groups": text_array([g for _, g in busy]),
+            "paused_groups": text_array(list(self._paused.get("group", ()))),
+            "next_origins": text_array([o for o, _, _ in behind]),
+            "next_groups": text_array([g for _, g, _ in behind]),
+            "next_ids": int_array(at for _, _, at in behind),
+        }
+
+    def _choose_behind(
+        self, active: Mapping[str, Position], room: int
+    ) -> list[tuple[str, str, int]]:
+        paused = self._paused.get("group", frozenset())
+        found = (
+            (origin, group, at)
+            for (origin, group), at in self.flight.behind.items()
+            if origin in active and group not in paused
+        )
+        return list(islice(found, max(8, room // 4)))
+
+    def _choose_suspect(self) -> int:
+        if self._suspect in self.flight.jobs:
             return 0
-        self._raise_lows(connection, started)
-        rows = connection.execute(
-            self._queries["sweep"],
-            {
-                "origins": list(active),
-                "lows": [p.low for p in active.values()],
-                "cursors": [p.cursor for p in active.values()],
-                "types": self._types,
-                "flying": list(self._flying),
-                "limit": _SWEEP_LIMIT,
-            },
-            prepare=True,
-        ).fetchall()
-        found = 0
-        for origin, job_id, group in rows:
-            lane = self._busy.get((origin, group)) if group is not None else None
-            if lane is not None:
-                lane.more = True
-            elif job_id not in self._flying:
-                self._extra[job_id] = origin
-                found += 1
-        took = time.monotonic() - started
-        self._sweeper.next_at = started + max(_SWEEP_PAUSE, took / _SWEEP_SHARE)
-        return found
+        self._suspect = next(iter(self._suspects), 0)
+        return self._suspect
 
-    def _raise_lows(self, connection: psycopg.Connection[Any], now: float) -> None:
-        sweeper = self._sweeper
-        row = connection.execute(self._queries["horizon"], prepare=True).fetchone()
-        assert row is not None
-        oldest, following = row
-        while sweeper.marks and sweeper.marks[0][1] <= oldest:
-            taken_at, _, cursors = sweeper.marks[0]
-            if now - taken_at < 2 * _MARK_PAUSE:
-                break
-            sweeper.marks.popleft()
-            for origin, cursor in cursors.items():
-                if marked := self._positions.get(origin):
-                    marked.low = max(marked.low, min(cursor, marked.cursor))
-        if not sweeper.marks or now - sweeper.marks[-1][0] > _MARK_PAUSE:
-            cursors = {o: p.cursor for o, p in self._positions.items()}
-            sweeper.marks.append((now, following, cursors))
-        if now > sweeper.next_full_at:
-            sweeper.next_full_at = now + _FULL_SWEEP_PAUSE
-            for position in self._positions.values():
-                position.low = 0
+    def _size_windows(self, deep: list[str], room: int) -> dict[str, Any]:
+        share = math.ceil(room / max(1, len(deep)))
+        size = max(_COLD_WINDOW // 4, math.ceil(share / self._per_row))
+        plain = [o for o in deep if self.positions[o].growth == 1]
+        wide = [o for o in deep if self.positions[o].growth > 1]
+        widths = [min(WIDEST, size * self.positions[o].growth) for o in wide]
+        for origin in deep:
+            self.positions[origin].deep = False
+        self._asked = dict.fromkeys(((o, 0) for o in plain), size)
+        self._asked |= {(o, 0): width for o, width in zip(wide, widths, strict=True)}
+        # However high the load of the others is, a few of the lowest always run.
+        levels = (1, share), (-1, max(1, share // 16))
+        leveled = [(o, n, s) for o in deep for n, s in levels if self.prioritized]
+        self._asked |= {(o, level): size for o, level, size in leveled}
+        return {
+            "window_origins": text_array(plain),
+            "cursors": int_array(self.positions[o].cursor for o in plain),
+            "sizes": int_array(size for _ in plain),
+            "wide_origins": text_array(wide),
+            "wide_cursors": int_array(self.positions[o].cursor for o in wide),
+            "wide_sizes": int_array(widths),
+            "caps": int_array(share for _ in wide),
+            "level_origins": text_array([o for o, _, _ in leveled]),
+            "levels": int_array(level for _, level, _ in leveled),
+            "level_cursors": int_array(
+                self.positions[o].levels[level] for o, level, _ in leveled
+            ),
+            "level_sizes": int_array(size for _, _, size in leveled),
+        }
 
-    @staticmethod
-    def _size_windows(positions: Iterable[Position], room: int) -> None:
-        deep = sum(position.deep for position in positions)
-        for position in positions:
-            position.window = (
-                max(_COLD_WINDOW, room // deep) if position.deep else _COLD_WINDOW
-            )
+    # What was found
 
-    def _read(self, rows: list[tuple[Any, ...]]) -> list[Lane]:
-        lanes: list[Lane] = []
-        grouped: dict[tuple[str, str], Lane] = {}
-        for looked in self._positions.values():
-            looked.deep = False
+    def read(self, rows: Iterable[tuple[Any, ...]]) -> tuple[list[Item], list[Outcome]]:
+        """What the claim took, now that it is known that it has committed.
+
+        Returns what is for the workers, in order, and what is settled without a run.
+        """
+        flying, open_lanes = self.flight.jobs, self.flight.lanes
+        for job_id in self._tried:
+            self.extra.pop(job_id, None)
+        for key in self._following:
+            self.flight.behind.pop(key, None)
+        self._suspects.pop(self._suspect, None)
+        free: dict[str, Lane] = {}
+        lanes: dict[tuple[str, str], Lane] = {}
+        items: list[Item] = []
+        jobs: list[Job] = []
+        ages: dict[int, tuple[bool, float]] = {}
+        looked: list[tuple[Any, ...]] = []
+        count = 0
         for row in rows:
-            kind, origin, number, type_, group, count, *rest = row
-            position = self._positions.get(origin)
-            if position is None:
+            count += 1
+            kind, origin, job_id, type_, group = row[:5]
+            if kind:
+                looked.append(row)
                 continue
-            if kind == "job":
-                if number in self._flying:
-                    continue  # a promoted row that the window reached a second time
-                payload, run_at, enqueued_at, headers = rest
-                job = Job(
-                    number, type_, origin, group, count + 1, payload, run_at,
-                    enqueued_at, headers, self._installation,
-                )  # fmt: skip
-                lane = grouped.get((origin, group)) if group is not None else None
+            if job_id in flying or origin not in self.positions:
+                continue
+            if group is None:
+                lane = free.get(origin)
                 if lane is None:
-                    lane = Lane(origin, position.epoch, group, [], self._seq)
-                    lanes.append(lane)
-                    if group is not None:
-                        grouped[origin, group] = lane
-                        self._busy[origin, group] = lane
-                lane.jobs.append(job)
-                self._flying[number] = lane
-            elif kind == "cursor":
-                position.deep = count >= position.window
-                position.cursor = max(position.cursor, number)
-            elif kind == "passed":
-                if busy := self._busy.get((origin, group)):
-                    busy.more = True
+                    lane = free[origin] = self._open_lane(origin, None)
             else:
-                self._report_unknown(type_, origin, count)
-        taken = sum(len(lane.jobs) for lane in lanes)
-        if any(row[0] == "job" for row in rows):
+                key = (origin, group)
+                lane = lanes.get(key)
+                if lane is None:
+                    if key in open_lanes:
+                        continue
+                    lane = lanes[key] = self._open_lane(origin, group)
+                    items.append(lane)
+                lane.more = row[12]
+            job = Job(
+                lane, job_id, type_, group, row[5] + row[6] + 1, row[6], row[7], row[8],
+                row[9], row[10], row[11],
+            )  # fmt: skip
+            jobs.append(job)
+            flying[job_id] = job
+            if group is None:
+                items.append(job)
+            else:
+                lane.jobs.append(job)
+                if row[14] is not None:
+                    ages[job_id] = row[13], row[14]
+        open_lanes.update(lanes)
+        if len(looked) < count:
             # Even if all were in flight already: the claim's row must go some day.
-            self._left[self._seq] = taken
-        if taken:
-            telemetry.emit("jobs.claimed", count=taken)
-        return lanes
+            self.flight.count(self._seq, len(jobs))
+        taken = {job.lane.origin for job in jobs}
+        for row in looked:
+            self._note(row, taken)
+        cut = sum(lane.more for lane in lanes.values())
+        self._size_lanes(len(lanes), cut)
+        outcomes = [
+            o for lane in lanes.values() for o in self._settle_early(lane, ages)
+        ]
+        for job in [j for j in jobs if j.crashes >= _CRASHES and j.group is None]:
+            outcomes.append(explain_crashes(job, self._types[job.type].retry))
+        if outcomes:
+            held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
+            items = [item for item in items if id(item) not in held]
+        if self.prioritized:
+            items.sort(key=_rank)
+        if jobs:
+            telemetry.emit("jobs.claimed", count=len(jobs))
+        return items, outcomes
+
+    def _open_lane(self, origin: str, group: str | None) -> Lane:
+        epoch = self.positions[origin].epoch
+        return Lane(origin, epoch, group, self._seq, self._installation)
+
+    def _note(self, row: tuple[Any, ...], taken: set[str]) -> None:
+        kind, origin, job_id, type_, group, count, _, level = row[:8]
+        position = self.positions.get(origin)
+        if position is None:
+            return
+        if kind == _WINDOW:
+            full = count >= self._asked[origin, level]
+            if level:
+                position.levels[level] = max(position.levels[level], job_id)
+            else:
+                position.cursor = max(position.cursor, job_id)
+                full = full or position.growth > 1
+                barren = full and origin not in taken
+                position.growth = min(position.growth * 4, WIDEST) if barren else 1
+            position.deep |= full
+        elif kind == _PASSED:
+            if lane := self.flight.lanes.get((origin, group)):
+                lane.more = True
+        elif kind == _UNKNOWN:
+            self._report_unknown(type_, origin, count)
+        else:
+            self._suspects[job_id] = origin
+
+    def _size_lanes(self, lanes: int, cut: int) -> None:
+        """Fewer windows' rows and longer lanes, while groups have more to give."""
+        if cut * 2 > lanes > 8:
+            self._per_row = min(_MOST_PER_ROW, self._per_row * 2)
+        elif not cut:
+            self._per_row = max(1.0, self._per_row / 2)
+
+    def _settle_early(
+        self, lane: Lane, ages: Mapping[int, tuple[bool, float]]
+    ) -> list[Outcome]:
+        """What of a lane is settled before the rest of it may start."""
+        head = lane.jobs[0]
+        before = list(lane.jobs)
+        if head.crashes >= _CRASHES:
+            ends = [explain_crashes(head, self._types[head.type].retry)]
+            lane.jobs.clear()
+            lane.failed = ends[0].result is Result.RETRIED
+        elif last := self._last.get(head.type):
+            ends = keep_last(lane, last, ages)
+        else:
+            return []
+        kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}
+        for job in before:
+            if id(job) not in kept:
+                self.give_back(job)
+        if ends:
+            ends[-1].frees = lane
+        return ends
+
+    def give_back(self, job: Job) -> None:
+        """A claimed job will not run now: take it out of its claim."""
+        self.flight.land(job)
+        self.given_back.append(job)
+
+    def take_back(self, item: Item) -> None:
+        """What no worker has begun: it is claimed again when there is room."""
+        head = item if isinstance(item, Job) else item.jobs[0]
+        self.extra[head.id] = head.lane.origin
+        if isinstance(item, Job):
+            self.give_back(item)
+            return
+        for job in item.jobs:
+            self.give_back(job)
+        item.jobs.clear()
+        item.more = False
+        self.flight.end_lane(item)
 
     def _report_unknown(self, type_: str, origin: str, count: int) -> None:
         if (type_, origin) not in self._unknown:
             telemetry.emit("jobs.unknown", type=type_, origin=origin, count=count)
         self._unknown[type_, origin] = self._unknown.get((type_, origin), 0) + count
+
+    # Past a busy group
+
+    def prepare_jump(self) -> dict[str, Any] | None:
+        """The parameters of the query ``jump``, for an origin that is stuck in a group."""
+        for origin, position in self.active().items():
+            if position.growth >= WIDEST:
+                groups = [g for o, g in self.flight.lanes if o == origin]
+                if groups and len(groups) < _FEW_GROUPS:
+                    return {
+                        "origin": origin,
+                        "cursor": position.cursor,
+                        "groups": text_array(groups),
+                        "limit": _JUMP,
+                    }
+        return None
+
+    def read_jump(
+        self, asked: Mapping[str, Any], row: tuple[int | None, int | None, int]
+    ) -> None:
+        """Go on behind the rows of the busy groups; their lanes reach those."""
+        position = self.positions.get(asked["origin"])
+        found, furthest, _ = row
+        if position is None or furthest is None:
+            return
+        position.cursor = max(position.cursor, furthest if found is None else found - 1)
+        position.growth = WIDEST if found is None else 1
+        for (origin, _), lane in self.flight.lanes.items():
+            if origin == asked["origin"]:
+                lane.more = True
+
+
+def explain_crashes(job: Job, policy: Retry) -> Outcome:
+    """What becomes of a job whose process died twice: by now it is the likely cause."""
+    error = f"the process died {job.crashes} times while this job may have been running"
+    failed = job.attempt - 1
+    if policy.exhausted(failed):
+        return Outcome(job, Result.DISCARDED, error)
+    return Outcome(job, Result.RETRIED, error, policy.delay(failed))
+
+
+def _rank(item: Item) -> int:
+    """High before normal before batch; a lane ranks by its head."""
+    job = item if isinstance(item, Job) else item.jobs[0] if item.jobs else None
+    return -job.priority if job else 0

@@ -2,109 +2,121 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.jobs.model import Outcome, Result
+from jobs_lib.db import int_array, text_array
+from jobs_lib.jobs.model import Job, Outcome, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from uuid import UUID
 
-    import psycopg
-
-    from jobs_lib.db import Queries
     from jobs_lib.jobs.type import JobType
 
+_QUERIES = {
+    Result.RETRIED: "retry",
+    Result.SNOOZED: "retry",
+    Result.DISCARDED: "discard",
+    Result.SUPERSEDED: "remove",
+    Result.CANCELLED: "remove",
+}
 _EVENTS = {
     "complete": "jobs.completed",
     "retry": "jobs.retried",
     "discard": "jobs.discarded",
+    "remove": "jobs.removed",
 }
-_QUERIES = {
-    Result.COMPLETED: "complete",
-    Result.RETRIED: "retry",
-    Result.SNOOZED: "retry",
-    Result.DISCARDED: "discard",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One statement that writes outcomes of one kind."""
+
+    query: str
+    parameters: dict[str, Any]
+    jobs: Sequence[Job]
 
 
 class Completer:
-    """Settles outcomes in batches; used by one thread."""
+    """Prepares the writing of outcomes, and reads the answers; sends nothing."""
 
-    def __init__(
-        self, queries: Queries, owner: UUID, types: Mapping[str, JobType[Any]]
-    ) -> None:
-        self._queries = queries
+    def __init__(self, owner: UUID, types: Mapping[str, JobType[Any]]) -> None:
         self._owner = owner
         kept = [job_type for job_type in types.values() if job_type.keep is not None]
         self._kept = {
-            "types": [job_type.name for job_type in kept],
-            "keep": [job_type.keep for job_type in kept],
+            "types": text_array([job_type.name for job_type in kept]),
+            "keep": int_array(job_type.keep or 0 for job_type in kept),
         }
 
-    def settle(
+    def prepare(
         self,
-        connection: psycopg.Connection[Any],
-        outcomes: Sequence[Outcome],
-        epochs: dict[str, int],
-    ) -> None:
-        """Write the outcomes, one statement for each kind.
+        completed: Sequence[Job],
+        outcomes: Iterable[Outcome],
+        epochs: Mapping[str, int],
+    ) -> list[Settlement]:
+        """The statements, one for each kind of outcome.
 
-        Safe to repeat after a lost connection: what was written already is not found
+        Safe to send again after a lost connection: what was written already is not found
         again. Outcomes of origins that are no longer owned change nothing.
         """
-        batches: dict[str, list[Outcome]] = {}
+        settlements = []
+        left = [job for job in completed if not job.completed]
+        if left:
+            parameters = self._address(left, epochs) | self._kept
+            settlements.append(Settlement("complete", parameters, left))
+        batches: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in outcomes:
-            query = _QUERIES.get(outcome.result)
-            if query and not outcome.job.completed:
-                batches.setdefault(query, []).append(outcome)
-        for query, batch in batches.items():
-            self._settle_batch(connection, query, batch, epochs)
+            if query := _QUERIES.get(outcome.result):
+                kind = outcome.result.value if query == "remove" else ""
+                batches.setdefault((query, kind), []).append(outcome)
+        for (query, kind), batch in batches.items():
+            jobs = [outcome.job for outcome in batch]
+            parameters = self._address(jobs, epochs)
+            if query == "retry":
+                parameters |= {
+                    "delays": [outcome.delay for outcome in batch],
+                    "untils": [outcome.until for outcome in batch],
+                    "burnt": int_array(int(o.result is Result.RETRIED) for o in batch),
+                }
+            else:
+                parameters |= self._kept
+            if query == "remove":
+                parameters["outcome"] = kind
+            else:
+                parameters["failures"] = [outcome.error for outcome in batch]
+            settlements.append(Settlement(query, parameters, jobs))
+        return settlements
 
-    def end_claims(
-        self, connection: psycopg.Connection[Any], seqs: Sequence[int]
+    def read(
+        self, settlement: Settlement, rows: Iterable[tuple[int]], *, again: bool
     ) -> None:
-        """Remove the rows of claims of which nothing is in flight."""
-        if seqs:
-            connection.execute(
-                self._queries["end_claims"],
-                {"owner": self._owner, "seqs": list(seqs)},
-                prepare=True,
-            )
+        """Tell what was written, and what was refused.
 
-    def _settle_batch(
-        self,
-        connection: psycopg.Connection[Any],
-        query: str,
-        batch: list[Outcome],
-        epochs: dict[str, int],
-    ) -> None:
-        # Only the origins touched are locked: the lock's cost grows with their number.
-        touched = {o.job.origin for o in batch} & epochs.keys()
-        parameters: dict[str, Any] = {
-            "owner": self._owner,
-            "owned": list(touched),
-            "epochs": [epochs[origin] for origin in touched],
-            "origins": [outcome.job.origin for outcome in batch],
-            "ids": [outcome.job.id for outcome in batch],
-        }
-        if query != "retry":
-            parameters |= self._kept
-        if query != "complete":
-            parameters["failures"] = [outcome.error for outcome in batch]
-        if query == "retry":
-            parameters["delays"] = [outcome.delay for outcome in batch]
-            parameters["burnt"] = [
-                int(outcome.result is Result.RETRIED) for outcome in batch
-            ]
-        rows = connection.execute(
-            self._queries[query], parameters, prepare=True
-        ).fetchall()
+        Args:
+            settlement: what was sent.
+            rows: its answer.
+            again: whether it may have been written before, with no answer coming.
+        """
         written = [row[0] for row in rows]
         if written:
-            telemetry.emit(_EVENTS[query], ids=written)
-        if len(written) < len(batch):
-            expected = {outcome.job.id for outcome in batch if not outcome.job.carried}
+            telemetry.emit(_EVENTS[settlement.query], ids=written)
+        if len(written) < len(settlement.jobs) and not again:
+            expected = {job.id for job in settlement.jobs if not job.carried}
             if missing := expected - set(written):
                 telemetry.emit("jobs.fenced", ids=sorted(missing))
+
+    def _address(
+        self, jobs: Sequence[Job], epochs: Mapping[str, int]
+    ) -> dict[str, Any]:
+        # Only the origins touched are locked: the lock's cost grows with their number.
+        origins = [job.lane.origin for job in jobs]
+        touched = sorted(set(origins) & epochs.keys())
+        return {
+            "owner": self._owner,
+            "owned": text_array(touched),
+            "epochs": int_array(epochs[origin] for origin in touched),
+            "origins": text_array(origins),
+            "ids": int_array([job.id for job in jobs]),
+        }

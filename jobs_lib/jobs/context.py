@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_origin: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
+handled: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
+"""For hot loops; all others use the functions below."""
 
 
 def current_origin() -> str | None:
     """The origin ``topic/partition`` of the record being handled; None outside one."""
-    return _origin.get()
+    return handled.get()
 
 
 @contextmanager
 def handling(origin: str) -> Iterator[None]:
     """Mark that a record of ``origin`` is being handled."""
-    token = _origin.set(origin)
+    token = handled.set(origin)
     try:
         yield
     finally:
-        _origin.reset(token)
+        handled.reset(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -17,31 +18,73 @@ if TYPE_CHECKING:
     import psycopg
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Lane:
+    """What one claim took from one origin: of one group in order, or without a group.
+
+    A group's jobs run one after the other; jobs without a group run independently.
+    """
+
+    origin: str
+    epoch: int
+    group: str | None
+    seq: int
+    """The claim that took them."""
+    installation: UUID
+    """Of the database that holds the jobs: ids are unique only there."""
+    jobs: deque[Job] = field(default_factory=deque)
+    """Those of a group that have not started yet."""
+    last: int = 0
+    """The id of the last job that was taken of the group."""
+    more: bool = False
+    """Whether the group goes on behind this lane."""
+    dropped: bool = False
+    """Set when the origin is given up: what has not started must not start."""
+    failed: bool = False
+    """Set when its head waits for another attempt: the group waits with it."""
+    done: list[Job] = field(default_factory=list)
+    """Of a group: ran to their end, their completion not yet known to be committed."""
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """One job as its handler sees it."""
 
+    lane: Lane = field(repr=False)
     id: int
     type: str
-    origin: str
     group: str | None
     attempt: int
     """1 for the first attempt; attempts that were not the job's fault do not count."""
-    payload: str
-    """The payload as JSON text; the handler gets it decoded, by its signature."""
+    crashes: int
+    """Processes that died while it may have been running, since its last failure."""
+    priority: int
+    """1 high, 0 normal, -1 batch."""
+    payload: str | None = field(repr=False)
+    """The payload as JSON text; None for a large one, until the job starts."""
     run_at: datetime | None
     enqueued_at: datetime
     headers: dict[str, str] | None
-    installation: UUID
-    """Of the database that holds the job: ids are unique only there."""
+    """Context that travels with the job, such as a trace."""
+    started: bool = False
     completed: bool = False
     """Set once its completion is known to be committed."""
     carried: bool = False
     """Set when a later job of its lane completes it, too, in a transaction of its own:
     whoever comes second finds nothing left, and that is well."""
-    open_transaction: (
-        Callable[[], AbstractContextManager[psycopg.Connection[Any]]] | None
-    ) = field(default=None, repr=False)
+    lend: Callable[[Job], AbstractContextManager[psycopg.Connection[Any]]] | None = (
+        field(default=None, repr=False)
+    )
+
+    @property
+    def origin(self) -> str:
+        """The origin ``topic/partition``, whose owner runs the job."""
+        return self.lane.origin
+
+    @property
+    def installation(self) -> UUID:
+        """The database that holds the job: ids are unique only there."""
+        return self.lane.installation
 
     @property
     def idempotency_key(self) -> str:
@@ -59,13 +102,13 @@ class Job:
             FencedError: on leaving, when another process has taken over; nothing that
                 was written is kept, and the job runs there.
         """
-        if self.open_transaction is None:
+        if self.lend is None:
             raise JobsError(
                 f"job {self.id} has no transaction to give: it was given already, or "
                 "the job is not being run by an executor"
             )
-        opened, self.open_transaction = self.open_transaction(), None
-        return opened
+        lend, self.lend = self.lend, None
+        return lend(self)
 
 
 class Result(Enum):
@@ -77,6 +120,9 @@ class Result(Enum):
     RETRIED = "retried"
     SNOOZED = "snoozed"
     DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
+    """Not run: a later job of its group stands for it."""
+    CANCELLED = "cancelled"
     FENCED = "fenced"
 
 
@@ -89,30 +135,10 @@ class Outcome:
     error: str | None = None
     delay: float = 0.0
     """Seconds until the next attempt."""
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """Jobs that run one after the other: some of a group in order, or a single one."""
-
-    origin: str
-    epoch: int
-    group: str | None
-    jobs: list[Job]
-    seq: int
-    """The claim that took them."""
-    more: bool = False
-    """Whether rows of the group were passed over while this lane was in flight."""
-    dropped: bool = False
-    """Set when the origin is given up: what has not started must not start."""
-    started: bool = False
-    """Set by the worker that picks it up, before it looks whether it was dropped."""
-    failed: bool = False
-    """Set when its head waits for another attempt: the group waits with it."""
-    ended: bool = False
-    """Set once everything that ran of it is settled."""
-    done: list[Job] = field(default_factory=list)
-    """Ran to their end, their completion not yet known to be committed."""
+    until: datetime | None = None
+    """When the next attempt is due, instead of a delay."""
+    frees: Lane | None = None
+    """May start once this outcome is written."""
 
 
 class Snooze(JobsError):

@@ -13,7 +13,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.db import Queries, fenced
 from jobs_lib.errors import FencedError, JobsError, UnavailableError
-from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.context import handled
 from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
 
 if TYPE_CHECKING:
@@ -40,35 +40,54 @@ class Runner:
         self._queries = queries
         self._owner = owner
         self._borrow = borrow
+        self._lend = self._transaction
 
-    def run(self, lane: Lane, job: Job) -> Outcome:
-        """Run one job and say what became of it; never raises."""
-        if telemetry.listened():
+    def run(self, job: Job) -> Outcome | None:
+        """Run one job and say what became of it; None for completed. Never raises."""
+        listened = telemetry.listened()
+        if listened:
             telemetry.emit("job.started", job=job)
-        job.open_transaction = lambda: self._transaction(lane, job)
+        lane = job.lane
+        job.lend = self._lend
+        outcome = None
         try:
             job_type = self._types[job.type]
-            values = job_type.payload.decode(job.payload)
-            with handling(lane.origin):
+            payload = job.payload
+            if payload is None:
+                payload = self._read_payload(job)
+            values = job_type.payload.decode(payload)
+            token = handled.set(lane.origin)
+            try:
                 job_type.function(job, **values)
-            outcome = Outcome(job, Result.COMPLETED)
+            finally:
+                handled.reset(token)
         # SystemExit, too: a handler that raises it ends its job, not the pod.
         except BaseException as error:
             outcome = self._explain(job, error)
-        job.open_transaction = None
+        job.lend = None
         if job.completed:
             # Its transaction is in: whatever failed came after it.
-            outcome = Outcome(job, Result.COMMITTED, outcome.error)
-        if outcome.result is Result.COMPLETED:
+            outcome = Outcome(job, Result.COMMITTED, outcome and outcome.error)
+        if outcome is None and lane.group is not None:
             lane.done.append(job)
-        if telemetry.listened():
-            telemetry.emit(
-                "job.ran", job=job, outcome=outcome.result.value, error=outcome.error
-            )
+        if listened:
+            result = Result.COMPLETED if outcome is None else outcome.result
+            error_text = outcome and outcome.error
+            telemetry.emit("job.ran", job=job, outcome=result.value, error=error_text)
         return outcome
 
+    def _read_payload(self, job: Job) -> str:
+        with self._borrow() as connection:
+            row = connection.execute(
+                self._queries["payload"], {"origin": job.origin, "id": job.id}
+            ).fetchone()
+        if row is None:
+            raise FencedError(f"job {job.id} is no longer there: it ended elsewhere")
+        return str(row[0])
+
     @contextmanager
-    def _transaction(self, lane: Lane, job: Job) -> Iterator[psycopg.Connection[Any]]:
+    def _transaction(self, job: Job) -> Iterator[psycopg.Connection[Any]]:
+        lane = job.lane
         with self._borrow() as connection:
             with _ours():
                 connection.execute("begin")

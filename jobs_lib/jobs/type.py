@@ -52,6 +52,9 @@ class JobType(Generic[P]):
         group: GroupOf,
         retry: Retry,
         history: Callable[[], timedelta | None],
+        last_only: bool,
+        debounce: float,
+        max_wait: float | None,
         enqueuer: Enqueuer,
         payload_limit: Callable[[], int],
         names: Mapping[str, object],
@@ -71,6 +74,17 @@ class JobType(Generic[P]):
         self.retry = retry
         self.payload = Payload(name, function, names)
         self.options_ = Options()
+        self.last_only = last_only
+        self.debounce = debounce
+        self.max_wait = max_wait
+        if last_only and group is None:
+            raise ConfigurationError(
+                f"{name!r} runs only the last job of a group, but has none: give group="
+            )
+        if (debounce or max_wait is not None) and not last_only:
+            raise ConfigurationError(
+                f"{name!r} has a debounce or max_wait, which need last_only=True"
+            )
         self._group = group
         self._history = history
         self._enqueuer = enqueuer

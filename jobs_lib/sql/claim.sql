@@ -1,25 +1,31 @@
 -- Look for jobs of the owned origins, and claim them. No claim changes a job row.
 
 -- name: look
--- Cheap enough to ask often: is there anything after the cursors, or anything due? The
--- orders mean nothing here; they keep the planner on the index, where a wrong guess of
--- how soon a row is found would let it read the table.
-select
-    exists (
-        select from unnest(%(origins)s::text[], %(cursors)s::bigint[]) as o(origin, cursor)
-        cross join lateral (
-            select from {schema}.jobs j
-            where j.origin = o.origin and j.id > o.cursor order by j.id limit 1
-        ) fresh
-    ),
-    exists (
-        select from unnest(%(origins)s::text[]) as o(origin)
-        cross join lateral (
-            select from {schema}.jobs j
-            where j.origin = o.origin and j.state = 'scheduled'
-                and j.run_at <= clock_timestamp() order by j.run_at limit 1
-        ) due
-    )
+-- What there is to do, asked when idle and now and then when busy: cheap enough for that.
+-- The orders mean nothing here; they keep the planner on the index, where a wrong guess
+-- of how soon a row is found would let it read the table.
+select 'fresh' as kind, o.origin as name, null::float8 as delay
+from unnest(%(origins)s::text[], %(cursors)s::bigint[]) as o(origin, cursor)
+cross join lateral (
+    select from {schema}.jobs j
+    where j.origin = o.origin and j.id > o.cursor order by j.id limit 1
+) fresh
+union all
+-- Seconds until the first is due; negative for what is due already.
+select 'due', o.origin, extract(epoch from d.run_at - clock_timestamp())::float8
+from unnest(%(origins)s::text[]) as o(origin)
+cross join lateral (
+    select j.run_at from {schema}.jobs j
+    where j.origin = o.origin and j.state = 'scheduled' order by j.run_at limit 1
+) d
+union all
+-- Is there any job that is not of normal priority? Then each level has windows, too.
+select 'priority', null, null
+where exists (select from {schema}.jobs j where j.priority <> 0)
+union all
+select 'pause:' || p.kind, p.name, null from {schema}.pauses p
+union all
+select 'cancel', c.id::text, null from {schema}.cancellations c
 
 -- name: promote
 -- Makes due jobs available again and returns them: they lie behind the cursor, so the
@@ -58,45 +64,89 @@ with own as materialized (
 ),
 looked as materialized (
     -- One branch per origin: `origin = any(…) order by id limit` would sort the backlog.
-    select o.origin, r.*, false as extra
-    from unnest(%(origins)s::text[], %(cursors)s::bigint[], %(windows)s::bigint[])
-        as o(origin, cursor, size)
+    select w.origin, 0::smallint as level, c.*
+    from unnest(
+        %(window_origins)s::text[], %(cursors)s::bigint[], %(sizes)s::bigint[]
+    ) as w(origin, cursor, size)
     cross join lateral (
-        select j.id, j.type, j."group", j.state, j.attempt
+        select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
+            j.run_at, j.enqueued_at, j.headers, j.state,
+            -- The other priorities have windows of their own. What may have killed a
+            -- process runs with no other suspect beside it.
+            j.state = 'available' and j.priority = 0 and j.crashes = 0
+                and j.type = any (%(types)s::text[]) as runs
         from {schema}.jobs j
-        where j.origin = o.origin and j.id > o.cursor
-        order by j.id limit o.size
-    ) r
-    where o.origin in (select origin from own)
+        where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
+    ) c
+    where w.origin in (select origin from own)
+    union all
+    -- Wide windows, where the last ones held little that could run: they end before
+    -- they have more than `cap` jobs that can run at once.
+    select w.origin, 0, c.id, c.type, c."group", c.attempt, c.crashes, c.priority,
+        c.payload, c.run_at, c.enqueued_at, c.headers, c.state, c.runs
+    from unnest(
+        %(wide_origins)s::text[], %(wide_cursors)s::bigint[], %(wide_sizes)s::bigint[],
+        %(caps)s::bigint[]
+    ) as w(origin, cursor, size, cap)
+    cross join lateral (
+        select r.*, count(*) filter (where r.runs and r."group" is null)
+            over (order by r.id) as free
+        from (
+            select j.*, j.state = 'available' and j.priority = 0 and j.crashes = 0
+                and j.type = any (%(types)s::text[]) as runs
+            from {schema}.jobs j
+            where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
+        ) r
+    ) c
+    where w.origin in (select origin from own) and c.free <= w.cap
+    union all
+    select w.origin, w.level, c.*
+    from unnest(
+        %(level_origins)s::text[], %(levels)s::smallint[], %(level_cursors)s::bigint[],
+        %(level_sizes)s::bigint[]
+    ) as w(origin, level, cursor, size)
+    cross join lateral (
+        select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
+            j.run_at, j.enqueued_at, j.headers, j.state,
+            j.state = 'available' and j.crashes = 0 and j.type = any (%(types)s::text[])
+        from {schema}.jobs j
+        where j.origin = w.origin and j.priority = w.level and j.priority <> 0
+            and j.id > w.cursor
+        order by j.id limit w.size
+    ) c
+    where w.origin in (select origin from own)
     union all
     -- Promoted and late ones, which lie behind the cursor.
-    select x.origin, r.*, true
+    select x.origin, null, c.*
     from unnest(%(extra_origins)s::text[], %(extra_ids)s::bigint[]) as x(origin, id)
     cross join lateral (
         -- `offset 0` keeps the planner from turning this into a join over all rows.
-        select j.id, j.type, j."group", j.state, j.attempt
+        select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
+            j.run_at, j.enqueued_at, j.headers, j.state,
+            j.state = 'available' and (j.crashes = 0 or j.id = %(suspect)s)
+                and j.type = any (%(types)s::text[])
         from {schema}.jobs j where j.origin = x.origin and j.id = x.id offset 0
-    ) r
+    ) c
     where x.origin in (select origin from own)
 ),
-ready as materialized (
-    -- A type that this process does not know is left for one that knows it.
-    select * from looked where state = 'available' and type = any (%(types)s::text[])
+first as materialized (
+    select origin, "group", min(id) as id from looked
+    where runs and "group" is not null group by origin, "group"
 ),
-first as (
-    select origin, "group", min(id) as id from ready
-    where "group" is not null group by origin, "group"
-),
-busy as (
+busy as materialized (
     select * from unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
         as b(origin, "group")
 ),
-heads as materialized (
+starts as materialized (
+    select f.origin, f."group", f.id - 1 as after from first f
     -- A group with a lane in flight is left out: its next row would look like the head
     -- as soon as a handler's own transaction has completed the row before it.
-    select f.origin, f."group", f.id from first f
     where not exists (
             select from busy b where b.origin = f.origin and b."group" = f."group"
+        )
+        and not exists (
+            select from unnest(%(paused_groups)s::text[]) as p("group")
+            where p."group" = f."group"
         )
         -- Written as a range, and without a bound on id: an equality lets the planner
         -- choose the primary key, and read the origin from its start.
@@ -105,9 +155,6 @@ heads as materialized (
             where j.origin = f.origin and j."group" >= f."group" and j."group" <= f."group"
             order by j."group", j.id limit 1
         )
-),
-starts as materialized (
-    select origin, "group", id - 1 as after from heads
     union all
     -- Groups whose lane has just ended and has more behind it: no probe needed.
     select h.origin, h."group", h.after
@@ -116,72 +163,121 @@ starts as materialized (
     where h.origin in (select origin from own)
 ),
 lanes as materialized (
-    select s.origin, l.id from starts s cross join lateral (
-        -- A lane ends before the first row that cannot run now: order is order.
-        select q.id, bool_and(q.state = 'available' and q.type = any (%(types)s::text[]))
-            over (order by q.id) as runs
+    select s.origin, l.*, l.place = size.k as cut,
+        l.able and (l.place = 1 or l.crashed = 0) as runs
+    from (
+        -- Many groups: short lanes; one hot group: a long one.
+        select least(%(lane)s, greatest(2, %(room)s / greatest(count(*), 1))) as k
+        from starts
+    ) size
+    cross join starts s cross join lateral (
+        -- A lane ends before the first row that cannot run now: order is order. What
+        -- runs last only may be waiting still: its newest is what counts. A suspect is
+        -- alone in its lane.
+        select q.*, row_number() over by_id as place, sum(q.crashes) over by_id as crashed,
+            bool_and(
+                q.type = any (%(types)s::text[])
+                and (q.state = 'available' or q.type = any (%(last_types)s::text[]))
+                and (q.crashes = 0 or q.id = %(suspect)s)
+            ) over by_id as able
         from (
-            select j.id, j.type, j.state, j."group" from {schema}.jobs j
+            select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
+                j.run_at, j.enqueued_at, j.headers, j.state
+            from {schema}.jobs j
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
-            order by j."group", j.id
-            -- Many groups: short lanes; one hot group: a long one.
-            limit (
-                select least(%(lane)s, greatest(2, %(room)s / count(*))) from starts
-            )
+            order by j."group", j.id limit size.k
         ) q
-    ) l where l.runs
-),
-taken as materialized (
-    select origin, id from ready where "group" is null
-    union
-    select origin, id from lanes
+        window by_id as (order by q."group", q.id)
+    ) l
 ),
 claimed as (
     insert into {schema}.claims (owner, seq, ids)
-    select %(owner)s, %(seq)s, array_agg(id) from taken having count(*) > 0
+    select %(owner)s, %(seq)s, array_agg(id) from (
+        select id from looked where runs and "group" is null
+        union all
+        select id from lanes where runs
+    ) taken having count(*) > 0
 )
-select
-    'job' as kind, t.origin, j.id, j.type, j."group", j.attempt, j.payload::text,
-    j.run_at, j.enqueued_at, j.headers
-from taken t
-cross join lateral (
-    select * from {schema}.jobs j where j.origin = t.origin and j.id = t.id offset 0
-) j
+select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.priority,
+    -- A large payload is read when its job starts: a batch of them must not fill the
+    -- memory. What is compressed is looked into, since it may be anything.
+    case
+        when pg_column_compression(t.payload) is null and pg_column_size(t.payload) <= 8192
+            or octet_length(t.payload::text) <= 8192
+        then t.payload::text
+    end,
+    t.run_at, t.enqueued_at, t.headers, t.cut,
+    -- Of what runs last only: is the newest still waiting, and how long did the oldest?
+    t.state = 'scheduled',
+    case when t.type = any (%(last_types)s::text[])
+        then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end
+from (
+    select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
+        enqueued_at, headers, state, false as cut
+    from looked where runs and "group" is null
+    union all
+    select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
+        enqueued_at, headers, state, cut
+    from lanes where runs
+) t
 union all
--- How far each window went, and how many rows it held: a full one is worth growing.
-select 'cursor', l.origin, max(l.id), null, null, count(*), null, null, null, null
-from looked l where not l.extra group by l.origin
+-- How far each window went, and how many rows it held: a full one has more behind it.
+select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, null, null,
+    null, bool_or(l.runs), null, null
+from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
-select distinct 'passed', f.origin, null::bigint, null, f."group", null::bigint, null,
-    null::timestamptz, null::timestamptz, null::jsonb
+select 2, f.origin, null, null, f."group", null, null, null, null, null, null, null, null,
+    null, null
 from first f join busy b on b.origin = f.origin and b."group" = f."group"
 union all
-select 'unknown', l.origin, min(l.id), l.type, null, count(*), null, null, null, null
+select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
+    null, null, null, null
 from looked l
-where l.state = 'available' and l.type <> all (%(types)s::text[])
+where l.state = 'available' and l.type <> all (%(known)s::text[])
 group by l.origin, l.type
-order by 1, 2, 3
+union all
+-- Suspects, who wait for their turn.
+select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
+    null, null
+from (
+    select origin, id, state, crashes, runs from looked
+    union all
+    select origin, id, state, crashes, runs from lanes
+) l
+where l.state = 'available' and l.crashes > 0 and not l.runs
+
+-- name: jump
+-- A window that held nothing but rows of few groups in flight: how far they go on. Reads
+-- no more than `limit` rows, so that no round takes long.
+select min(r.id) filter (where r."group" is null or r."group" <> all (%(groups)s::text[])),
+    max(r.id), count(*)
+from (
+    select j.id, j."group" from {schema}.jobs j
+    where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
+) r
+
+-- name: payload
+-- Of a job whose payload was too large to come with the claim.
+select payload::text from {schema}.jobs where origin = %(origin)s and id = %(id)s
 
 -- name: sweep
 -- Rows behind the cursor that are available and not in flight: committed late, or
--- waiting in a group (the claim sorts those out). Reads only. The rows in flight are
--- left out after the limit, which leaves room for them: inside, they would turn the
--- walk along the index into a sort of all that lies behind the cursor.
-select o.origin, s.id, s."group"
-from unnest(%(origins)s::text[], %(lows)s::bigint[], %(cursors)s::bigint[])
-    as o(origin, low, cursor)
+-- waiting in a group (the claim sorts those out). Reads only, a slice at a time. The
+-- rows in flight are left out after the limit, which leaves room for them: inside, they
+-- would turn the walk along the index into a sort of all that lies behind the cursor.
+select o.origin, s.id, s."group",
+    not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
+from unnest(%(origins)s::text[], %(starts)s::bigint[], %(cursors)s::bigint[])
+    as o(origin, start, cursor)
 cross join lateral (
     select j.id, j."group" from {schema}.jobs j
-    where j.origin = o.origin and j.id > o.low and j.id <= o.cursor
+    where j.origin = o.origin and j.id > o.start and j.id <= o.cursor
         and j.state = 'available'
         and j.type = any (%(types)s::text[])
-    order by j.id limit %(limit)s + cardinality(%(flying)s::bigint[])
+    order by j.id limit %(limit)s
 ) s
-where not exists (
-    select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id
-)
 
 -- name: horizon
 -- Once every transaction that was open at `xmax` has ended, nothing with an id drawn

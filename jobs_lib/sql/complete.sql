@@ -34,6 +34,40 @@ kept as (
 )
 select id from completed
 
+-- name: remove
+-- Jobs that end without a run: superseded by a later one of their group, or cancelled.
+with own as materialized (
+    select o.origin from {schema}.origins o
+    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
+    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    order by o.origin
+    for share of o
+),
+removed as (
+    delete from {schema}.jobs where ctid = any (array(
+        select row.ctid
+        from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+        cross join lateral (
+            select j.ctid from {schema}.jobs j
+            where j.origin = d.origin and j.id = d.id offset 0
+        ) row
+        where d.origin in (select origin from own)
+    ))
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at
+),
+asked as (
+    delete from {schema}.cancellations where id in (select id from removed)
+),
+kept as (
+    insert into {schema}.history
+        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+    select (clock_timestamp() at time zone 'UTC')::date + k.days,
+        r.id, r.origin, r.type, r."group", %(outcome)s, r.attempt, r.enqueued_at
+    from removed r
+    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
+)
+select id from removed
+
 -- name: retry
 -- A failed job goes to the future, with its error; the rest of its group waits behind it.
 -- A snoozed or released one likewise, without a burnt attempt.
@@ -45,11 +79,11 @@ with own as materialized (
     for share of o
 ),
 failed as materialized (
-    select row.ctid as at, d.delay, d.error, d.burnt
+    select row.ctid as at, d.delay, d.until, d.error, d.burnt
     from unnest(
-        %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[], %(failures)s::text[],
-        %(burnt)s::int[]
-    ) as d(origin, id, delay, error, burnt)
+        %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[],
+        %(untils)s::timestamptz[], %(failures)s::text[], %(burnt)s::int[]
+    ) as d(origin, id, delay, until, error, burnt)
     cross join lateral (
         select j.ctid from {schema}.jobs j
         where j.origin = d.origin and j.id = d.id offset 0
@@ -61,7 +95,9 @@ update {schema}.jobs j set
     -- A failure settles what crashes left open: they count as attempts from now on.
     attempt = j.attempt + failed.burnt * (1 + j.crashes),
     crashes = case failed.burnt when 0 then j.crashes else 0 end,
-    run_at = clock_timestamp() + make_interval(secs => failed.delay),
+    run_at = coalesce(
+        failed.until, clock_timestamp() + make_interval(secs => failed.delay)
+    ),
     errors = case when failed.error is null then j.errors else (
         -- The last ten are kept: a job that fails for a month must not grow for a month.
         select jsonb_agg(e order by n) from (
@@ -118,8 +154,20 @@ noted as (
 select id from removed
 
 -- name: end_claims
--- Claim rows whose jobs have all ended, and those of owners that are gone.
+-- Claims whose jobs have all ended.
 delete from {schema}.claims where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
+
+-- name: trim_claims
+-- Jobs that will not run under their claim: a crash is none of their business.
+update {schema}.claims set ids = array(
+    select i.id from unnest(ids) as i(id)
+    where not exists (select from unnest(%(ids)s::bigint[]) as g(id) where g.id = i.id)
+)
+where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
+
+-- name: forget_claims
+-- After a lost connection: a claim whose answer never came took nothing.
+delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s::bigint[])
 
 -- name: complete_own
 select {schema}.complete_job(

@@ -61,6 +61,8 @@ create table claims (
     claimed_at timestamptz not null default clock_timestamp(),
     primary key (owner, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
+-- Short-lived: compressing the ids costs more than they do.
+alter table claims alter ids set storage external;
 
 -- Apart from jobs, so that no claim ever reads them.
 create table discarded (

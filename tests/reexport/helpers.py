@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from jobs_lib.jobs.model import Job
+from jobs_lib.jobs.model import Job, Lane
 from jobs_lib.outbox.entity import Entity
 
 if TYPE_CHECKING:
@@ -52,21 +53,21 @@ def make_job(database: Database, **values):
     """A chunk job whose transaction is a plain one."""
 
     @contextmanager
-    def transaction():
+    def lend(job):
         with database.connect("test job") as connection, connection.transaction():
             yield connection
 
-    job = Job(
-        values.get("id", 1),
-        "jobs_lib.reexport",
-        "local/0",
-        None,
-        1,
-        "{}",
-        None,
-        None,  # type: ignore[arg-type]
-        None,
-        INSTALLATION,
+    return Job(
+        lane=Lane("local/0", 1, None, 1, INSTALLATION),
+        id=values.get("id", 1),
+        type="jobs_lib.reexport",
+        group=None,
+        attempt=1,
+        crashes=0,
+        priority=0,
+        payload="{}",
+        run_at=None,
+        enqueued_at=datetime.now(UTC),
+        headers=None,
+        lend=lend,
     )
-    job.open_transaction = transaction
-    return job

@@ -63,9 +63,7 @@ def executing(
         app.jobs,
         process.id,
         UUID(int=1),
-        workers=workers,
-        batch=batch,
-        poll_interval=settings.poll_interval,
+        settings.model_copy(update={"workers": workers, "batch": batch}),
     )
     ownership = Ownership(
         database,

@@ -1,0 +1,71 @@
+"""Send statements in batches: one round trip, a transaction for each batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jobs_lib.db import Queries
+
+Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
+"""The name of a query, and its parameters."""
+Answer: TypeAlias = "list[list[tuple[Any, ...]]]"
+"""Rows of each statement of a batch."""
+
+
+class Courier:
+    """Carries batches to the server and answers back."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], queries: Queries, *, prepare: bool
+    ) -> None:
+        self._connection = connection
+        self._queries = queries
+        self._prepare = prepare
+
+    def exchange(
+        self, *batches: Sequence[Statement]
+    ) -> tuple[list[Answer | None], psycopg.Error | None]:
+        """Send the batches in one round trip, each a transaction of its own.
+
+        Without the border between them a claim that fails would take the completions
+        before it along.
+
+        Returns the answers, None for a batch that is not known to have committed, and
+        the first error.
+        """
+        sent: list[list[psycopg.Cursor[Any]]] = []
+        failure = None
+        try:
+            with self._connection.pipeline() as pipeline:
+                for batch in batches:
+                    cursors: list[psycopg.Cursor[Any]] = []
+                    for name, parameters in batch:
+                        cursor = self._connection.cursor(binary=True)
+                        cursor.execute(
+                            self._queries[name], parameters, prepare=self._prepare
+                        )
+                        cursors.append(cursor)
+                    pipeline.sync()
+                    sent.append(cursors)
+        except psycopg.Error as error:
+            failure = error
+        return [self._read(cursors) for cursors in sent], failure
+
+    def _read(self, cursors: list[psycopg.Cursor[Any]]) -> Answer | None:
+        if self._connection.broken:
+            return None
+        answer = []
+        for cursor in cursors:
+            result = cursor.pgresult
+            if result is None or result.status not in _GOOD:
+                return None
+            answer.append(cursor.fetchall() if cursor.description else [])
+        return answer
+
+
+_GOOD = (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK)

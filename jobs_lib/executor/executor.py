@@ -1,0 +1,266 @@
+"""The executor's dispatcher: one thread that talks to the database.
+
+It settles what has ended and claims more, both in one round trip, while the workers run
+what was claimed before. Between two rounds it sleeps until something ends, until there
+is a hint of new work, or until it is time to look by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.pace import Pace
+from jobs_lib.executor.survey import Survey
+from jobs_lib.executor.wakeup import Wakeup
+from jobs_lib.executor.workers import Workers
+from jobs_lib.jobs.claim import Claimer
+from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.model import Job, Lane, Outcome
+from jobs_lib.jobs.run import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.executor.courier import Answer, Statement
+    from jobs_lib.jobs.complete import Settlement
+    from jobs_lib.jobs.type import JobType
+    from jobs_lib.settings import Settings
+
+_SETTLE_WITHIN = 0.005
+_HOARDED = 1.0
+"""Seconds that a claimed job may wait for a worker before it is given back."""
+
+
+class Executor:
+    """Runs the jobs of the origins it is given; a Holder of the role ``execute``."""
+
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, JobType[Any]],
+        owner: UUID,
+        installation: UUID,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._owner = owner
+        # One connection more than workers, so that handlers cannot starve each other.
+        self._pool = database.pool("handlers", settings.workers + 1)
+        self._claimer = Claimer(owner, installation, types)
+        self._completer = Completer(owner, types)
+        runner = Runner(types, database.queries, owner, self._pool.connection)
+        self._wakeup = Wakeup(database, listens=database.listens)
+        self._workers = Workers(settings.workers, runner.run, self._wakeup.set)
+        self._pace = Pace(settings.workers, settings.batch)
+        self._survey = Survey(self._claimer, owner, settings.poll_interval)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._completed: list[Job] = []
+        self._outcomes: list[Outcome] = []
+        self._early: list[Outcome] = []
+        """What a claim settled without a run; for the next round."""
+        self._ended_lanes: list[Lane] = []
+        self._doubtful = False
+        """Whether what is to be settled may have been written already."""
+        self._leaving: list[threading.Event] = []
+        """Told as soon as what was given back is written."""
+        self._put_at = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._dispatch, name="jobs_lib dispatcher", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the threads; nothing runs until origins are acquired."""
+        self._thread.start()
+        self._workers.start()
+
+    def stop(self) -> None:
+        """Stop the threads. Call after the origins have been released."""
+        self._stopping.set()
+        self._wakeup.set()
+        self._thread.join()
+        self._workers.stop()
+        self._pool.close(timeout=1)
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """Start to claim from origins at these epochs."""
+        self._do(lambda: self._claimer.add(origins))
+
+    def release(self, origins: frozenset[str], timeout: float) -> None:
+        """Stop claiming from origins; wait for their running jobs, and settle them."""
+        quiet = threading.Event()
+        deadline = time.monotonic() + timeout
+
+        def leave() -> None:
+            jobs = self._claimer.retire(origins)
+            running = any(job.started for job in jobs)
+            if running and time.monotonic() < deadline and not self._stopping.is_set():
+                # Again after the next outcome: settled under the epoch we still have.
+                self._commands.append(leave)
+            else:
+                self._claimer.given_back += self._claimer.drop(origins)
+                self._leaving.append(quiet)
+
+        self._do(leave)
+        # A dispatcher that cannot reach the database must not hold up the hand-over.
+        quiet.wait(timeout + 1.0)
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wakeup.set()
+
+    # The dispatcher's thread
+
+    def _dispatch(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("executor") as connection:
+                    courier = Courier(
+                        connection,
+                        self._database.queries,
+                        prepare=self._database.prepares,
+                    )
+                    self._recover(courier)
+                    while not self._stopping.is_set():
+                        self._round(courier)
+                        failures = 0
+                    self._round(courier)
+            except Exception as error:
+                failures += 1
+                self._doubtful = True
+                telemetry.emit("loop.failed", loop="executor", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+        self._wakeup.close()
+
+    def _recover(self, courier: Courier) -> None:
+        """A claim whose answer was lost took nothing; its row must not say else."""
+        seqs = self._claimer.flight.claims
+        statement = ("forget_claims", {"owner": self._owner, "seqs": seqs})
+        _, failure = courier.exchange([statement])
+        if failure:
+            raise failure
+
+    def _round(self, courier: Courier) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()()
+        self._collect()
+        settlements = self._completer.prepare(
+            self._completed, self._outcomes, self._claimer.epochs
+        )
+        settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
+        settle += self._tidy()
+        survey = self._survey.prepare(
+            busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
+        )
+        claim = self._prepare_claim()
+        batches = [b for b in (settle, *survey, claim) if b]
+        if not settle:
+            # Committed in a job's own transaction, or dropped: nothing to write.
+            self._settled([], [])
+        if not batches:
+            self._sleep()
+            return
+        answers, failure = courier.exchange(*batches)
+        answers += [None] * (len(batches) - len(answers))
+        found = dict(zip(map(id, batches), answers, strict=True))
+        # The claim first: what it passed over belongs to lanes that may have ended.
+        if claim and (answer := found[id(claim)]) is not None:
+            self._claimed(answer)
+        if settle and (answer := found[id(settle)]) is not None:
+            self._settled(settlements, answer)
+        for batch in survey:
+            if (answer := found[id(batch)]) is not None:
+                self._survey.read(batch, answer)
+        if failure:
+            raise failure
+
+    def _collect(self) -> None:
+        workers = self._workers
+        # The lanes first: what a lane has ended is there when the lane's end is.
+        lanes = workers.ended_lanes
+        self._ended_lanes += [lanes.popleft() for _ in range(len(lanes))]
+        completed, outcomes = workers.completed, workers.outcomes
+        ended = len(completed) + len(outcomes)
+        self._completed += [completed.popleft() for _ in range(len(completed))]
+        self._outcomes += [outcomes.popleft() for _ in range(len(outcomes))]
+        self._outcomes += self._early
+        self._early = []
+        self._pace.note(ended)
+        workers.wake_at = max(1, self._pace.limit // 8)
+
+    def _tidy(self) -> list[Statement]:
+        """What the rows of the claims should say by now."""
+        claimer, statements = self._claimer, []
+        if claimer.given_back:
+            seqs = sorted({job.lane.seq for job in claimer.given_back})
+            ids = [job.id for job in claimer.given_back]
+            parameters = {"owner": self._owner, "seqs": seqs, "ids": ids}
+            statements.append(("trim_claims", parameters))
+        if seqs := claimer.flight.ended_claims():
+            parameters = {"owner": self._owner, "seqs": seqs}
+            statements.append(("end_claims", parameters))
+        return statements
+
+    def _prepare_claim(self) -> list[Statement]:
+        limit = self._pace.limit
+        room = limit - len(self._claimer.flight)
+        # Few and large claims: a trickle of small ones costs a round trip each.
+        if room <= 0 or (room < limit // 2 and not self._workers.is_starving):
+            return []
+        parameters = self._claimer.prepare(room)
+        return [("claim", parameters)] if parameters else []
+
+    def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
+        for settlement, rows in zip(settlements, answer, strict=False):
+            self._completer.read(settlement, rows, again=self._doubtful)
+        flight = self._claimer.flight
+        for job in self._completed:
+            flight.land(job)
+        freed: list[Lane] = []
+        for outcome in self._outcomes:
+            flight.land(outcome.job)
+            if outcome.frees is not None:
+                freed.append(outcome.frees)
+        for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
+            flight.end_lane(lane)
+        self._completed, self._outcomes, self._ended_lanes = [], [], []
+        self._doubtful = False
+        self._claimer.given_back.clear()
+        if startable := [lane for lane in freed if lane.jobs]:
+            self._put(startable)
+        for event in self._leaving:
+            event.set()
+        self._leaving.clear()
+
+    def _claimed(self, answer: Answer) -> None:
+        items, outcomes = self._claimer.read(answer[0])
+        self._early += outcomes
+        if items:
+            self._survey.stir()
+            self._put(items)
+
+    def _put(self, items: list[Job | Lane]) -> None:
+        self._put_at = time.monotonic()
+        self._workers.put(items)
+
+    def _sleep(self) -> None:
+        workers = self._workers
+        if not workers.is_starving and time.monotonic() - self._put_at > _HOARDED:
+            for item in workers.take_back():
+                self._claimer.take_back(item)
+        seconds = self._survey.seconds_left()
+        if workers.completed or workers.outcomes or workers.ended_lanes:
+            seconds = min(seconds, _SETTLE_WITHIN)
+        for origin in self._wakeup.wait(seconds):
+            self._claimer.hint(origin)

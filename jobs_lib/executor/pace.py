@@ -1,0 +1,38 @@
+"""How many jobs an executor may have in flight."""
+
+from __future__ import annotations
+
+import time
+
+_HORIZON = 0.1
+_SHORTEST = 0.005
+
+
+class Pace:
+    """Claim what the workers finish in a tenth of a second, and not much more.
+
+    Quick jobs come in large batches, which is fast. Of slow ones hardly more are claimed
+    than run: a crash then is none of their neighbours' business, a hand-over waits for
+    few, and what another process could run is not hoarded here.
+    """
+
+    def __init__(self, workers: int, batch: int) -> None:
+        self._least = min(batch, 2 * workers)
+        self._most = batch
+        self._ended = 0
+        self._since = time.monotonic()
+        self.limit = self._least
+        """Jobs that may be in flight."""
+
+    def note(self, ended: int) -> None:
+        """So many jobs have ended since the last call."""
+        self._ended += ended
+        now = time.monotonic()
+        took = now - self._since
+        if took < _SHORTEST:
+            return
+        target = int(self._ended / took * _HORIZON)
+        # It falls by halves: one pause of the machine is not the pace of the jobs.
+        target = max(target, self.limit // 2)
+        self.limit = max(self._least, min(self._most, target))
+        self._ended, self._since = 0, now

@@ -1,0 +1,134 @@
+"""Look by itself: what is new, what is due, what was committed late, what is paused."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.db import int_array, text_array
+from jobs_lib.jobs.sweep import Sweeper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from jobs_lib.executor.courier import Answer, Statement
+    from jobs_lib.jobs.claim import Claimer
+
+_BUSY_PAUSE = 0.05
+_SHORTEST_PAUSE = 0.005
+_HINTED = 10
+"""With hints coming, so many times fewer looks will do."""
+_PROMOTE_LIMIT = 1_000
+
+
+class Survey:
+    """When to look, and what follows from it; used by the dispatcher's thread.
+
+    After something has happened the pauses are short, and double up to the longest: who
+    enqueues sends no more than one hint in a few milliseconds.
+    """
+
+    def __init__(self, claimer: Claimer, owner: UUID, poll_interval: float) -> None:
+        self.cancelled: frozenset[int] = frozenset()
+        """Jobs that were asked to stop."""
+        self._claimer = claimer
+        self._owner = owner
+        self._longest = poll_interval
+        self._pause = _SHORTEST_PAUSE
+        self._next_at = 0.0
+        self._due_at = math.inf
+        self._sweeper = Sweeper()
+
+    def stir(self) -> None:
+        """Something has happened: look again soon."""
+        self._pause = _SHORTEST_PAUSE
+        self._next_at = min(self._next_at, time.monotonic() + self._pause)
+
+    def seconds_left(self) -> float:
+        """Until the next look."""
+        return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
+
+    def prepare(self, *, busy: bool, hinted: bool) -> list[list[Statement]]:
+        """The statements that are due now, in batches; none if it is not time yet."""
+        active = self._claimer.active()
+        now = time.monotonic()
+        batches: list[list[Statement]] = []
+        if not active:
+            self._next_at = now + self._longest
+            return batches
+        if now >= self._due_at:
+            self._due_at = math.inf
+            batches.append([("promote", self._prepare_promote())])
+        if now >= self._next_at:
+            longest = self._longest * (_HINTED if hinted else 1)
+            self._pause = min(self._pause * 2, longest)
+            self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
+            parameters = {
+                "origins": text_array(list(active)),
+                "cursors": int_array(p.cursor for p in active.values()),
+            }
+            batches.append([("look", parameters)])
+            if self._sweeper.is_due():
+                batches[-1] += self._prepare_sweep()
+        return batches
+
+    def read(self, batch: Sequence[Statement], answer: Answer) -> None:
+        """Take note of the answers to a batch."""
+        for (name, _), rows in zip(batch, answer, strict=True):
+            if name == "look":
+                self._read_look(rows)
+            elif name == "promote":
+                self._read_promoted(rows)
+            elif name == "horizon":
+                oldest, following = rows[0]
+                self._sweeper.raise_lows(oldest, following, self._claimer.positions)
+            else:
+                late = self._sweeper.read(
+                    rows, self._claimer.active(), self._claimer.flight
+                )
+                self._claimer.extra.update(late)
+
+    def _prepare_promote(self) -> dict[str, Any]:
+        active = self._claimer.active()
+        return {
+            "origins": text_array(list(active)),
+            "epochs": int_array(p.epoch for p in active.values()),
+            "owner": self._owner,
+            "limit": _PROMOTE_LIMIT,
+        }
+
+    def _prepare_sweep(self) -> list[Statement]:
+        claimer = self._claimer
+        parameters = self._sweeper.prepare(
+            claimer.active(), claimer.types, claimer.flight
+        )
+        if parameters is None:
+            return []
+        return [("horizon", {}), ("sweep", parameters)]
+
+    def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
+        paused: dict[str, set[str]] = {}
+        cancelled = set()
+        self._claimer.prioritized = False
+        due = math.inf
+        for kind, name, delay in rows:
+            if kind == "fresh":
+                self._claimer.hint(name)
+            elif kind == "due":
+                due = min(due, delay)
+            elif kind == "priority":
+                self._claimer.prioritized = True
+            elif kind == "cancel":
+                cancelled.add(int(name))
+            else:
+                paused.setdefault(kind.removeprefix("pause:"), set()).add(name)
+        self._due_at = time.monotonic() + due
+        self.cancelled = frozenset(cancelled)
+        self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})
+
+    def _read_promoted(self, rows: list[tuple[str, int]]) -> None:
+        self._claimer.extra.update({job_id: origin for origin, job_id in rows})
+        self.stir()
+        self._next_at = 0.0

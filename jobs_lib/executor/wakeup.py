@@ -1,0 +1,101 @@
+"""What ends an executor's sleep: an end of a job, a command, or a hint of new work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+
+if TYPE_CHECKING:
+    from jobs_lib.db import Database
+
+
+class Wakeup:
+    """A sleep that other threads and the database can end.
+
+    A NOTIFY is only a hint: it may be late or lost, and the executor looks by itself
+    now and then. Without a connection to listen on there are simply no hints.
+    """
+
+    def __init__(self, database: Database, *, listens: bool) -> None:
+        self._database = database
+        self._listens = listens
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._set = False
+        self._connection: psycopg.Connection[Any] | None = None
+        self._failures = 0
+        self._next_try = 0.0
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether hints can come."""
+        return self._connection is not None
+
+    def set(self) -> None:
+        """End the sleep, from any thread."""
+        if not self._set:
+            self._set = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writer, b"x")
+
+    def wait(self, seconds: float) -> list[str]:
+        """Sleep until something happens; returns the hints, an origin each."""
+        self._listen()
+        waited: list[Any] = [self._reader]
+        if self._connection is not None:
+            waited.append(self._connection.fileno())
+        ready, _, _ = select.select(waited, [], [], max(0.0, seconds))
+        # Cleared before the caller looks: what is set from here on ends the next sleep.
+        self._set = False
+        if self._reader in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._reader, 4096)
+        return self._take_hints() if len(ready) > (self._reader in ready) else []
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> None:
+        if self._connection is not None or not self._listens:
+            return
+        if time.monotonic() < self._next_try:
+            return
+        try:
+            connection = self._database.connect("hints", direct=True)
+            connection.execute(
+                sql.SQL("listen {}").format(sql.Identifier(self._database.channel))
+            )
+            self._connection, self._failures = connection, 0
+        except Exception as error:
+            self._fail(error)
+
+    def _take_hints(self) -> list[str]:
+        assert self._connection is not None
+        hints = []
+        try:
+            pgconn = self._connection.pgconn
+            pgconn.consume_input()
+            while notification := pgconn.notifies():
+                hints.append(notification.extra.decode())
+        except psycopg.Error as error:
+            self.close()
+            self._fail(error)
+        return hints
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        telemetry.emit("loop.failed", loop="hints", error=error)
+        self._next_try = time.monotonic() + RECONNECT.delay(self._failures)

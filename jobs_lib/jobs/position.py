@@ -1,0 +1,35 @@
+"""How far each owned origin has been looked at, and how wide to look next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+WIDEST = 4_096
+"""Rows that one look at an origin may read."""
+
+
+@dataclass(slots=True)
+class Position:
+    """How far one origin has been looked at."""
+
+    epoch: int
+    cursor: int = 0
+    """The highest id that was looked at, of the jobs of normal priority."""
+    levels: dict[int, int] = field(default_factory=lambda: {1: 0, -1: 0})
+    """The same for the other priorities."""
+    low: int = 0
+    """Below it no row can still appear: every transaction that could add one ended."""
+    swept: int = 0
+    """How far the sweep has come, where it takes several slices."""
+    deep: bool = True
+    """Whether there may be more behind the cursor."""
+    growth: int = 1
+    """How much wider the next window is, since the last ones held nothing to run."""
+    leaving: bool = False
+    """Whether it is being given back: nothing more is claimed."""
+
+    def rewind(self) -> None:
+        """Start again: what was passed over may run now."""
+        self.cursor = self.low = self.swept = 0
+        self.levels = {1: 0, -1: 0}
+        self.deep, self.growth = True, 1
