@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from jobs_lib.backoff import Retry
 from jobs_lib.consuming.declared import Declared, read_model_applier
@@ -19,15 +19,16 @@ from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
 from jobs_lib.settings import Settings, default_settings, require_database_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jobs_lib.consuming.declared import RecordHandler
     from jobs_lib.db import Queries
-    from jobs_lib.jobs.model import Job
-    from jobs_lib.jobs.type import GroupOf
+    from jobs_lib.jobs.run import Around
+    from jobs_lib.jobs.type import GroupOf, Handler, Rule
 
 P = ParamSpec("P")
 F = TypeVar("F")
+A = TypeVar("A", bound="Around")
 
 
 class App:
@@ -50,6 +51,7 @@ class App:
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
+        self.around: list[Around] = []
         self._settings = settings
         self._enqueuer = Enqueuer(self._queries)
 
@@ -78,10 +80,12 @@ class App:
         group: GroupOf = None,
         retry: Retry | None = None,
         history: bool | timedelta = True,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+        time_limit: float | None = None,
         last_only: bool = False,
         debounce: float = 0.0,
         max_wait: float | None = None,
-    ) -> Callable[[Callable[Concatenate[Job, P], None]], JobType[P]]:
+    ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a function as the handler of a job type.
 
         The function's first parameter is the :class:`Job`; the others, all annotated,
@@ -93,6 +97,10 @@ class App:
                 name of a parameter, or a function of all of them that returns a string.
                 Defaults to none: every job is independent.
             retry: when a failed job runs again. Defaults to ``exponential()``.
+            rules: what certain exceptions mean: a policy of their own, or ``Discard``
+                or ``Cancel``. The class closest to the exception's counts.
+            time_limit: seconds that an attempt may take. An async handler is cancelled
+                then; a plain one goes on, but can commit nothing any more.
             last_only: of the jobs of a group that wait, only the newest runs.
             debounce: seconds of quiet in its group before the newest one runs.
             max_wait: seconds after which one runs even without such a quiet.
@@ -105,7 +113,7 @@ class App:
         frame = sys._getframe(1)
         names = {**frame.f_globals, **frame.f_locals}
 
-        def declare(function: Callable[Concatenate[Job, P], None]) -> JobType[P]:
+        def declare(function: Handler[P]) -> JobType[P]:
             type_name = name or str(getattr(function, "__name__", ""))
             if type_name in self.jobs:
                 raise ConfigurationError(
@@ -120,6 +128,8 @@ class App:
                 last_only=last_only,
                 debounce=debounce,
                 max_wait=max_wait,
+                time_limit=time_limit,
+                rules=rules or {},
                 enqueuer=self._enqueuer,
                 payload_limit=lambda: self.settings.payload_limit,
                 names=names,
@@ -128,6 +138,16 @@ class App:
             return job_type
 
         return declare
+
+    def around_run(self, function: A) -> A:
+        """Declare a function that is called around each run of a handler.
+
+        It is called with the :class:`Job` and a function that goes on; the first
+        declared is the outermost. An async function is called around async handlers, a
+        plain one around plain handlers.
+        """
+        self.around.append(function)
+        return function
 
     def topic(
         self,

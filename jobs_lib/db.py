@@ -14,7 +14,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types.numeric import Int8Dumper
-from psycopg_pool import ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from jobs_lib.errors import (
     FencedError,
@@ -134,7 +134,7 @@ class Database:
         prepare_connection(connection)
         if self.prepares:
             # Our statements are made to have one good plan; making it anew each time
-            # would cost more than many of them. Through PgBouncer no setting would stay.
+            # would cost more than many of them. Behind PgBouncer no setting stays.
             connection.execute("set plan_cache_mode = force_generic_plan")
         return connection
 
@@ -153,6 +153,25 @@ class Database:
                 "keepalives_idle": 30,
             },
             configure=prepare_connection,
+        )
+
+    def async_pool(
+        self, name: str, size: int
+    ) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
+        """The same for an event loop; opened there, at its first use."""
+        return AsyncConnectionPool(
+            self.url,
+            min_size=0,
+            max_size=size,
+            open=False,
+            timeout=30,
+            kwargs={
+                "autocommit": True,
+                "connect_timeout": 10,
+                "application_name": f"jobs_lib {name}",
+                "keepalives_idle": 30,
+            },
+            configure=_prepare_async_connection,
         )
 
     def unavailable(self, error: psycopg.Error) -> NoReturn:
@@ -204,6 +223,10 @@ def prepare_connection(connection: psycopg.Connection[Any]) -> None:
     psycopg sends small integers as smallint and larger ones as int, each combination a
     prepared statement of its own: ours are all bigint.
     """
+    connection.adapters.register_dumper(int, Int8Dumper)
+
+
+async def _prepare_async_connection(connection: psycopg.AsyncConnection[Any]) -> None:
     connection.adapters.register_dumper(int, Int8Dumper)
 
 

@@ -179,6 +179,7 @@ class Service:
             self.process.id,
             installation,
             self.settings,
+            self.app.around,
         )
         handled = [d for d in self.app.consumers if not d.is_read_model]
         if not handled:

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     direct_url: str = Field(
         "",
         repr=False,
-        description="PostgreSQL past PgBouncer, for LISTEN; without it jobs are polled.",
+        description="PostgreSQL past PgBouncer, to listen for hints of new jobs.",
     )
     pgbouncer: bool = Field(
         False,
@@ -89,6 +89,9 @@ class Settings(BaseSettings):
     workers: int = Field(
         8, ge=1, le=1_000, description="Threads that run job handlers."
     )
+    async_workers: int = Field(
+        100, ge=1, le=10_000, description="Async job handlers that run at once."
+    )
     batch: int = Field(
         1_000,
         ge=1,
@@ -97,8 +100,8 @@ class Settings(BaseSettings):
     )
     poll_interval: Seconds = Field(
         0.05,
-        description="Seconds between two looks for new jobs when idle; ten times as many "
-        "while hints of new jobs come.",
+        description="Seconds between two looks for new jobs when idle, times ten while "
+        "hints come.",
     )
     relay_poll_interval: Seconds = Field(
         0.05, description="Seconds between two looks for outbox rows when idle."

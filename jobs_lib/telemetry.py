@@ -9,9 +9,11 @@
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error           after the handler
+    job.stuck          job, stack                    its time is over, not its thread
     jobs.completed     ids                           a completion is committed
     jobs.retried       ids                           a retry is committed
     jobs.discarded     ids                           a discard is committed
+    jobs.removed       ids                           superseded or cancelled
     jobs.fenced        ids                           refused, or no longer there
     jobs.unknown       type, origin, count           no handler has this type
     block.read         shard, rows                   the relay has read rows
@@ -44,6 +46,7 @@ _LOGGED = {
     "origins.released": logging.INFO,
     "origins.lost": logging.WARNING,
     "jobs.discarded": logging.WARNING,
+    "job.stuck": logging.ERROR,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
     "record.failed": logging.ERROR,

@@ -15,24 +15,28 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.ended import Ended
+from jobs_lib.executor.loop import Loop
 from jobs_lib.executor.pace import Pace
 from jobs_lib.executor.survey import Survey
 from jobs_lib.executor.wakeup import Wakeup
 from jobs_lib.executor.workers import Workers
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.model import Job, Lane, Outcome
+from jobs_lib.jobs.model import Lane
 from jobs_lib.jobs.run import Runner
+from jobs_lib.jobs.transaction import Lender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
-
-    import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.executor.courier import Answer, Statement
+    from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.complete import Settlement
+    from jobs_lib.jobs.model import Job, Outcome
+    from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
     from jobs_lib.settings import Settings
 
@@ -51,17 +55,35 @@ class Executor:
         owner: UUID,
         installation: UUID,
         settings: Settings,
+        around: Sequence[Around] = (),
     ) -> None:
         self._database = database
         self._owner = owner
         # One connection more than workers, so that handlers cannot starve each other.
         self._pool = database.pool("handlers", settings.workers + 1)
+        self._async_pool = database.async_pool("handlers", settings.async_workers)
         self._claimer = Claimer(owner, installation, types)
         self._completer = Completer(owner, types)
-        runner = Runner(types, database.queries, owner, self._pool.connection)
+        lender = Lender(
+            types,
+            database.queries,
+            owner,
+            self._pool.connection,
+            self._async_pool.connection,
+        )
+        self._runner = Runner(types, lender, around)
         self._wakeup = Wakeup(database, listens=database.listens)
-        self._workers = Workers(settings.workers, runner.run, self._wakeup.set)
-        self._pace = Pace(settings.workers, settings.batch)
+        self._ended = Ended(self._wakeup.set)
+        limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
+        self._workers = Workers(
+            settings.workers, self._runner, self._ended, limits, self._put_lane
+        )
+        self._loop = Loop(
+            settings.async_workers, self._runner, self._ended, limits, self._put_lane
+        )
+        self._has_loop = any(t.is_async for t in types.values())
+        workers = settings.workers + self._has_loop * settings.async_workers
+        self._pace = Pace(workers, settings.batch)
         self._survey = Survey(self._claimer, owner, settings.poll_interval)
         self._commands: deque[Callable[[], None]] = deque()
         self._completed: list[Job] = []
@@ -81,8 +103,10 @@ class Executor:
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
-        self._thread.start()
         self._workers.start()
+        if self._has_loop:
+            self._loop.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the threads. Call after the origins have been released."""
@@ -90,6 +114,8 @@ class Executor:
         self._wakeup.set()
         self._thread.join()
         self._workers.stop()
+        if self._has_loop:
+            self._loop.stop()
         self._pool.close(timeout=1)
 
     def acquire(self, origins: Mapping[str, int]) -> None:
@@ -182,26 +208,24 @@ class Executor:
         for batch in survey:
             if (answer := found[id(batch)]) is not None:
                 self._survey.read(batch, answer)
+        if self._survey.cancelled:
+            self._cancel()
         if failure:
             raise failure
 
     def _collect(self) -> None:
-        workers = self._workers
-        # The lanes first: what a lane has ended is there when the lane's end is.
-        lanes = workers.ended_lanes
-        self._ended_lanes += [lanes.popleft() for _ in range(len(lanes))]
-        completed, outcomes = workers.completed, workers.outcomes
-        ended = len(completed) + len(outcomes)
-        self._completed += [completed.popleft() for _ in range(len(completed))]
-        self._outcomes += [outcomes.popleft() for _ in range(len(outcomes))]
-        self._outcomes += self._early
+        completed, outcomes, lanes = self._ended.take()
+        self._completed += completed
+        self._outcomes += outcomes + self._early
+        self._ended_lanes += lanes
         self._early = []
-        self._pace.note(ended)
-        workers.wake_at = max(1, self._pace.limit // 8)
+        self._pace.note(len(completed) + len(outcomes))
+        self._ended.wake_at = max(1, self._pace.limit // 8)
 
     def _tidy(self) -> list[Statement]:
         """What the rows of the claims should say by now."""
-        claimer, statements = self._claimer, []
+        claimer = self._claimer
+        statements: list[Statement] = []
         if claimer.given_back:
             seqs = sorted({job.lane.seq for job in claimer.given_back})
             ids = [job.id for job in claimer.given_back]
@@ -216,7 +240,8 @@ class Executor:
         limit = self._pace.limit
         room = limit - len(self._claimer.flight)
         # Few and large claims: a trickle of small ones costs a round trip each.
-        if room <= 0 or (room < limit // 2 and not self._workers.is_starving):
+        starving = self._workers.is_starving and self._loop.is_starving
+        if room <= 0 or (room < limit // 2 and not starving):
             return []
         parameters = self._claimer.prepare(room)
         return [("claim", parameters)] if parameters else []
@@ -250,17 +275,47 @@ class Executor:
             self._survey.stir()
             self._put(items)
 
-    def _put(self, items: list[Job | Lane]) -> None:
+    def _put(self, items: Sequence[Item]) -> None:
         self._put_at = time.monotonic()
-        self._workers.put(items)
+        if not self._has_loop:
+            self._workers.put(items)
+            return
+        for_loop = [item for item in items if self._runner.is_async(_head(item))]
+        for_threads = [item for item in items if not self._runner.is_async(_head(item))]
+        if for_loop:
+            self._loop.put(for_loop)
+        if for_threads:
+            self._workers.put(for_threads)
+
+    def _put_lane(self, lane: Lane) -> None:
+        self._put([lane])
 
     def _sleep(self) -> None:
-        workers = self._workers
-        if not workers.is_starving and time.monotonic() - self._put_at > _HOARDED:
-            for item in workers.take_back():
-                self._claimer.take_back(item)
+        if time.monotonic() - self._put_at > _HOARDED:
+            self._take_back()
         seconds = self._survey.seconds_left()
-        if workers.completed or workers.outcomes or workers.ended_lanes:
+        if self._ended:
             seconds = min(seconds, _SETTLE_WITHIN)
         for origin in self._wakeup.wait(seconds):
             self._claimer.hint(origin)
+
+    def _take_back(self) -> None:
+        """What has waited for long may run elsewhere, and is not cut off by a crash."""
+        self._put_at = time.monotonic()
+        for item in [*self._workers.take_back(), *self._loop.take_back()]:
+            self._claimer.take_back(item)
+        for lane in self._claimer.flight.lanes.values():
+            self._claimer.shorten(lane)
+
+    def _cancel(self) -> None:
+        """Tell running jobs that somebody asked them to stop."""
+        for job_id in self._survey.cancelled:
+            job = self._claimer.flight.jobs.get(job_id)
+            if job is not None and not job.cancel_requested:
+                job.cancel_requested = True
+                if self._runner.is_async(job):
+                    self._loop.cancel(job)
+
+
+def _head(item: Item) -> Job:
+    return item.jobs[0] if isinstance(item, Lane) else item

@@ -11,9 +11,9 @@ _SHORTEST = 0.005
 class Pace:
     """Claim what the workers finish in a tenth of a second, and not much more.
 
-    Quick jobs come in large batches, which is fast. Of slow ones hardly more are claimed
-    than run: a crash then is none of their neighbours' business, a hand-over waits for
-    few, and what another process could run is not hoarded here.
+    Quick jobs come in large batches, which is fast. Of slow ones hardly more are
+    claimed than run: a crash then is none of their neighbours' business, a hand-over
+    waits for few, and what another process could run is not hoarded here.
     """
 
     def __init__(self, workers: int, batch: int) -> None:

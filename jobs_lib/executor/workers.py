@@ -1,68 +1,79 @@
-"""Threads that run lanes."""
+"""Threads that run plain handlers."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+from jobs_lib import telemetry
+from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from jobs_lib.executor.ended import Ended
     from jobs_lib.jobs.claim import Item
+    from jobs_lib.jobs.run import Runner
 
 _TICK = 0.002
 _QUICK = 20
 """Jobs that quick handlers end at least in a tick."""
-_STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
+_LIMIT_TICK = 0.02
 
 
 class Workers:
     """Runs jobs on threads: on as many as it takes.
 
-    While jobs are quick one thread runs them all: Python runs one thread at a time, and
-    every switch costs more than a quick job. A watcher wakes all threads as soon as jobs
-    wait while the running ones do not end, which is what a job does that waits for
+    While jobs are quick one thread runs them all: Python runs one thread at a time,
+    and every switch costs more than a quick job. A watcher wakes all threads as soon as
+    jobs wait while the running ones do not end, which is what a job does that waits for
     somebody else.
     """
 
     def __init__(
         self,
         count: int,
-        run: Callable[[Job], Outcome | None],
-        wake: Callable[[], None],
+        runner: Runner,
+        ended: Ended,
+        limits: Mapping[str, float],
+        pass_on: Callable[[Lane], None],
     ) -> None:
-        self.completed: deque[Job] = deque()
-        """Jobs that ran to their end, to be settled."""
-        self.outcomes: deque[Outcome] = deque()
-        """What became of the others."""
-        self.ended_lanes: deque[Lane] = deque()
-        self.wake_at = 1
-        """So many completed jobs are worth a round trip."""
-        self._run = run
-        self._wake = wake
-        self._ready: deque[Job | Lane] = deque()
+        """Make the threads.
+
+        Args:
+            count: threads.
+            runner: runs one job.
+            ended: takes what has ended.
+            limits: of the types that have a time limit, in seconds.
+            pass_on: takes a lane whose next job is not for these threads.
+        """
+        self._runner = runner
+        self._ended = ended
+        self._limits = limits
+        self._pass_on = pass_on
+        self._ready: deque[Item] = deque()
         self._condition = threading.Condition()
         self._idle = 0
         self._ran = 0
+        self._timed: dict[int, Job] = {}
+        """Running jobs with a time limit, by the thread that runs them."""
         self._watching = threading.Event()
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._work, name=f"jobs_lib worker {n}", daemon=True
-            )
-            for n in range(count)
-        ]
-        self._threads.append(
-            threading.Thread(target=self._watch, name="jobs_lib watcher", daemon=True)
+        self._count = count
+        self._names = iter(range(1_000_000))
+        self._watcher = threading.Thread(
+            target=self._watch, name="jobs_lib watcher", daemon=True
         )
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+        for _ in range(self._count):
+            self._add_thread()
+        self._watcher.start()
 
     def stop(self) -> None:
         """Start nothing more; what runs is left alone."""
@@ -77,29 +88,33 @@ class Workers:
         """Whether nothing waits to be run."""
         return not self._ready
 
-    def put(self, items: Iterable[Job | Lane]) -> None:
+    def put(self, items: Iterable[Item]) -> None:
         """Run these, in this order."""
         self._ready.extend(items)
         with self._condition:
-            if self._idle == len(self._threads) - 1:
+            if self._idle == self._count:
                 self._condition.notify(1)
         self._watching.set()
 
-    def take_back(self) -> list[Job | Lane]:
-        """What no thread has begun, the last first."""
-        taken: list[Job | Lane] = []
+    def take_back(self) -> list[Item]:
+        """What no thread has begun."""
+        taken: list[Item] = []
         while True:
             try:
                 taken.append(self._ready.pop())
             except IndexError:
                 return taken
 
+    def _add_thread(self) -> None:
+        name = f"jobs_lib worker {next(self._names)}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def _work(self) -> None:
         while not self._stopping.is_set():
             try:
                 item = self._ready.popleft()
             except IndexError:
-                self._wake()
+                self._ended.wake()
                 with self._condition:
                     self._idle += 1
                     self._condition.wait_for(
@@ -107,49 +122,84 @@ class Workers:
                     )
                     self._idle -= 1
                 continue
-            if type(item) is Job:
-                self._run_job(item)
-            else:
-                self._run_lane(item)
+            going = self._run if isinstance(item, Job) else self._run_lane
+            if going(item) is None:  # type: ignore[arg-type]
+                return  # another thread has taken this one's place
 
-    def _run_job(self, job: Job) -> Outcome | None:
+    def _run(self, job: Job) -> bool | None:
+        """Run a job; returns whether its group may go on, None if its time was over."""
         job.started = True
         self._ran += 1
         if job.lane.dropped:
-            return None
-        outcome = self._run(job)
-        if outcome is None:
-            self.completed.append(job)
-            if len(self.completed) >= self.wake_at:
-                self._wake()
-        else:
-            self.outcomes.append(outcome)
-            self._wake()
-        return outcome
+            return False
+        if job.cancel_requested:
+            return self._ended.add(job, self._runner.cancelled(job))
+        limit = self._limits.get(job.type) if self._limits else None
+        if limit is None:
+            return self._ended.add(job, self._runner.run(job))
+        thread = threading.get_ident()
+        job.deadline = time.monotonic() + limit
+        self._timed[thread] = job
+        self._watching.set()
+        outcome = self._runner.run(job)
+        if self._timed.pop(thread, None) is None:
+            return None  # the watcher has ended it, and whatever it did is refused
+        return self._ended.add(job, outcome)
 
-    def _run_lane(self, lane: Lane) -> None:
+    def _run_lane(self, lane: Lane) -> bool | None:
         jobs = lane.jobs
         while not lane.dropped and not self._stopping.is_set():
             try:
                 job = jobs.popleft()
             except IndexError:
                 break
-            outcome = self._run_job(job)
-            # What is behind a job that waits for another attempt waits with it.
-            if outcome is not None and outcome.result in _STOPS_LANE:
+            if self._runner.is_async(job):
+                jobs.appendleft(job)
+                self._pass_on(lane)
+                return True
+            going = self._run(job)
+            if going is None:
+                return None
+            if not going:
                 lane.failed = True
                 break
-        self.ended_lanes.append(lane)
+        self._ended.add_lane(lane)
         if lane.failed or not self._ready:
-            self._wake()
+            self._ended.wake()
+        return True
+
+    # The watcher's thread
 
     def _watch(self) -> None:
         while not self._stopping.is_set():
             self._watching.wait()
             self._watching.clear()
-            while self._ready and not self._stopping.is_set():
+            while (self._ready or self._timed) and not self._stopping.is_set():
                 ran = self._ran
-                self._stopping.wait(_TICK)
+                self._stopping.wait(_TICK if self._ready else _LIMIT_TICK)
                 if self._ready and self._idle and self._ran - ran < _QUICK:
                     with self._condition:
                         self._condition.notify_all()
+                if self._timed:
+                    self._watch_limits()
+
+    def _watch_limits(self) -> None:
+        now = time.monotonic()
+        for thread, job in list(self._timed.items()):
+            if now < job.deadline or self._timed.pop(thread, None) is None:
+                continue
+            # Nobody can stop a thread. What it still does cannot commit, since the
+            # attempt is over in the database, and another thread takes its place.
+            frame = sys._current_frames().get(thread)
+            telemetry.emit(
+                "job.stuck",
+                job=job,
+                stack="".join(traceback.format_stack(frame)) if frame else "",
+            )
+            job.timed_out = True
+            self._ended.add(job, self._runner.time_out(job))
+            if job.group is not None:
+                job.lane.failed = True
+                self._ended.add_lane(job.lane)
+                self._ended.wake()
+            self._add_thread()

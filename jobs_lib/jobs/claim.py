@@ -315,8 +315,11 @@ class Claimer:
         outcomes = [
             o for lane in lanes.values() for o in self._settle_early(lane, ages)
         ]
-        for job in [j for j in jobs if j.crashes >= _CRASHES and j.group is None]:
-            outcomes.append(explain_crashes(job, self._types[job.type].retry))
+        outcomes += [
+            explain_crashes(job, self._types[job.type].retry)
+            for job in jobs
+            if job.crashes >= _CRASHES and job.group is None
+        ]
         if outcomes:
             held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
             items = [item for item in items if id(item) not in held]
@@ -400,6 +403,16 @@ class Claimer:
         item.more = False
         self.flight.end_lane(item)
 
+    def shorten(self, lane: Lane) -> None:
+        """Give back what waits behind a lane's running job."""
+        while True:
+            try:
+                job = lane.jobs.pop()
+            except IndexError:
+                return
+            lane.more, lane.last = True, job.id - 1
+            self.give_back(job)
+
     def _report_unknown(self, type_: str, origin: str, count: int) -> None:
         if (type_, origin) not in self._unknown:
             telemetry.emit("jobs.unknown", type=type_, origin=origin, count=count)
@@ -408,7 +421,7 @@ class Claimer:
     # Past a busy group
 
     def prepare_jump(self) -> dict[str, Any] | None:
-        """The parameters of the query ``jump``, for an origin that is stuck in a group."""
+        """The parameters of the query ``jump``, where an origin is stuck in a group."""
         for origin, position in self.active().items():
             if position.growth >= WIDEST:
                 groups = [g for o, g in self.flight.lanes if o == origin]

@@ -58,8 +58,8 @@ class Completer:
     ) -> list[Settlement]:
         """The statements, one for each kind of outcome.
 
-        Safe to send again after a lost connection: what was written already is not found
-        again. Outcomes of origins that are no longer owned change nothing.
+        Safe to send again after a lost connection: what was written already is not
+        found again. Outcomes of origins that are no longer owned change nothing.
         """
         settlements = []
         left = [job for job in completed if not job.completed]

@@ -1,4 +1,4 @@
-"""What an executor has in flight: jobs, the lanes they run in, the claims they are of."""
+"""What an executor has in flight: jobs, their lanes, and the claims they are of."""
 
 from __future__ import annotations
 

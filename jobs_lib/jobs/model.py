@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
 from jobs_lib.errors import JobsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from datetime import datetime
 
-    import psycopg
+    from jobs_lib.jobs.transaction import Transaction
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +72,12 @@ class Job:
     carried: bool = False
     """Set when a later job of its lane completes it, too, in a transaction of its own:
     whoever comes second finds nothing left, and that is well."""
-    lend: Callable[[Job], AbstractContextManager[psycopg.Connection[Any]]] | None = (
-        field(default=None, repr=False)
-    )
+    cancel_requested: bool = False
+    """Set when somebody asked to cancel it: a long handler looks, and raises Cancel."""
+    timed_out: bool = False
+    """Set when its time limit is over: whatever the handler still does is refused."""
+    deadline: float = math.inf
+    lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
 
     @property
     def origin(self) -> str:
@@ -91,8 +94,10 @@ class Job:
         """The same for every attempt of this job, different for any other job."""
         return str(uuid5(self.installation, str(self.id)))
 
-    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+    def transaction(self) -> Transaction:
         """The job's own transaction: what is written in it commits with the job.
+
+        For ``with`` in a plain handler, for ``async with`` in an async one.
 
         Leaving the block without an error completes the job and commits, both in one
         round trip and only if this process still owns the job's origin: the effect is
@@ -149,6 +154,20 @@ class Snooze(JobsError):
             raise ValueError(f"snooze for 0 seconds to one year, not {seconds}")
         super().__init__(reason or f"snoozed for {seconds:g} s")
         self.seconds = seconds
+
+
+class RetryAfter(JobsError):
+    """Raise in a handler that failed, to choose the time of the next attempt."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        if not 0 <= seconds <= 366 * 86_400:
+            raise ValueError(f"retry after 0 seconds to one year, not {seconds}")
+        super().__init__(reason or f"to be retried after {seconds:g} s")
+        self.seconds = seconds
+
+
+class Cancel(JobsError):
+    """Raise in a handler to end the job: it is neither completed nor kept."""
 
 
 class Discard(JobsError):

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import psycopg
-from psycopg import pq
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import Queries, fenced
-from jobs_lib.errors import FencedError, JobsError, UnavailableError
+from jobs_lib.errors import FencedError, UnavailableError
 from jobs_lib.jobs.context import handled
-from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
+from jobs_lib.jobs.model import (
+    Cancel,
+    Discard,
+    Job,
+    Outcome,
+    Result,
+    RetryAfter,
+    Snooze,
+)
 
 if TYPE_CHECKING:
-    from uuid import UUID
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from jobs_lib.jobs.transaction import Lender
     from jobs_lib.jobs.type import JobType
 
-Borrow = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
-"""Lends a connection in autocommit mode."""
+    Around = Callable[[Job, Callable[[], Any]], Any]
+
 _ERROR_LIMIT = 2_000
 
 
@@ -32,112 +37,99 @@ class Runner:
     def __init__(
         self,
         types: Mapping[str, JobType[Any]],
-        queries: Queries,
-        owner: UUID,
-        borrow: Borrow,
+        lender: Lender,
+        around: Sequence[Around] = (),
     ) -> None:
+        """Prepare to run.
+
+        Args:
+            types: the handlers, by the name of their type.
+            lender: lends connections to handlers.
+            around: called around each handler, the first outermost; those that are
+                async functions around async handlers, the others around plain ones.
+        """
+        self._lender = lender
+        self._lend = lender.lend
         self._types = types
-        self._queries = queries
-        self._owner = owner
-        self._borrow = borrow
-        self._lend = self._transaction
+        plain = [one for one in around if not asyncio.iscoroutinefunction(one)]
+        waiting = [one for one in around if asyncio.iscoroutinefunction(one)]
+        self._functions = {
+            name: _surround(t.function, waiting if t.is_async else plain)
+            for name, t in types.items()
+        }
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""
-        listened = telemetry.listened()
-        if listened:
+        if telemetry.listened():
             telemetry.emit("job.started", job=job)
-        lane = job.lane
         job.lend = self._lend
         outcome = None
         try:
-            job_type = self._types[job.type]
-            payload = job.payload
-            if payload is None:
-                payload = self._read_payload(job)
-            values = job_type.payload.decode(payload)
-            token = handled.set(lane.origin)
+            values = self._decode(job)
+            token = handled.set(job.lane.origin)
             try:
-                job_type.function(job, **values)
+                self._functions[job.type](job, **values)
             finally:
                 handled.reset(token)
         # SystemExit, too: a handler that raises it ends its job, not the pod.
         except BaseException as error:
             outcome = self._explain(job, error)
+        return self._finish(job, outcome)
+
+    async def run_async(self, job: Job) -> Outcome | None:
+        """The same for an async handler."""
+        if telemetry.listened():
+            telemetry.emit("job.started", job=job)
+        job.lend = self._lend
+        outcome = None
+        try:
+            if job.payload is None:
+                job.payload = await asyncio.to_thread(self._read_payload, job)
+            values = self._decode(job)
+            token = handled.set(job.lane.origin)
+            try:
+                await self._functions[job.type](job, **values)
+            finally:
+                handled.reset(token)
+        except BaseException as error:
+            outcome = self._explain(job, error)
+        return self._finish(job, outcome)
+
+    def _decode(self, job: Job) -> dict[str, Any]:
+        payload = job.payload
+        if payload is None:
+            payload = self._read_payload(job)
+        return self._types[job.type].payload.decode(payload)
+
+    def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
         job.lend = None
         if job.completed:
             # Its transaction is in: whatever failed came after it.
-            outcome = Outcome(job, Result.COMMITTED, outcome and outcome.error)
-        if outcome is None and lane.group is not None:
-            lane.done.append(job)
-        if listened:
-            result = Result.COMPLETED if outcome is None else outcome.result
-            error_text = outcome and outcome.error
-            telemetry.emit("job.ran", job=job, outcome=result.value, error=error_text)
+            outcome = Outcome(job, Result.COMMITTED, outcome.error if outcome else None)
+        if outcome is None and job.group is not None:
+            job.lane.done.append(job)
+        if telemetry.listened():
+            said = outcome or Outcome(job, Result.COMPLETED)
+            telemetry.emit(
+                "job.ran", job=job, outcome=said.result.value, error=said.error
+            )
         return outcome
 
     def _read_payload(self, job: Job) -> str:
-        with self._borrow() as connection:
+        with self._lender.borrow() as connection:
             row = connection.execute(
-                self._queries["payload"], {"origin": job.origin, "id": job.id}
+                self._lender.queries["payload"], {"origin": job.origin, "id": job.id}
             ).fetchone()
         if row is None:
             raise FencedError(f"job {job.id} is no longer there: it ended elsewhere")
         return str(row[0])
 
-    @contextmanager
-    def _transaction(self, job: Job) -> Iterator[psycopg.Connection[Any]]:
-        lane = job.lane
-        with self._borrow() as connection:
-            with _ours():
-                connection.execute("begin")
-            try:
-                yield connection
-                self._commit(connection, lane, job)
-            except BaseException:
-                if connection.info.transaction_status != pq.TransactionStatus.UNKNOWN:
-                    connection.rollback()
-                raise
-        for done in (*lane.done, job):
-            done.completed = True
-        lane.done.clear()
-
-    def _commit(
-        self, connection: psycopg.Connection[Any], lane: Lane, job: Job
-    ) -> None:
-        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
-            raise JobsError(
-                f"the handler of {job.type!r} ended the transaction that it was lent, "
-                f"so job {job.id} could not be completed with it: leave commit and "
-                "rollback to the `with job.transaction()` block"
-            )
-        for done in lane.done:
-            done.carried = True
-        # The commit travels behind the completion in one round trip: a process that is
-        # stopped between the two cannot hold up a take-over, and a completion that is
-        # refused makes the server roll back.
-        with _ours(), fenced(), connection.pipeline():
-            connection.execute(
-                self._queries["complete_own"],
-                {
-                    "owner": self._owner,
-                    "origin": lane.origin,
-                    "epoch": lane.epoch,
-                    "id": job.id,
-                    "keep": self._types[job.type].keep,
-                    # What ran before it in its group must not be found unfinished after
-                    # this job's effect is in.
-                    "before": [done.id for done in lane.done],
-                    "before_keep": [self._types[done.type].keep for done in lane.done],
-                },
-                prepare=True,
-            )
-            connection.execute("commit")
-
     def _explain(self, job: Job, error: BaseException) -> Outcome:
+        job_type = self._types[job.type]
         text = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT].replace("\0", "")
         text = text.encode("utf-8", "replace").decode()
-        policy = self._types[job.type].retry
+        if isinstance(error, asyncio.CancelledError):
+            return self._explain_cancelled(job, text)
         if isinstance(error, Snooze):
             return Outcome(job, Result.SNOOZED, text, error.seconds)
         if isinstance(error, FencedError):
@@ -145,18 +137,56 @@ class Runner:
         if isinstance(error, UnavailableError):
             # Our own statement failed, not the handler: no attempt is burnt.
             return Outcome(job, Result.SNOOZED, text, RECONNECT.delay(3))
-        if isinstance(error, Discard) or policy.exhausted(job.attempt):
+        rule = job_type.find_rule(error)
+        if isinstance(error, Cancel) or rule is Cancel:
+            return Outcome(job, Result.CANCELLED, text)
+        policy = job_type.retry if rule is None or isinstance(rule, type) else rule
+        if (
+            isinstance(error, Discard)
+            or rule is Discard
+            or policy.exhausted(job.attempt)
+        ):
             return Outcome(job, Result.DISCARDED, text)
-        return Outcome(job, Result.RETRIED, text, policy.delay(job.attempt))
+        delay = policy.delay(job.attempt)
+        if isinstance(error, RetryAfter):
+            delay = error.seconds
+        return Outcome(job, Result.RETRIED, text, delay)
+
+    def _explain_cancelled(self, job: Job, text: str) -> Outcome:
+        if job.cancel_requested:
+            return Outcome(job, Result.CANCELLED, text)
+        if job.timed_out:
+            return self.time_out(job)
+        # The executor stops: the job is released, and no attempt burnt.
+        return Outcome(job, Result.SNOOZED)
+
+    def is_async(self, job: Job) -> bool:
+        """Whether the job's handler belongs on an event loop."""
+        return self._types[job.type].is_async
+
+    def cancelled(self, job: Job) -> Outcome:
+        """What becomes of a job that was cancelled before it started."""
+        return Outcome(job, Result.CANCELLED)
+
+    def time_out(self, job: Job) -> Outcome:
+        """What becomes of a job that has used up its time."""
+        job_type = self._types[job.type]
+        text = f"the time limit of {job_type.time_limit:g} s is over"
+        if job_type.retry.exhausted(job.attempt):
+            return Outcome(job, Result.DISCARDED, text)
+        return Outcome(job, Result.RETRIED, text, job_type.retry.delay(job.attempt))
 
 
-@contextmanager
-def _ours() -> Iterator[None]:
-    """Tell a lost connection under our own statements from one under the handler's."""
-    try:
-        yield
-    except psycopg.OperationalError as error:
-        raise UnavailableError(
-            f"the connection was lost while the job's transaction was opened or "
-            f"committed: {error}"
-        ) from error
+def _surround(
+    function: Callable[..., Any], around: Sequence[Around]
+) -> Callable[..., Any]:
+    for one in reversed(around):
+        function = _wrap(one, function)
+    return function
+
+
+def _wrap(one: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(job: Job, **values: Any) -> Any | Awaitable[Any]:
+        return one(job, partial(function, job, **values))
+
+    return wrapped

@@ -6,23 +6,25 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
 
+from jobs_lib.backoff import Retry
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.jobs.enqueue import Enqueuer, Entry, check_group, check_run_at
-from jobs_lib.jobs.model import Job
+from jobs_lib.jobs.model import Cancel, Discard, Job
 from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from jobs_lib.backoff import Retry
     from jobs_lib.db import Caller
 
 P = ParamSpec("P")
-Handler = Callable[Concatenate[Job, P], None]
+Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
+Rule = Retry | type[Discard] | type[Cancel]
+"""What an exception means: a policy of its own, or the end of the job."""
 GroupOf = str | Callable[..., str | None] | None
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
@@ -55,6 +57,8 @@ class JobType(Generic[P]):
         last_only: bool,
         debounce: float,
         max_wait: float | None,
+        time_limit: float | None,
+        rules: Mapping[type[BaseException], Rule],
         enqueuer: Enqueuer,
         payload_limit: Callable[[], int],
         names: Mapping[str, object],
@@ -64,16 +68,19 @@ class JobType(Generic[P]):
                 f"{name!r} is no name for a job type: letters, digits and _ . : - "
                 "only, 200 at the most, starting with a letter"
             )
-        if inspect.iscoroutinefunction(function):
-            raise ConfigurationError(
-                f"the handler of {name!r} is an async function, which executors do not "
-                "run yet: make it a plain one"
-            )
         self.function = function
         self.name = name
         self.retry = retry
         self.payload = Payload(name, function, names)
         self.options_ = Options()
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.time_limit = time_limit
+        self.rules = rules
+        if time_limit is not None and not 0 < time_limit <= 86_400:
+            raise ConfigurationError(
+                f"the time limit of {name!r} must be above 0 and at most 86,400 "
+                f"seconds, not {time_limit}"
+            )
         self.last_only = last_only
         self.debounce = debounce
         self.max_wait = max_wait
@@ -97,9 +104,18 @@ class JobType(Generic[P]):
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
 
-    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> None:
+    def __call__(
+        self, job: Job, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[None] | None:
         """Call the handler itself, here and now."""
-        self.function(job, *args, **kwargs)
+        return self.function(job, *args, **kwargs)
+
+    def find_rule(self, error: BaseException) -> Rule | None:
+        """What the type says of such an error; the closest class wins."""
+        for kind in type(error).__mro__:
+            if kind in self.rules:
+                return self.rules[kind]
+        return None
 
     @property
     def keep(self) -> int | None:

@@ -171,6 +171,6 @@ delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s:
 
 -- name: complete_own
 select {schema}.complete_job(
-    %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(keep)s::int,
+    %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(attempt)s::int, %(keep)s::int,
     %(before)s::bigint[], %(before_keep)s::int[]
 )

@@ -54,14 +54,28 @@ where role = %(role)s and origin = any (%(origins)s::text[])
 returning origin, epoch
 
 -- name: strip_claims
--- What the owner before had in flight in these origins is nobody's now.
-update {schema}.claims c set ids = coalesce((
-    select array_agg(running.id) from unnest(c.ids) as running(id)
-    where not exists (
-        select from unnest(%(origins)s::text[]) as taken(origin)
-        join {schema}.jobs j on j.origin = taken.origin and j.id = running.id
-    )
-), '{{}}')
+-- What the owner before had in flight in these origins is nobody's now. An owner that
+-- gives an origin back takes its jobs out of its claims first: what is still there was
+-- cut off, and each of these jobs may be the one that killed its process.
+with cut as materialized (
+    select distinct row.origin, row.id
+    from {schema}.claims c
+    cross join unnest(c.ids) as running(id)
+    cross join unnest(%(origins)s::text[]) as taken(origin)
+    cross join lateral (
+        select j.origin, j.id from {schema}.jobs j
+        where j.origin = taken.origin and j.id = running.id offset 0
+    ) row
+    where c.owner = any (%(owners)s::uuid[])
+),
+counted as (
+    update {schema}.jobs j set crashes = least(j.crashes + 1, 30000)
+    from cut where j.origin = cut.origin and j.id = cut.id
+)
+update {schema}.claims c set ids = array(
+    select running.id from unnest(c.ids) as running(id)
+    where running.id not in (select cut.id from cut)
+)
 where c.owner = any (%(owners)s::uuid[])
 
 -- name: release_origins

@@ -142,7 +142,7 @@ left join lateral (
 -- returning, so that the commit that travels behind it in the same round trip becomes a
 -- rollback for a process that has lost the origin.
 create function complete_job(
-    owner uuid, origin text, epoch bigint, id bigint, keep int,
+    owner uuid, origin text, epoch bigint, id bigint, attempt int, keep int,
     before bigint[], before_keep int[]
 ) returns void language plpgsql set search_path from current as $function$
 declare
@@ -163,6 +163,11 @@ begin
     ), deleted as (
         delete from jobs j
         where j.origin = complete_job.origin and j.id = any (before || complete_job.id)
+            -- An attempt that ran out of time may still be running somewhere.
+            and (
+                j.id <> complete_job.id
+                or j.attempt + j.crashes + 1 = complete_job.attempt
+            )
         returning j.*
     ), kept as (
         insert into history

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import defaultdict
@@ -425,3 +426,119 @@ def test_a_group_waits_for_the_handler_and_not_only_for_its_commit(
         leave.set()
         wait_for(lambda: count(admin, "jobs") == 0, what="all ran")
     assert order == ["other", "other", "other", "first", "second"]
+
+
+def test_async_handlers_run_together_and_commit_with_their_jobs(
+    app, admin, connect, wait_for
+):
+    admin.execute("create table effects (n int)")
+    together = 0
+    most = 0
+
+    @app.job()
+    async def work(job: Job, n: int) -> None:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        await asyncio.sleep(0.01)
+        async with job.transaction() as connection:
+            await connection.execute("insert into effects values (%s)", (n,))
+        together -= 1
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"n": n} for n in range(50)])
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 50, what="all ran")
+    assert most > 10
+    effects = admin.execute("select n from effects order by n").fetchall()
+    assert effects == [(n,) for n in range(50)]
+
+
+def test_a_group_goes_through_async_and_plain_handlers_in_order(
+    app, admin, connect, wait_for
+):
+    ran: list[int] = []
+
+    @app.job(group="group")
+    def plain(job: Job, n: int, group: str) -> None:
+        ran.append(n)
+
+    @app.job(group="group")
+    async def waiting(job: Job, n: int, group: str) -> None:
+        await asyncio.sleep(0)
+        ran.append(n)
+
+    with connect() as connection:
+        for n in range(40):
+            job_type = plain if n % 3 else waiting
+            job_type.enqueue(connection, n=n, group="g")
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 40, what="all ran")
+    assert ran == list(range(40))
+
+
+@pytest.mark.guarantee("S11")
+def test_of_what_runs_last_only_one_runs_with_the_newest_payload(
+    app, admin, connect, wait_for
+):
+    ran: list[int] = []
+
+    @app.job(group="group", last_only=True)
+    def work(job: Job, n: int, group: str) -> None:
+        ran.append(n)
+
+    with connect() as connection:
+        for n in range(5):
+            work.enqueue(connection, n=n, group="g")
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 5, what="all ended")
+    assert ran == [4]
+    ends = admin.execute(
+        "select outcome, count(*) from jobs_lib.history group by outcome order by 1"
+    )
+    assert ends.fetchall() == [("completed", 1), ("superseded", 4)]
+
+
+def test_the_attempt_of_a_job_out_of_time_commits_nothing_and_another_runs(
+    app, admin, connect, wait_for
+):
+    admin.execute("create table effects (attempt int)")
+    over, refused = threading.Event(), threading.Event()
+
+    @app.job(time_limit=0.1, retry=exponential(first=0.01, cap=0.01))
+    def work(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                if job.attempt == 1:
+                    assert over.wait(10)
+                connection.execute("insert into effects values (%s)", (job.attempt,))
+        except FencedError:
+            refused.set()
+            raise
+
+    with connect() as connection:
+        work.enqueue(connection)
+    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+        wait_for(lambda: count(admin, "history") == 1, what="the second attempt ran")
+        over.set()
+        wait_for(refused.is_set, what="the first one is refused")
+    assert "over.wait" in stuck[0][1]["stack"]
+    assert admin.execute("select attempt from effects").fetchall() == [(2,)]
+
+
+def test_an_async_handler_out_of_time_is_cancelled_and_retried(
+    app, admin, connect, wait_for
+):
+    attempts: list[int] = []
+
+    @app.job(time_limit=0.1, retry=exponential(first=0.01, cap=0.01))
+    async def work(job: Job) -> None:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            await asyncio.sleep(60)
+
+    with connect() as connection:
+        work.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "history") == 1, what="the second attempt ran")
+    assert attempts == [1, 2]

@@ -9,6 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.model import Outcome, Result
@@ -23,7 +25,14 @@ if TYPE_CHECKING:
 
 ORIGINS = [f"local/{n}" for n in range(16)]
 OWNER = uuid4()
-INDEXES = {"jobs_pkey", "jobs_of_group", "jobs_due", "outbox_pkey", "outbox_of_key"}
+INDEXES = {
+    "jobs_pkey",
+    "jobs_of_group",
+    "jobs_of_priority",
+    "jobs_due",
+    "outbox_pkey",
+    "outbox_of_key",
+}
 
 
 class Plans:
@@ -131,30 +140,45 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
 
 def use_jobs(database, connection) -> None:
     """Every statement of an executor's round."""
-    claimer = Claimer(database.queries, OWNER, UUID(int=1), ["work"])
-    completer = Completer(
-        database.queries,
-        OWNER,
-        {"work": make_app("").job(name="work")(lambda job: None)},
-    )
-    epochs = dict.fromkeys(ORIGINS, 1)
-    claimer.add(epochs)
-    for _ in range(2):
-        claimer.look(connection)
-        lanes = claimer.claim(connection, 200)
-        assert lanes
-        jobs = [(lane, job) for lane in lanes for job in lane.jobs]
-        outcomes = [Outcome(job, Result.COMPLETED) for _, job in jobs[:-2]]
-        outcomes.append(Outcome(jobs[-2][1], Result.RETRIED, "no", 0.0))
-        outcomes.append(Outcome(jobs[-1][1], Result.DISCARDED, "never"))
-        completer.settle(connection, outcomes, epochs)
-        for lane, job in jobs:
-            claimer.end_job(lane, job)
-            claimer.end_lane(lane)
-        completer.end_claims(connection, claimer.ended_claims())
-        claimer.promote(connection, 10)
-        claimer._sweeper.next_at = 0
-        claimer.sweep(connection)
+    types = {"work": make_app("").job(name="work")(lambda job: None)}
+    claimer = Claimer(OWNER, UUID(int=1), types)
+    completer = Completer(OWNER, types)
+    survey = Survey(claimer, OWNER, 0.01)
+    courier = Courier(connection, database.queries, prepare=True)
+
+    def send(*statements):
+        (answer,), failure = courier.exchange(statements)
+        assert failure is None
+        return answer
+
+    claimer.add(dict.fromkeys(ORIGINS, 1))
+    claimer.prioritized = True
+    for growth in (1, 4):
+        for position in claimer.positions.values():
+            position.deep, position.growth = True, growth
+        items, _ = claimer.read(send(("claim", claimer.prepare(200)))[0])
+        jobs = [j for item in items for j in getattr(item, "jobs", [item])]
+        assert len(jobs) > 50
+        outcomes = [
+            Outcome(jobs[-3], Result.SUPERSEDED),
+            Outcome(jobs[-2], Result.RETRIED, "no", 0.0),
+            Outcome(jobs[-1], Result.DISCARDED, "never"),
+        ]
+        settlements = completer.prepare(jobs[:-3], outcomes, claimer.epochs)
+        assert len(settlements) == 4
+        send(*[(s.query, s.parameters) for s in settlements])
+        asked = {"origin": ORIGINS[0], "cursor": 0, "groups": "{g1}", "limit": 100}
+        send(("jump", asked))
+        send(("payload", {"origin": ORIGINS[0], "id": 1}))
+        for job in jobs:
+            claimer.flight.land(job)
+        for lane in list(claimer.flight.lanes.values()):
+            claimer.flight.end_lane(lane)
+        trimmed = {"owner": OWNER, "seqs": [1], "ids": [jobs[0].id]}
+        send(("trim_claims", trimmed))
+        survey._next_at = survey._due_at = survey._sweeper._next_at = 0
+        for batch in survey.prepare(busy=True, hinted=False):
+            survey.read(batch, send(*batch))
 
 
 def use_outbox(database, connection) -> None:

@@ -69,5 +69,5 @@ def make_job(database: Database, **values):
         run_at=None,
         enqueued_at=datetime.now(UTC),
         headers=None,
-        lend=lend,
+        lend=lend,  # type: ignore[arg-type]
     )

@@ -1,0 +1,52 @@
+"""What workers have ended, on its way to the dispatcher."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
+
+
+class Ended:
+    """Filled by many threads, emptied by the dispatcher's."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.wake_at = 1
+        """So many completed jobs are worth a round trip."""
+        self._completed: deque[Job] = deque()
+        self._outcomes: deque[Outcome] = deque()
+        self._lanes: deque[Lane] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._completed or self._outcomes or self._lanes)
+
+    def add(self, job: Job, outcome: Outcome | None) -> bool:
+        """A job has ended; returns whether its group may go on. None is completed."""
+        if outcome is None:
+            self._completed.append(job)
+            if len(self._completed) >= self.wake_at:
+                self.wake()
+            return True
+        self._outcomes.append(outcome)
+        self.wake()
+        # What is behind a job that waits for another attempt waits with it.
+        return outcome.result not in _STOPS_LANE
+
+    def add_lane(self, lane: Lane) -> None:
+        """Nothing of a lane runs any more."""
+        self._lanes.append(lane)
+
+    def take(self) -> tuple[list[Job], list[Outcome], list[Lane]]:
+        """All that has ended since the last call: completed jobs, outcomes, lanes."""
+        # The lanes first: whatever a lane has ended is there when its own end is.
+        lanes = [self._lanes.popleft() for _ in range(len(self._lanes))]
+        outcomes = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        completed = [self._completed.popleft() for _ in range(len(self._completed))]
+        return completed, outcomes, lanes

@@ -1,0 +1,188 @@
+"""The job's own transaction: an effect that commits together with the completion."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+
+from jobs_lib.db import fenced
+from jobs_lib.errors import JobsError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+    from uuid import UUID
+
+    from jobs_lib.db import Queries
+    from jobs_lib.jobs.model import Job
+    from jobs_lib.jobs.type import JobType
+
+    Borrow = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
+    BorrowAsync = Callable[
+        [], AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]
+    ]
+
+
+class Lender:
+    """Lends connections to handlers, and completes jobs on them; for many threads."""
+
+    def __init__(
+        self,
+        types: Mapping[str, JobType[Any]],
+        queries: Queries,
+        owner: UUID,
+        borrow: Borrow,
+        borrow_async: BorrowAsync | None = None,
+    ) -> None:
+        self.borrow = borrow
+        self._borrow_async = borrow_async
+        self._types = types
+        self.queries = queries
+        self._owner = owner
+
+    def lend(self, job: Job) -> Transaction:
+        """The transaction of a job."""
+        return Transaction(self, job)
+
+    @property
+    def borrow_async(self) -> BorrowAsync:
+        """Lends connections on the event loop."""
+        if self._borrow_async is None:
+            raise JobsError(
+                "no asynchronous transaction here: use `with job.transaction()`"
+            )
+        return self._borrow_async
+
+    def statement(self, job: Job) -> tuple[psycopg.sql.Composed, dict[str, Any]]:
+        """What completes the job, and what ran before it in its group.
+
+        What ran before must not be found unfinished after this job's effect is in.
+        """
+        before = job.lane.done
+        for done in before:
+            done.carried = True
+        return self.queries["complete_own"], {
+            "owner": self._owner,
+            "origin": job.lane.origin,
+            "epoch": job.lane.epoch,
+            "id": job.id,
+            "attempt": job.attempt,
+            "keep": self._types[job.type].keep,
+            "before": [done.id for done in before],
+            "before_keep": [self._types[done.type].keep for done in before],
+        }
+
+
+class Transaction:
+    """A context manager of both kinds: ``with`` and ``async with``."""
+
+    def __init__(self, lender: Lender, job: Job) -> None:
+        self._lender = lender
+        self._job = job
+        self._borrowed: Any = None
+        self._connection: Any = None
+
+    def __enter__(self) -> psycopg.Connection[Any]:
+        self._borrowed = self._lender.borrow()
+        self._connection = connection = self._borrowed.__enter__()
+        try:
+            with ours():
+                connection.execute("begin")
+        except BaseException as error:
+            self._borrowed.__exit__(type(error), error, error.__traceback__)
+            raise
+        return connection  # type: ignore[no-any-return]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        try:
+            if error is None:
+                self._check(connection)
+                # The commit travels behind the completion in one round trip: a process
+                # that is stopped between the two cannot hold up a take-over, and a
+                # completion that is refused makes the server roll back.
+                with ours(), fenced(), connection.pipeline():
+                    connection.execute(*self._lender.statement(self._job))
+                    connection.execute("commit")
+                self._note_committed()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if error is not None and _is_open(connection):
+                connection.rollback()
+            self._borrowed.__exit__(None, None, None)
+
+    async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
+        self._borrowed = self._lender.borrow_async()
+        self._connection = connection = await self._borrowed.__aenter__()
+        try:
+            with ours():
+                await connection.execute("begin")
+        except BaseException as error:
+            await self._borrowed.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return connection  # type: ignore[no-any-return]
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        try:
+            if error is None:
+                self._check(connection)
+                with ours(), fenced():
+                    async with connection.pipeline():
+                        await connection.execute(*self._lender.statement(self._job))
+                        await connection.execute("commit")
+                self._note_committed()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if error is not None and _is_open(connection):
+                await connection.rollback()
+            await self._borrowed.__aexit__(None, None, None)
+
+    def _check(self, connection: Any) -> None:
+        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
+            raise JobsError(
+                f"the handler of {self._job.type!r} ended the transaction that it was "
+                f"lent, so job {self._job.id} could not be completed with it: leave "
+                "commit and rollback to the `with job.transaction()` block"
+            )
+
+    def _note_committed(self) -> None:
+        lane = self._job.lane
+        for done in (*lane.done, self._job):
+            done.completed = True
+        lane.done.clear()
+
+
+def _is_open(connection: Any) -> bool:
+    status = connection.info.transaction_status
+    return status not in (pq.TransactionStatus.UNKNOWN, pq.TransactionStatus.IDLE)
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """Tell a lost connection under our own statements from one under the handler's."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise UnavailableError(
+            f"the connection was lost while the job's transaction was opened or "
+            f"committed: {error}"
+        ) from error
