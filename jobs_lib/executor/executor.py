@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import int_array
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.ended import Ended
 from jobs_lib.executor.loop import Loop
@@ -28,8 +30,10 @@ from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from uuid import UUID
+
+    import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.executor.courier import Answer, Statement
@@ -69,7 +73,7 @@ class Executor:
             database.queries,
             owner,
             self._pool.connection,
-            self._async_pool.connection,
+            self._borrow_async,
         )
         self._runner = Runner(types, lender, around)
         self._wakeup = Wakeup(database, listens=database.listens)
@@ -79,7 +83,12 @@ class Executor:
             settings.workers, self._runner, self._ended, limits, self._put_lane
         )
         self._loop = Loop(
-            settings.async_workers, self._runner, self._ended, limits, self._put_lane
+            settings.async_workers,
+            self._runner,
+            self._ended,
+            limits,
+            self._put_lane,
+            self._async_pool.close,
         )
         self._has_loop = any(t.is_async for t in types.values())
         workers = settings.workers + self._has_loop * settings.async_workers
@@ -141,6 +150,12 @@ class Executor:
         # A dispatcher that cannot reach the database must not hold up the hand-over.
         quiet.wait(timeout + 1.0)
 
+    @asynccontextmanager
+    async def _borrow_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        await self._async_pool.open()
+        async with self._async_pool.connection() as connection:
+            yield connection
+
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         self._wakeup.set()
@@ -172,7 +187,8 @@ class Executor:
     def _recover(self, courier: Courier) -> None:
         """A claim whose answer was lost took nothing; its row must not say else."""
         seqs = self._claimer.flight.claims
-        statement = ("forget_claims", {"owner": self._owner, "seqs": seqs})
+        parameters = {"owner": self._owner, "seqs": int_array(seqs)}
+        statement = ("forget_claims", parameters)
         _, failure = courier.exchange([statement])
         if failure:
             raise failure
@@ -185,15 +201,17 @@ class Executor:
             self._completed, self._outcomes, self._claimer.epochs
         )
         settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
-        settle += self._tidy()
+        settle += self._trim()
         survey = self._survey.prepare(
             busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
         )
         claim = self._prepare_claim()
-        batches = [b for b in (settle, *survey, claim) if b]
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
+        if settle or survey or claim:
+            settle += self._end_claims()
+        batches = [b for b in (settle, *survey, claim) if b]
         if not batches:
             self._sleep()
             return
@@ -222,19 +240,22 @@ class Executor:
         self._pace.note(len(completed) + len(outcomes))
         self._ended.wake_at = max(1, self._pace.limit // 8)
 
-    def _tidy(self) -> list[Statement]:
-        """What the rows of the claims should say by now."""
-        claimer = self._claimer
-        statements: list[Statement] = []
-        if claimer.given_back:
-            seqs = sorted({job.lane.seq for job in claimer.given_back})
-            ids = [job.id for job in claimer.given_back]
-            parameters = {"owner": self._owner, "seqs": seqs, "ids": ids}
-            statements.append(("trim_claims", parameters))
-        if seqs := claimer.flight.ended_claims():
-            parameters = {"owner": self._owner, "seqs": seqs}
-            statements.append(("end_claims", parameters))
-        return statements
+    def _trim(self) -> list[Statement]:
+        """Take out of the claims what does not run under them."""
+        given_back = self._claimer.given_back
+        if not given_back:
+            return []
+        seqs = sorted({job.lane.seq for job in given_back})
+        ids = [job.id for job in given_back]
+        parameters = {"seqs": int_array(seqs), "ids": int_array(ids)}
+        return [("trim_claims", {"owner": self._owner, **parameters})]
+
+    def _end_claims(self) -> list[Statement]:
+        """Remove the claims whose jobs have ended; not worth a round trip of its own."""
+        seqs = self._claimer.flight.ended_claims()
+        if not seqs:
+            return []
+        return [("end_claims", {"owner": self._owner, "seqs": int_array(seqs)})]
 
     def _prepare_claim(self) -> list[Statement]:
         limit = self._pace.limit

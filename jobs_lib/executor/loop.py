@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from jobs_lib.executor.ended import Ended
     from jobs_lib.jobs.claim import Item
@@ -35,12 +35,14 @@ class Loop:
         ended: Ended,
         limits: Mapping[str, float],
         pass_on: Callable[[Lane], None],
+        close: Callable[[], Awaitable[None]],
     ) -> None:
         self._count = count
         self._runner = runner
         self._ended = ended
         self._limits = limits
         self._pass_on = pass_on
+        self._close = close
         self._ready: deque[Item] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._running: dict[int, tuple[Job, asyncio.Task[None]]] = {}
@@ -105,6 +107,7 @@ class Loop:
         while self._tasks:
             await asyncio.wait(self._tasks)
         watcher.cancel()
+        await self._close()
 
     def _add_task(self) -> None:
         task = asyncio.create_task(self._work())

@@ -33,7 +33,7 @@ Item: TypeAlias = Job | Lane
 # The kinds of the rows that the query `claim` returns besides jobs.
 _WINDOW, _PASSED, _UNKNOWN = 1, 2, 3
 
-_COLD_WINDOW = 32
+_LANE = 8
 _LONGEST_LANE = 1_000
 _JUMP = 50_000
 _FEW_GROUPS = 50
@@ -192,7 +192,7 @@ class Claimer:
             "lane": max(2, min(room, _LONGEST_LANE)),
             "origins": text_array(touched),
             "epochs": int_array(self.positions[o].epoch for o in touched),
-            **self._size_windows(deep, room),
+            **self._size_windows(deep, max(1, room - _LANE * len(behind))),
             "extra_origins": text_array([o for o, _ in extra]),
             "extra_ids": int_array(i for _, i in extra),
             "busy_origins": text_array([o for o, _ in busy]),
@@ -212,7 +212,8 @@ class Claimer:
             for (origin, group), at in self.flight.behind.items()
             if origin in active and group not in paused
         )
-        return list(islice(found, max(8, room // 4)))
+        # Few and long lanes cost least; the others come with the next claim.
+        return list(islice(found, max(_LANE, room // _LANE)))
 
     def _choose_suspect(self) -> int:
         if self._suspect in self.flight.jobs:
@@ -222,7 +223,7 @@ class Claimer:
 
     def _size_windows(self, deep: list[str], room: int) -> dict[str, Any]:
         share = math.ceil(room / max(1, len(deep)))
-        size = max(_COLD_WINDOW // 4, math.ceil(share / self._per_row))
+        size = max(2, math.ceil(share / self._per_row))
         plain = [o for o in deep if self.positions[o].growth == 1]
         wide = [o for o in deep if self.positions[o].growth > 1]
         widths = [min(WIDEST, size * self.positions[o].growth) for o in wide]
