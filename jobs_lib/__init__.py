@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "App",
+    "Cancel",
     "ConfigurationError",
     "Discard",
     "EnqueueError",
@@ -13,6 +14,7 @@ __all__ = [
     "PayloadError",
     "Record",
     "Retry",
+    "RetryAfter",
     "Settings",
     "Snooze",
     "__version__",
@@ -29,6 +31,6 @@ from jobs_lib.errors import (
     NoTransactionError,
     PayloadError,
 )
-from jobs_lib.jobs.model import Discard, Job, Snooze
+from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
 from jobs_lib.settings import Settings
 from jobs_lib.version import __version__

@@ -129,7 +129,13 @@ class Executor:
 
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
-        self._do(lambda: self._claimer.add(origins))
+
+        def join() -> None:
+            self._claimer.add(origins)
+            # Look first: something may be paused.
+            self._survey.stir(0.0)
+
+        self._do(join)
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop claiming from origins; wait for their running jobs, and settle them."""
@@ -251,7 +257,7 @@ class Executor:
         return [("trim_claims", {"owner": self._owner, **parameters})]
 
     def _end_claims(self) -> list[Statement]:
-        """Remove the claims whose jobs have ended; not worth a round trip of its own."""
+        """Remove the claims whose jobs have ended; not worth a round trip alone."""
         seqs = self._claimer.flight.ended_claims()
         if not seqs:
             return []

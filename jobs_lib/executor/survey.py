@@ -41,10 +41,10 @@ class Survey:
         self._due_at = math.inf
         self._sweeper = Sweeper()
 
-    def stir(self) -> None:
-        """Something has happened: look again soon."""
+    def stir(self, pause: float = _SHORTEST_PAUSE) -> None:
+        """Something has happened: look again after a short pause, in seconds."""
         self._pause = _SHORTEST_PAUSE
-        self._next_at = min(self._next_at, time.monotonic() + self._pause)
+        self._next_at = min(self._next_at, time.monotonic() + pause)
 
     def seconds_left(self) -> float:
         """Until the next look."""
@@ -130,5 +130,4 @@ class Survey:
 
     def _read_promoted(self, rows: list[tuple[str, int]]) -> None:
         self._claimer.extra.update({job_id: origin for origin, job_id in rows})
-        self.stir()
-        self._next_at = 0.0
+        self.stir(0.0)

@@ -37,6 +37,7 @@ _LANE = 8
 _LONGEST_LANE = 1_000
 _JUMP = 50_000
 _FEW_GROUPS = 50
+_BATCH_SHARE = 16
 _CRASHES = 2
 _MOST_PER_ROW = 16.0
 
@@ -231,9 +232,10 @@ class Claimer:
             self.positions[origin].deep = False
         self._asked = dict.fromkeys(((o, 0) for o in plain), size)
         self._asked |= {(o, 0): width for o, width in zip(wide, widths, strict=True)}
-        # However high the load of the others is, a few of the lowest always run.
-        levels = (1, share), (-1, max(1, share // 16))
-        leveled = [(o, n, s) for o in deep for n, s in levels if self.prioritized]
+        # However high the load of the others is, one in sixteen is of the lowest.
+        few = share // _BATCH_SHARE or int(self._seq % (_BATCH_SHARE // share) == 0)
+        levels = [(1, share), (-1, few)] if self.prioritized else []
+        leveled = [(o, n, s) for o in deep for n, s in levels if s]
         self._asked |= {(o, level): size for o, level, size in leveled}
         return {
             "window_origins": text_array(plain),
@@ -308,7 +310,7 @@ class Claimer:
         if len(looked) < count:
             # Even if all were in flight already: the claim's row must go some day.
             self.flight.count(self._seq, len(jobs))
-        taken = {job.lane.origin for job in jobs}
+        taken = {(job.lane.origin, job.priority) for job in jobs}
         for row in looked:
             self._note(row, taken)
         cut = sum(lane.more for lane in lanes.values())
@@ -334,7 +336,7 @@ class Claimer:
         epoch = self.positions[origin].epoch
         return Lane(origin, epoch, group, self._seq, self._installation)
 
-    def _note(self, row: tuple[Any, ...], taken: set[str]) -> None:
+    def _note(self, row: tuple[Any, ...], taken: set[tuple[str, int]]) -> None:
         kind, origin, job_id, type_, group, count, _, level = row[:8]
         position = self.positions.get(origin)
         if position is None:
@@ -346,7 +348,7 @@ class Claimer:
             else:
                 position.cursor = max(position.cursor, job_id)
                 full = full or position.growth > 1
-                barren = full and origin not in taken
+                barren = full and (origin, 0) not in taken
                 position.growth = min(position.growth * 4, WIDEST) if barren else 1
             position.deep |= full
         elif kind == _PASSED:

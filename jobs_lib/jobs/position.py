@@ -21,7 +21,7 @@ class Position:
     """Below it no row can still appear: every transaction that could add one ended."""
     swept: int = 0
     """How far the sweep has come, where it takes several slices."""
-    deep: bool = True
+    deep: bool = False
     """Whether there may be more behind the cursor."""
     growth: int = 1
     """How much wider the next window is, since the last ones held nothing to run."""

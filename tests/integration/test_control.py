@@ -1,0 +1,132 @@
+"""Pause, resume, cancel and priorities, as an executor sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from jobs_lib import Cancel, Job
+from tests.support.apps import executing, make_app
+
+HOME = [f"local/{n}" for n in range(16)]
+
+
+@pytest.fixture
+def app(database_url):
+    """An app without Kafka: its origins are those of the topic `local`."""
+    return make_app(database_url)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def ended(admin) -> int:
+    return admin.execute("select count(*) from jobs_lib.history").fetchone()[0]
+
+
+@pytest.mark.parametrize("kind", ["type", "origin", "group"])
+def test_what_is_paused_stays_and_the_others_run_until_it_is_resumed(
+    app, admin, connect, wait_for, kind
+):
+    ran: list[str] = []
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None:
+        ran.append(group)
+
+    @app.job(group="group")
+    def other(job: Job, group: str) -> None:
+        ran.append(group)
+
+    with connect() as connection:
+        work.options(origin="local/1").enqueue(connection, group="held")
+        other.options(origin="local/2").enqueue(connection, group="free")
+    name = {"type": "work", "origin": "local/1", "group": "held"}[kind]
+    admin.execute("insert into jobs_lib.pauses values (%s, %s)", (kind, name))
+    with executing(app, HOME):
+        wait_for(lambda: ended(admin) == 1, what="the other one ran")
+        with connect() as connection:
+            other.options(origin="local/2").enqueue(connection, group="free too")
+        wait_for(lambda: ended(admin) == 2, what="another one ran")
+        assert ran == ["free", "free too"]
+        admin.execute("delete from jobs_lib.pauses")
+        wait_for(lambda: ended(admin) == 3, what="the paused one ran")
+    assert ran[-1] == "held"
+
+
+def ask_to_cancel(admin, job_id: int) -> None:
+    admin.execute(
+        "insert into jobs_lib.cancellations (id, origin) values (%s, 'local/1')",
+        (job_id,),
+    )
+
+
+def test_a_running_async_handler_is_cancelled(app, admin, connect, wait_for):
+    inside = threading.Event()
+
+    @app.job()
+    async def work(job: Job) -> None:
+        inside.set()
+        await asyncio.sleep(600)
+
+    with connect() as connection:
+        job_id = work.options(origin="local/1").enqueue(connection)
+    with executing(app, HOME):
+        assert inside.wait(10)
+        ask_to_cancel(admin, job_id)
+        wait_for(lambda: ended(admin) == 1, what="it ended")
+    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
+    assert row == (job_id, "cancelled")
+    assert admin.execute("select * from jobs_lib.cancellations").fetchall() == []
+    assert admin.execute("select * from jobs_lib.jobs").fetchall() == []
+
+
+def test_a_running_plain_handler_sees_a_flag(app, admin, connect, wait_for):
+    inside = threading.Event()
+
+    @app.job()
+    def work(job: Job) -> None:
+        inside.set()
+        wait_for(lambda: job.cancel_requested, what="the flag")
+        raise Cancel
+
+    with connect() as connection:
+        job_id = work.options(origin="local/1").enqueue(connection)
+    with executing(app, HOME):
+        assert inside.wait(10)
+        ask_to_cancel(admin, job_id)
+        wait_for(lambda: ended(admin) == 1, what="it ended")
+    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
+    assert row == (job_id, "cancelled")
+
+
+def test_high_runs_before_normal_before_batch_but_batch_never_starves(
+    app, admin, connect, wait_for
+):
+    ran: list[str] = []
+
+    @app.job()
+    def work(job: Job, level: str) -> None:
+        ran.append(level)
+
+    with connect() as connection:
+        work.options(origin="local/1").enqueue_many(
+            connection, [{"level": "batch"}] * 300 + [{"level": "normal"}] * 300
+        )
+        work.options(origin="local/1").enqueue_many(
+            connection, [{"level": "high"}] * 300
+        )
+        for name, priority in (("batch", -1), ("high", 1)):
+            connection.execute(
+                "update jobs_lib.jobs set priority = %s where payload->>'level' = %s",
+                (priority, name),
+            )
+    with executing(app, HOME, workers=1, batch=32):
+        wait_for(lambda: ended(admin) == 900, timeout=30, what="all ran")
+    half = ran[:450]
+    assert half.count("high") > half.count("normal") > half.count("batch") > 0
