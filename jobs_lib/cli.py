@@ -85,7 +85,7 @@ def run(app: str, without: tuple[str, ...]) -> None:
     from jobs_lib.service import PARTS, Service
 
     parts = [part for part in PARTS if part not in without]
-    Service(load_app(app), parts).run()
+    sys.exit(Service(load_app(app), parts).run())
 
 
 @cli.command()
@@ -99,7 +99,7 @@ def executor(app: str) -> None:
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
 
-    Service(load_app(app), ["executor"], sidecar=True).run()
+    sys.exit(Service(load_app(app), ["executor"], sidecar=True).run())
 
 
 @cli.command()
@@ -109,7 +109,7 @@ def relay(app: str) -> None:
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
 
-    Service(load_app(app), ["relay"]).run()
+    sys.exit(Service(load_app(app), ["relay"]).run())
 
 
 @cli.group()

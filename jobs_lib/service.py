@@ -6,6 +6,7 @@ service as a sidecar (``jobs-lib executor``) and follows its partitions.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from jobs_lib.ownership import Holder, Source
 
 PARTS = ("consumers", "executor", "relay")
+CUT_OFF = 3
+"""The exit code of a process that stopped before all running jobs had ended."""
 
 
 class Service:
@@ -67,6 +70,8 @@ class Service:
         self._workers: list[Executor | Relay | Consumer] = []
         self._members: list[GroupMember] = []
         self._stopping = threading.Event()
+        self.is_ready = False
+        """Whether all parts have started, and none is asked to stop."""
 
     def start(self) -> None:
         """Start every part and return.
@@ -104,10 +109,24 @@ class Service:
             ownership.start()
         for member in self._members:
             member.start()
+        self.is_ready = True
 
-    def stop(self) -> None:
-        """Give everything back, wait for what is running, and stop."""
+    def stop(self) -> bool:
+        """Give everything back, wait for what is running, and stop.
+
+        Returns whether all running jobs have ended; those that have not are released
+        without a burnt attempt, and can commit nothing any more.
+        """
         deadline = time.monotonic() + self.settings.shutdown_timeout
+        self.is_ready = False
+        unfinished = [
+            job_id
+            for worker in self._workers
+            if isinstance(worker, Executor)
+            for job_id in worker.quiesce(self.settings.shutdown_timeout)
+        ]
+        if unfinished:
+            telemetry.emit("jobs.released", ids=unfinished)
         for member in self._members:
             # Leaving the group hands the partitions over, one after the other.
             member.stop()
@@ -122,15 +141,26 @@ class Service:
                 time.monotonic() - deadline,
                 self.settings.shutdown_timeout,
             )
+        return not unfinished
 
-    def run(self) -> None:
-        """Start, wait for SIGTERM or SIGINT, and stop."""
+    def run(self) -> int:
+        """Start, wait for SIGTERM or SIGINT, and stop; returns the exit code.
+
+        0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
+        shutdown timeout. A second signal ends the process at once, with that code.
+        """
+
+        def stop(*_: object) -> None:
+            if self._stopping.is_set():
+                os._exit(CUT_OFF)
+            self._stopping.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stopping.set())
+            signal.signal(number, stop)
         self.start()
         while not self._stopping.wait(1.0):
             pass
-        self.stop()
+        return 0 if self.stop() else CUT_OFF
 
     def _read_installation(self) -> tuple[UUID, int]:
         with self.database.connect("start") as connection:

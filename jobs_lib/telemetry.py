@@ -14,6 +14,7 @@
     jobs.retried       ids                           a retry is committed
     jobs.discarded     ids                           a discard is committed
     jobs.removed       ids                           superseded or cancelled
+    jobs.released      ids                           cut off when the process stops
     jobs.fenced        ids                           refused, or no longer there
     jobs.unknown       type, origin, count           no handler has this type
     block.read         shard, rows                   the relay has read rows
@@ -47,6 +48,7 @@ _LOGGED = {
     "origins.lost": logging.WARNING,
     "jobs.discarded": logging.WARNING,
     "job.stuck": logging.ERROR,
+    "jobs.released": logging.WARNING,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
     "record.failed": logging.ERROR,

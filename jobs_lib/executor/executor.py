@@ -105,6 +105,7 @@ class Executor:
         self._leaving: list[threading.Event] = []
         """Told as soon as what was given back is written."""
         self._put_at = 0.0
+        self._quiescing = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._dispatch, name="jobs_lib dispatcher", daemon=True
@@ -132,10 +133,35 @@ class Executor:
 
         def join() -> None:
             self._claimer.add(origins)
+            if self._quiescing:
+                self._claimer.retire(origins)
             # Look first: something may be paused.
             self._survey.stir(0.0)
 
         self._do(join)
+
+    def quiesce(self, timeout: float) -> list[int]:
+        """Claim nothing more, and wait up to ``timeout`` seconds for what is running.
+
+        Returns the ids of the jobs that still run then: they are released, which burns
+        no attempt, and can commit nothing any more.
+        """
+        quiet = threading.Event()
+        unfinished: list[int] = []
+        deadline = time.monotonic() + timeout
+        self._quiescing = True
+
+        def wait() -> None:
+            jobs = self._claimer.retire(list(self._claimer.positions))
+            unfinished[:] = [job.id for job in jobs if job.started]
+            if unfinished and time.monotonic() < deadline:
+                self._commands.append(wait)
+            else:
+                quiet.set()
+
+        self._do(wait)
+        quiet.wait(timeout + 1.0)
+        return unfinished
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop claiming from origins; wait for their running jobs, and settle them."""
@@ -212,10 +238,11 @@ class Executor:
             busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
         )
         claim = self._prepare_claim()
+        hurried = bool(self._leaving) or self._stopping.is_set()
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
-        if settle or survey or claim:
+        if settle or survey or claim or hurried:
             settle += self._end_claims()
         batches = [b for b in (settle, *survey, claim) if b]
         if not batches:

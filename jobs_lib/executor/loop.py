@@ -150,6 +150,7 @@ class Loop:
     async def _run(self, job: Job) -> bool:
         job.started = True
         if job.lane.dropped:
+            job.started = False
             return False
         if job.cancel_requested:
             return self._ended.add(job, self._runner.cancelled(job))

@@ -131,6 +131,7 @@ class Workers:
         job.started = True
         self._ran += 1
         if job.lane.dropped:
+            job.started = False
             return False
         if job.cancel_requested:
             return self._ended.add(job, self._runner.cancelled(job))

@@ -8,6 +8,7 @@ from tests.support.apps import make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
+    from tests.support import Worker
 
 
 def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
@@ -27,7 +28,7 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
         work.enqueue_many(connection, [{}] * 10)
         killer = kill.enqueue(connection)
         work.enqueue_many(connection, [{}] * 10)
-    pods = []
+    pods: list[Worker] = []
     while len(pods) < 8:
         pod = run_process(
             "-m", "tests.support.killer_worker", database_url, f"pod-{len(pods)}"

@@ -1,0 +1,90 @@
+"""How an executor stops: by one signal, by two, and when its time is over."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+CUT_OFF = 3
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def start(database_url, connect, run_process, wait_for):
+    """A function that starts an executor with six jobs of which two are running."""
+
+    def start(seconds: float, grace: float):
+        app = make_app(database_url)
+
+        @app.job()
+        def work(job: Job) -> None: ...
+
+        with connect() as connection:
+            work.enqueue_many(connection, [{}] * 6)
+        worker = run_process(
+            "-m",
+            "tests.support.slow_worker",
+            database_url,
+            str(seconds),
+            str(grace),
+        )
+        wait_for(lambda: len(said(worker, "started")) == 2, what="two are running")
+        return worker
+
+    return start
+
+
+def said(worker, word: str) -> list[str]:
+    """The lines of the worker that begin so."""
+    return [line for line in worker.lines if line.startswith(word)]
+
+
+def left(admin) -> list[tuple[int, int]]:
+    """The attempts and crashes of the jobs that are left, each pair once."""
+    return admin.execute(
+        "select distinct attempt, crashes from jobs_lib.jobs"
+    ).fetchall()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_ends_what_runs_and_leaves_the_rest(start, admin, number):
+    worker = start(1.0, 30.0)
+    worker.signal(number)
+    assert worker.wait() == 0
+    ended = len(said(worker, "ended"))
+    assert 2 <= len(said(worker, "started")) == ended < 6
+    rest = admin.execute("select count(*) from jobs_lib.jobs").fetchone()[0]
+    assert rest == 6 - ended
+    assert left(admin) == [(0, 0)]
+    assert admin.execute("select ids from jobs_lib.claims").fetchall() == []
+    owners = admin.execute("select distinct owner from jobs_lib.origins").fetchall()
+    assert owners == [(None,)]
+
+
+def test_what_runs_longer_than_its_time_is_released_with_no_attempt_burnt(start, admin):
+    worker = start(600.0, 0.5)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == CUT_OFF
+    assert "jobs.released" in worker.output
+    assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (6,)
+    assert left(admin) == [(0, 0)]
+
+
+def test_a_second_signal_ends_it_at_once(start, admin):
+    worker = start(600.0, 60.0)
+    worker.signal(signal.SIGTERM)
+    # Two of one number that arrive together are one signal.
+    worker.signal(signal.SIGINT)
+    assert worker.wait(timeout=20) == CUT_OFF

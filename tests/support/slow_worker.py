@@ -1,0 +1,25 @@
+"""An executor in a process of its own, whose jobs take a given time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from jobs_lib.service import Service
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+if __name__ == "__main__":
+    url, seconds, grace = sys.argv[1:]
+    app = make_app(url, shutdown_timeout=float(grace), workers=2)
+
+    @app.job()
+    def work(job: Job) -> None:
+        print(f"started {job.id}", flush=True)
+        threading.Event().wait(float(seconds))
+        print(f"ended {job.id}", flush=True)
+
+    sys.exit(Service(app, ["executor"]).run())
