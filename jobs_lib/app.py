@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+from typing_extensions import TypeVar
 
 from jobs_lib.backoff import Retry
 from jobs_lib.consuming.declared import Declared, read_model_applier
@@ -21,13 +23,16 @@ from jobs_lib.settings import Settings, default_settings, require_database_url
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobs_lib.consuming.declared import RecordHandler
+    from typing_extensions import TypeForm
+
+    from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
     from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.type import GroupOf
+    from jobs_lib.outbox.entity import Loader
 
 P = ParamSpec("P")
-F = TypeVar("F")
+V = TypeVar("V", default=Any)
 
 
 class App:
@@ -119,10 +124,10 @@ class App:
         self,
         name: str,
         *,
-        value: Any = Any,
+        value: TypeForm[V] = Any,
         compacted: bool = False,
         partitions: int = 3,
-    ) -> Topic[Any]:
+    ) -> Topic[V]:
         """Declare a topic that this service writes to, through the outbox.
 
         Args:
@@ -136,7 +141,7 @@ class App:
         """
         if name in self.topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
-        topic: Topic[Any] = Topic(
+        topic = Topic(
             name,
             value=value,
             compacted=compacted,
@@ -147,8 +152,13 @@ class App:
         return topic
 
     def consumer(
-        self, topic: str, *, group: str, type: str | None = None, value: Any = Any
-    ) -> Callable[[F], F]:
+        self,
+        topic: str,
+        *,
+        group: str,
+        type: str | None = None,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
         It is called with a :class:`Record` and the connection whose transaction also
@@ -162,16 +172,21 @@ class App:
             value: the type of the records' values. Defaults to whatever the JSON holds.
         """
 
-        def declare(function: F) -> F:
-            handler = cast("RecordHandler", function)
-            self._declare_consumer(topic, group).add_handler(handler, type, value)
+        def declare(function: RecordHandler[V]) -> RecordHandler[V]:
+            self._declare_consumer(topic, group).add_handler(function, type, value)
             return function
 
         return declare
 
     def read_model(
-        self, topic: str, *, table: str, key: str, group: str, value: Any = Any
-    ) -> Callable[[F], F]:
+        self,
+        topic: str,
+        *,
+        table: str,
+        key: str,
+        group: str,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RowOf[V]], RowOf[V]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
         The function gets a :class:`Record` and returns the row's columns as a mapping,
@@ -186,7 +201,7 @@ class App:
             value: the type of the records' values. Defaults to whatever the JSON holds.
         """
 
-        def declare(function: F) -> F:
+        def declare(function: RowOf[V]) -> RowOf[V]:
             declared = self._declare_consumer(topic, group)
             declared.set_applier(read_model_applier(function, table, key, value))
             return function
@@ -194,8 +209,8 @@ class App:
         return declare
 
     def entity(
-        self, topic: Topic[Any], *, source: str, key: str, name: str | None = None
-    ) -> Callable[[F], F]:
+        self, topic: Topic[V], *, source: str, key: str, name: str | None = None
+    ) -> Callable[[Loader[V]], Loader[V]]:
         """Declare how the current states of an entity are read, for re-exports.
 
         The function gets a connection and a list of keys and returns the states by key;
@@ -208,8 +223,8 @@ class App:
             name: what commands call it. Defaults to ``source``.
         """
 
-        def declare(function: F) -> F:
-            entity = Entity(name or source, topic.name, source, key, function)  # type: ignore[arg-type]
+        def declare(function: Loader[V]) -> Loader[V]:
+            entity = Entity(name or source, topic.name, source, key, function)
             if entity.name in self.entities:
                 raise ConfigurationError(
                     f"the entity {entity.name!r} is declared twice"
