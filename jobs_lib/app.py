@@ -133,6 +133,7 @@ class App:
         Args:
             name: the topic's name in Kafka.
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
+                Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
             compacted: whether only the last record of each key is kept.
             partitions: how many it is created with where it does not exist.
 
@@ -161,8 +162,8 @@ class App:
     ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
-        It is called with a :class:`Record` and the connection whose transaction also
-        stores the offset: both are committed, or neither.
+        It is called with a :class:`Record` of that value and the connection whose
+        transaction also stores the offset: both are committed, or neither.
 
         Args:
             topic: the topic to read.
@@ -213,8 +214,8 @@ class App:
     ) -> Callable[[Loader[V]], Loader[V]]:
         """Declare how the current states of an entity are read, for re-exports.
 
-        The function gets a connection and a list of keys and returns the states by key;
-        what it leaves out is gone and becomes a tombstone.
+        The function gets a connection and a list of keys and returns the states by key,
+        of the topic's type; what it leaves out is gone and becomes a tombstone.
 
         Args:
             topic: where the states go.
