@@ -36,16 +36,20 @@ def take_over_time(connection, steps):
     """Grants ``(at, records)``, the bucket's clock moved by each step."""
     grants, at = [], 0.0
     for seconds, wanted in steps:
-        connection.execute(
+        (before,) = connection.execute(
             "update jobs_lib.reexports set refilled_at ="
-            " clock_timestamp() - make_interval(secs => %s)",
+            " clock_timestamp() - make_interval(secs => %s) returning refilled_at",
             [seconds],
-        )
-        granted = connection.execute(
+        ).fetchone()
+        (granted,) = connection.execute(
             "select jobs_lib.take_records(1, %s::int)", [wanted]
         ).fetchone()
-        at += seconds
-        grants.append((at, granted[0]))
+        (after,) = connection.execute(
+            "select refilled_at from jobs_lib.reexports"
+        ).fetchone()
+        # A little more than the step: how long the machine took counts as well.
+        at += (after - before).total_seconds()
+        grants.append((at, granted))
     return grants
 
 
