@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from typing_extensions import TypeVar
 
 from jobs_lib.backoff import Retry
 from jobs_lib.consuming.declared import Declared, read_model_applier
@@ -21,13 +23,16 @@ from jobs_lib.settings import Settings, default_settings, require_database_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from jobs_lib.consuming.declared import RecordHandler
+    from typing_extensions import TypeForm
+
+    from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
+    from jobs_lib.outbox.entity import Loader
 
 P = ParamSpec("P")
-F = TypeVar("F")
+V = TypeVar("V", default=Any)
 A = TypeVar("A", bound="Around")
 
 
@@ -153,15 +158,16 @@ class App:
         self,
         name: str,
         *,
-        value: Any = Any,
+        value: TypeForm[V] = Any,
         compacted: bool = False,
         partitions: int = 3,
-    ) -> Topic[Any]:
+    ) -> Topic[V]:
         """Declare a topic that this service writes to, through the outbox.
 
         Args:
             name: the topic's name in Kafka.
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
+                Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
             compacted: whether only the last record of each key is kept.
             partitions: how many it is created with where it does not exist.
 
@@ -170,7 +176,7 @@ class App:
         """
         if name in self.topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
-        topic: Topic[Any] = Topic(
+        topic = Topic(
             name,
             value=value,
             compacted=compacted,
@@ -181,12 +187,17 @@ class App:
         return topic
 
     def consumer(
-        self, topic: str, *, group: str, type: str | None = None, value: Any = Any
-    ) -> Callable[[F], F]:
+        self,
+        topic: str,
+        *,
+        group: str,
+        type: str | None = None,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
-        It is called with a :class:`Record` and the connection whose transaction also
-        stores the offset: both are committed, or neither.
+        It is called with a :class:`Record` of that value and the connection whose
+        transaction also stores the offset: both are committed, or neither.
 
         Args:
             topic: the topic to read.
@@ -196,16 +207,21 @@ class App:
             value: the type of the records' values. Defaults to whatever the JSON holds.
         """
 
-        def declare(function: F) -> F:
-            handler = cast("RecordHandler", function)
-            self._declare_consumer(topic, group).add_handler(handler, type, value)
+        def declare(function: RecordHandler[V]) -> RecordHandler[V]:
+            self._declare_consumer(topic, group).add_handler(function, type, value)
             return function
 
         return declare
 
     def read_model(
-        self, topic: str, *, table: str, key: str, group: str, value: Any = Any
-    ) -> Callable[[F], F]:
+        self,
+        topic: str,
+        *,
+        table: str,
+        key: str,
+        group: str,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RowOf[V]], RowOf[V]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
         The function gets a :class:`Record` and returns the row's columns as a mapping,
@@ -220,7 +236,7 @@ class App:
             value: the type of the records' values. Defaults to whatever the JSON holds.
         """
 
-        def declare(function: F) -> F:
+        def declare(function: RowOf[V]) -> RowOf[V]:
             declared = self._declare_consumer(topic, group)
             declared.set_applier(read_model_applier(function, table, key, value))
             return function
@@ -228,12 +244,12 @@ class App:
         return declare
 
     def entity(
-        self, topic: Topic[Any], *, source: str, key: str, name: str | None = None
-    ) -> Callable[[F], F]:
+        self, topic: Topic[V], *, source: str, key: str, name: str | None = None
+    ) -> Callable[[Loader[V]], Loader[V]]:
         """Declare how the current states of an entity are read, for re-exports.
 
-        The function gets a connection and a list of keys and returns the states by key;
-        what it leaves out is gone and becomes a tombstone.
+        The function gets a connection and a list of keys and returns the states by key,
+        of the topic's type; what it leaves out is gone and becomes a tombstone.
 
         Args:
             topic: where the states go.
@@ -242,8 +258,8 @@ class App:
             name: what commands call it. Defaults to ``source``.
         """
 
-        def declare(function: F) -> F:
-            entity = Entity(name or source, topic.name, source, key, function)  # type: ignore[arg-type]
+        def declare(function: Loader[V]) -> Loader[V]:
+            entity = Entity(name or source, topic.name, source, key, function)
             if entity.name in self.entities:
                 raise ConfigurationError(
                     f"the entity {entity.name!r} is declared twice"

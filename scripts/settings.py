@@ -22,9 +22,10 @@ HEAD = """# Settings
 
 Each is read from the environment, else from the TOML file that `JOBS_LIB_CONFIG_FILE`
 names (`jobs_lib.toml` in the working folder by default), where its name is in lower
-case without `JOBS_LIB_`. What code passes to `load_settings` wins over both. All are
-checked when they are first read, and all wrong ones are named at once.
-
+case without `JOBS_LIB_`. What code passes to `load_settings`, by the same names, wins
+over both. All are checked when they are first read, and all wrong ones are named at
+once.
+{exceptions}
 | Variable | Default | Values | Meaning |
 | --- | --- | --- | --- |
 """
@@ -37,14 +38,32 @@ KINDS = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"
 def main() -> int:
     """Write the page, or check it."""
     rows = (row(name, field) for name, field in Settings.model_fields.items())
-    return page.main(PAGE, SOURCE, HEAD + "".join(rows))
+    head = HEAD.format(exceptions=exceptions())
+    return page.main(PAGE, SOURCE, head + "".join(rows))
+
+
+def exceptions() -> str:
+    """The settings whose name in the file is not the variable's."""
+    named = {
+        variable(name, field): name for name, field in Settings.model_fields.items()
+    }
+    return "".join(
+        f"In the file and in code `{one}` is `{name}`.\n"
+        for one, name in named.items()
+        if one != f"JOBS_LIB_{name.upper()}"
+    )
+
+
+def variable(name: str, field: FieldInfo) -> str:
+    """The setting's environment variable."""
+    alias = field.validation_alias
+    return alias if isinstance(alias, str) else f"JOBS_LIB_{name.upper()}"
 
 
 def row(name: str, field: FieldInfo) -> str:
     """One setting as a row of the table."""
-    alias = field.validation_alias
     cells = (
-        f"`{alias if isinstance(alias, str) else 'JOBS_LIB_' + name.upper()}`",
+        f"`{variable(name, field)}`",
         COMPUTED.get(name) or default(field),
         values(field),
         field.description or "",

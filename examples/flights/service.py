@@ -53,9 +53,9 @@ def tell_partner(job: Job, tail: str, flight: int, destination: str) -> None:
 
 
 @app.consumer("flights", group="flight-tracker", value=Flight)
-def track(record: Record, conn: Connection[Any]) -> None:
+def track(record: Record[Flight], conn: Connection[Any]) -> None:
     """Handle one flight in the transaction that also stores the offset."""
-    flight: Flight = record.value
+    flight = record.value
     conn.execute("insert into handled values (%s, %s)", (flight.id, flight.tail))
     if flight.tail is None:
         return

@@ -9,15 +9,18 @@ import psycopg
 from confluent_kafka import Message
 from psycopg import sql
 from pydantic import TypeAdapter
+from typing_extensions import TypeVar
 
 from jobs_lib.consuming.record import Record, make_record, read_headers
 from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
 
+V = TypeVar("V", default=Any)
+
 Connection = psycopg.Connection[Any]
 Applier = Callable[[Connection, Sequence[Message]], None]
-RecordHandler = Callable[[Record, Connection], None]
-RowOf = Callable[[Record], Mapping[str, Any] | None]
+RecordHandler = Callable[[Record[V], Connection], None]
+RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
 TYPE_HEADER = "ce_type"
 
 
@@ -109,7 +112,7 @@ def describe(message: Message) -> str:
     return f"{message.topic()}/{message.partition()} offset {message.offset()}"
 
 
-def read_model_applier(row_of: Any, table: str, key: str, value: Any) -> Applier:
+def read_model_applier(row_of: RowOf, table: str, key: str, value: Any) -> Applier:
     """An applier that keeps ``table`` equal to a state topic.
 
     A row is replaced by a newer version only, so repeats and older records change

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from confluent_kafka import Message
 
+V_co = TypeVar("V_co", covariant=True, default=Any)
+
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One record of a topic."""
+class Record(Generic[V_co]):
+    """One record of a topic, whose value has the type that the consumer declares.
+
+    Where tombstones come, the handler of ``value=T`` takes a ``Record[T | None]``.
+    """
 
     topic: str
     partition: int
     offset: int
     key: str | None
-    value: Any
+    value: V_co
     """Decoded as the consumer declares; None for a tombstone."""
     headers: dict[str, str]
     timestamp: datetime
@@ -47,7 +54,7 @@ def read_headers(message: Message) -> dict[str, str]:
     }
 
 
-def make_record(message: Message, value: Any) -> Record:
+def make_record(message: Message, value: Any) -> Record[Any]:
     """The record of a message with an already decoded value."""
     key = message.key()
     return Record(

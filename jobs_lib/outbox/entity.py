@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from typing_extensions import TypeVar
 
-Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, Any]]
+V = TypeVar("V", default=Any)
+
+Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, V]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from psycopg.rows import tuple_row
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
+from typing_extensions import TypeVar
 
 from jobs_lib.db import driver_connection
 from jobs_lib.errors import ConfigurationError, PayloadError
@@ -16,9 +17,11 @@ from jobs_lib.partitioner import choose_shard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from typing_extensions import TypeForm
+
     from jobs_lib.db import Caller, Queries
 
-V = TypeVar("V")
+V = TypeVar("V", default=Any)
 
 
 class Topic(Generic[V]):
@@ -28,7 +31,7 @@ class Topic(Generic[V]):
         self,
         name: str,
         *,
-        value: Any,
+        value: TypeForm[V],
         compacted: bool,
         partitions: int,
         queries: Callable[[], Queries],
@@ -87,9 +90,9 @@ class Topic(Generic[V]):
         if isinstance(value, bytes):
             return value
         try:
-            return self._adapter.dump_json(
-                self._adapter.validate_python(value), by_alias=True
-            )
+            checked = self._adapter.validate_python(value)
+            # A dataclass made without checks is found out only here.
+            return self._adapter.dump_json(checked, by_alias=True, warnings="error")
         except (ValidationError, PydanticSerializationError) as error:
             problem = " ".join(str(error).splitlines()[:3])
             raise PayloadError(

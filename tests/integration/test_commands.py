@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from signal import SIGTERM
 
 import pytest
 
 CANARY = "c4n4ry"
+ROOT = Path(__file__).parents[2]
 
 
 def run(*args: str, cwd, **env: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +23,7 @@ def run(*args: str, cwd, **env: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         timeout=60,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(cwd), **env},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(cwd), "PYTHONPATH": str(ROOT), **env},
     )
 
 
@@ -71,6 +73,11 @@ def folder(tmp_path):
         ),
         (["run", "shop:app"], {"JOBS_LIB_KAFKA": "{"}, "kafka|JOBS_LIB_KAFKA"),
         (["owners"], {}, "no database is set"),
+        (
+            ["owners"],
+            {"JOBS_LIB_DATABASE_URL": f"postgresql://me:{CANARY}@127.0.0.1:1/x"},
+            "me@127.0.0.1:1/x does not answer.*Is it running",
+        ),
         (["topics", "create", "shop:app"], {}, "no Kafka broker is set.*dev up"),
     ],
 )

@@ -226,6 +226,7 @@ def test_a_broker_that_is_down_is_waited_for(database_url, admin, connect, wait_
 
         broker.kill()
         send(1)
+        (shard,) = admin.execute("select shard from jobs_lib.outbox").fetchone()
         with heard("loop.failed") as failed:
 
             def come_up() -> None:
@@ -242,8 +243,14 @@ def test_a_broker_that_is_down_is_waited_for(database_url, admin, connect, wait_
                 wait_for(
                     lambda: handled == [1], timeout=60, what="the row came through"
                 )
-                # And again, while it runs.
+                failed.clear()
+                # And again, while it runs, for longer than a transaction may take.
                 broker.kill()
                 send(2)
+                wait_for(
+                    lambda: any(f["loop"] == f"relay shard {shard}" for _, f in failed),
+                    timeout=30,
+                    what="the relay has given up a block",
+                )
                 broker.start()
                 wait_for(lambda: handled == [1, 2], timeout=60, what="the next one too")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from psycopg.rows import class_row
@@ -136,6 +136,41 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
         if record.value is not None:
             assert record.json["version"] >= versions.get(record.key, 0)
             versions[record.key] = record.json["version"]
+
+
+def test_a_state_that_changes_while_it_is_read_never_goes_back(
+    shop, database, admin, connect, bootstrap_servers, wait_for
+):
+    fill(admin, 1)
+    items = next(iter(shop.topics.values()))
+    entity = shop.entities["items"]
+
+    def load_late(connection, keys):
+        # The relay has read the live rows: two more come, then the state is read.
+        for version in (2, 3):
+            with connect() as other:
+                item = Item(1, f"item {version}", version)
+                other.execute(
+                    "update items set name = %s, version = %s", (item.name, version)
+                )
+                items.send(other, key="1", value=item, version=version)
+        shop.entities["items"] = entity
+        return entity.load(connection, keys)
+
+    shop.entities["items"] = replace(entity, load=load_late)
+    reexport.start(database, entity, rate=60_000)
+    with running(shop, "executor", "relay"):
+        wait_for(
+            lambda: (
+                reexport.status(database, "items").state == "finished"
+                and admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0]
+                == 0
+            ),
+            timeout=30,
+            what="all is sent",
+        )
+    records = read_topic(bootstrap_servers, items.name)
+    assert [record.json["version"] for record in records] == [1, 2, 3]
 
 
 @pytest.mark.guarantee("W28")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,24 @@ class State:
     name: str
     n: int
     version: int
+
+
+@dataclass
+class Leg:
+    """A part of a state."""
+
+    origin: str
+    destination: str
+
+
+@dataclass
+class Aircraft:
+    """A state with parts, defaults and a null."""
+
+    tail: str
+    legs: list[Leg] = field(default_factory=list)
+    gate: str | None = None
+    version: int = 1
 
 
 @pytest.fixture
@@ -74,15 +93,21 @@ def test_every_commit_is_a_record_and_a_rollback_is_none(
 
 @pytest.mark.guarantee("W2")
 def test_each_value_alone_rebuilds_the_row(
-    app, admin, states, connect, bootstrap_servers, wait_for
+    app, admin, topic, connect, bootstrap_servers, wait_for
 ):
+    aircraft = app.topic(topic(4), value=Aircraft, compacted=True, partitions=4)
+    sent = [
+        Aircraft("a", legs=[Leg("JFK", "LAX")], gate="B4", version=1),
+        # What has its default or is null now belongs to the state as well.
+        Aircraft("a", legs=[], gate=None, version=2),
+    ]
     with running(app, "relay"):
-        with connect() as connection:
-            states.send(connection, key="a", value=State("a", 1, 1))
-            states.send(connection, key="a", value=State("a", 2, 2))
+        for state in sent:
+            with connect() as connection:
+                aircraft.send(connection, key="a", value=state)
         wait_for(lambda: left(admin) == 0, what="the outbox is empty")
-    values = [record.json for record in read_topic(bootstrap_servers, states.name)]
-    assert [State(**value) for value in values] == [State("a", 1, 1), State("a", 2, 2)]
+    values = [record.json for record in read_topic(bootstrap_servers, aircraft.name)]
+    assert values == [asdict(state) for state in sent]
 
 
 @pytest.mark.guarantee("W5")
@@ -106,8 +131,10 @@ def test_bytes_are_relayed_unchanged(
 
 def test_what_does_not_fit_the_topic_is_refused(states, connect):
     with connect() as connection:
-        with pytest.raises(PayloadError, match="does not fit"):
-            states.send(connection, key="a", value={"name": 1})
+        filled_wrongly: Any = {"name": "a", "n": "one", "version": 1}
+        for value in ({"name": 1}, None, State(**filled_wrongly), object()):
+            with pytest.raises(PayloadError, match="does not fit"):
+                states.send(connection, key="a", value=value)
         with pytest.raises(PayloadError, match="needs a key"):
             states.send(connection, key=None, value=State("a", 1, 1))
         with pytest.raises(PayloadError, match="not empty"):

@@ -28,6 +28,10 @@ def load(conn, keys):
         ([*map(int, keys)],),
     )
     return {{str(i): {{"id": i, "version": v}} for i, v in rows}}
+
+@app.entity(topic, source="airlines", key="code")
+def load_airlines(conn, codes):
+    return {{code: {{"code": code, "version": 1}} for code in codes}}
 """
 
 
@@ -41,6 +45,8 @@ def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
     admin = connect(autocommit=True)
     admin.execute("create table flights (id int primary key, version int default 1)")
     admin.execute("insert into flights select generate_series(1, %s)", (FLIGHTS,))
+    admin.execute("create table airlines (code text primary key)")
+    admin.execute("insert into airlines select 'A' || generate_series(1, 16)")
 
     def command(*args: str) -> str:
         done = subprocess.run(
@@ -61,11 +67,14 @@ def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
         return done.stdout
 
     planned = command("start", "flights", "--rate", "6000", "--dry-run")
-    assert "336,776" in planned
-    assert "6,000" in planned
+    assert "336,776 keys of flights.id (integer)" in planned
+    assert "range 0: from the first up to " in planned
+    assert "at 6,000 records a minute it takes 57.6 minutes, ends 20" in planned
     assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,)
 
-    command("start", "flights", "--rate", "6000")
+    started = command("start", "flights", "--rate", "6000")
+    assert "running, 0 sent and 0 superseded of 336,776, 34 of 34 ranges" in started
+    assert "6,000 records a minute, ends 20" in started
     (chunks, keys) = admin.execute(
         "select count(*), sum(jsonb_array_length(payload->'keys')) from jobs_lib.jobs"
     ).fetchone()
@@ -96,8 +105,12 @@ def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
         assert status["sent"] >= 300
         assert status["eta"] is not None
         command("cancel", "flights")
+        # The same command stays to the end, where it is told to.
+        small = ("start", "airlines", "--rate", "60000", "--engine", "sql")
+        assert "finished, 16 sent" in command(*small, "--watch")
     sent = read_topic(bootstrap_servers, name)
-    assert len(sent) >= 300
+    assert len(sent) >= 316
+    assert {r.key for r in sent} >= {f"A{n}" for n in range(1, 17)}
     assert all(
         r.headers["cause"] == "reexport" and r.json["version"] == 1 for r in sent
     )

@@ -1,0 +1,174 @@
+"""Right and wrong uses of the public interface; a wrong line ends in `# error`.
+
+Never run and left out of `make check`: test_uses.py compares what mypy and pyright say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, assert_type
+
+import psycopg
+
+from jobs_lib import App, Discard, Job, Record, Snooze, exponential, reexport
+from jobs_lib.outbox.topic import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psycopg import Connection
+
+
+@dataclass
+class AircraftState:
+    """The values of a topic."""
+
+    tail: str
+    version: int
+
+
+@dataclass
+class Flight:
+    """The values of another one."""
+
+    tail: str
+
+
+app = App("flights")
+conn = psycopg.connect()
+
+
+# Jobs: the handler's signature is that of `enqueue`.
+
+
+@app.job(group="tail")
+def tell_partner(job: Job, tail: str, flight: int = 0) -> None: ...
+
+
+tell_partner.enqueue(conn, tail="N1", flight=7)
+tell_partner.enqueue(conn, "N1")
+tell_partner.options(run_at=datetime.now(UTC)).enqueue(conn, tail="N1")
+tell_partner.enqueue(conn, tail=1)  # error
+tell_partner.enqueue(conn, tail="N1", fligth=7)  # error
+tell_partner.enqueue(conn)  # error
+tell_partner.enqueue(tail="N1")  # error
+tell_partner.enqueue("postgresql://host/db", tail="N1")  # error
+tell_partner.options(run_at="tomorrow").enqueue(conn, tail="N1")  # error
+
+
+tell_partner.enqueue_many(conn, [{"tail": "N1"}])
+tell_partner.enqueue_many(conn, ["N1"])  # error
+
+
+@app.job()  # error
+def no_job(tail: str) -> None: ...
+
+
+@app.job(group=lambda tail: tail, retry=exponential(first=0.2, cap=5))
+def patient(job: Job, tail: str) -> None:
+    assert_type(job.id, int)
+    with job.transaction() as connection:
+        connection.execute("select 1")
+    if job.attempt > 3:
+        raise Discard("too often")
+    raise Snooze(seconds="30")  # error
+
+
+@app.job(retry=5)  # error
+def impatient(job: Job) -> None: ...
+
+
+# Topics: what is sent has the type that the topic declares.
+
+states = app.topic("states", value=AircraftState, compacted=True)
+assert_type(states, Topic[AircraftState])
+states.send(conn, key="N1", value=AircraftState("N1", 1), version=1)
+states.tombstone(conn, key="N1")
+states.send(conn, key="N1", value=Flight("N1"))  # error
+states.send(conn, key="N1", value={"tail": "N1", "version": 1})  # error
+states.send(conn, key="N1", value=b"{}")  # error
+states.send(conn, key="N1", value=None)  # error
+states.send(conn, key=1, value=AircraftState("N1", 1))  # error
+states.tombstone(conn, key=None)  # error
+
+either = app.topic("either", value=AircraftState | Flight)
+either.send(conn, key="N1", value=Flight("N1"))
+either.send(conn, key="N1", value="N1")  # error
+
+lists = app.topic("lists", value=list[int])
+lists.send(conn, key=None, value=[1, 2])
+lists.send(conn, key=None, value=["1"])  # error
+
+raw = app.topic("raw", value=bytes)
+raw.send(conn, key=None, value=b"\x00")
+raw.send(conn, key=None, value="text")  # error
+
+anything = app.topic("anything")
+anything.send(conn, key="N1", value={"n": 1})
+app.topic("wrong", value=7)  # error
+
+
+# Consumers: the record's value has the type that the decorator declares.
+
+
+@app.consumer("flights", group="tracker", value=Flight)
+def track(record: Record[Flight], conn: Connection[Any]) -> None:
+    assert_type(record.value, Flight)
+    tell_partner.enqueue(conn, tail=record.value.tail)
+    tell_partner.enqueue(conn, tail=record.value)  # error
+
+
+@app.consumer("flights", group="with-tombstones", value=Flight)
+def track_gone(record: Record[Flight | None], conn: Connection[Any]) -> None:
+    print(record.value.tail)  # error
+
+
+@app.consumer("flights", group="loose", value=Flight)
+def loose(record: Record, conn: Connection[Any]) -> None:
+    print(record.value.whatever)
+
+
+@app.consumer("flights", group="undeclared")
+def undeclared(record: Record[Flight], conn: Connection[Any]) -> None: ...
+
+
+@app.consumer("flights", group="other", value=Flight)  # error
+def other(record: Record[AircraftState], conn: Connection[Any]) -> None: ...
+
+
+@app.consumer("flights", group="no-connection", value=Flight)  # error
+def no_connection(record: Record[Flight]) -> None: ...
+
+
+# The function is still there, to be called by a test.
+handler: Callable[[Record[Flight], Connection[Any]], None] = track
+
+
+# Read models and entities.
+
+
+@app.read_model("states", table="t", key="tail", group="board", value=AircraftState)
+def row(record: Record[AircraftState]) -> dict[str, Any]:
+    return {"v": record.value.version, "delay": record.value.delay}  # error
+
+
+@app.read_model("s", table="t", key="k", group="g", value=AircraftState)  # error
+def not_a_row(record: Record[AircraftState]) -> int:
+    return record.value.version
+
+
+@app.entity(states, source="aircraft", key="tail")
+def load(conn: Connection[Any], tails: list[str]) -> dict[str, AircraftState]:
+    return {tail: AircraftState(tail, 1) for tail in tails}
+
+
+@app.entity(states, source="aircraft", key="tail")  # error
+def load_flights(conn: Connection[Any], tails: list[str]) -> dict[str, Flight]:
+    return {tail: Flight(tail) for tail in tails}
+
+
+reexport.start(app.database(), app.entities["aircraft"], rate=6_000)
+reexport.start(app.database(), "aircraft", rate=6_000)  # error
+reexport.start(app.database(), app.entities["aircraft"])  # error
+assert_type(reexport.status(app.database(), "aircraft").sent, int)
