@@ -24,6 +24,7 @@ from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Service:
         self._ownerships: list[Ownership] = []
         self._workers: list[Executor | Relay | Consumer] = []
         self._members: list[GroupMember] = []
+        self._scheduler: Scheduler | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -104,10 +106,15 @@ class Service:
             ownership.start()
         for member in self._members:
             member.start()
+        if executes and self.app.schedules:
+            self._scheduler = Scheduler(self.database, self.app.schedules.values())
+            self._scheduler.start()
 
     def stop(self) -> None:
         """Give everything back, wait for what is running, and stop."""
         deadline = time.monotonic() + self.settings.shutdown_timeout
+        if self._scheduler is not None:
+            self._scheduler.stop()
         for member in self._members:
             # Leaving the group hands the partitions over, one after the other.
             member.stop()
