@@ -63,7 +63,8 @@ def local(made, ticks: list[datetime]) -> list[str]:
 )
 def test_the_hour_that_is_left_out_and_the_hour_that_comes_twice(cron, day, expected):
     made = schedule(cron, "Europe/Zurich")
-    midnight = datetime(*day, tzinfo=ZURICH)
+    year, month, number = day
+    midnight = datetime(year, month, number, tzinfo=ZURICH)
     found = ticks_between(
         made,
         (midnight - timedelta(seconds=1)).astimezone(UTC),
