@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
-from pytest_postgresql.janitor import DatabaseJanitor
+from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 # A database is some 300 files: 0.03 s to copy in memory, 0.3 s on a slow disk.
 _MEMORY = Path("/dev/shm")
 _ENOUGH_MEMORY = 4 * 2**30
+# The first PostgreSQL that can be told how to copy a database.
+_STRATEGIES = 150_000
 
 
 @contextmanager
@@ -88,31 +89,38 @@ class Databases:
         """
         if setup not in self._templates:
             self._templates[setup] = self._make_template(setup)
-        name = f"test_{uuid4().hex[:12]}"
-        with self._janitor(name, template=self._templates[setup]):
-            yield self._url_of(name)
+        with self._made_from(self._templates[setup]) as url:
+            yield url
 
     def _make_template(self, setup: Setup | None) -> str:
-        name = f"template_{uuid4().hex[:12]}"
-        self._made.enter_context(self._janitor(name))
-        migrate(self._url_of(name), self.schema)
+        url = self._made.enter_context(self._made_from("template1"))
+        migrate(url, self.schema)
         if setup is not None:
-            setup(self._url_of(name))
-        return name
+            setup(url)
+        return str(make_url(url).database)
 
-    def _url_of(self, name: str) -> str:
+    @contextmanager
+    def _made_from(self, template: str) -> Iterator[str]:
+        name = f"test_{uuid4().hex[:12]}"
+        with self._connect() as connection:
+            query = sql.SQL("create database {} template {}").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+            if connection.info.server_version >= _STRATEGIES:
+                # Half the time of writing every page to the log, as is the default.
+                query += sql.SQL(" strategy file_copy")
+            connection.execute(query)
         url = make_url(self._server_url).set(database=name)
-        return url.render_as_string(hide_password=False)
+        try:
+            yield url.render_as_string(hide_password=False)
+        finally:
+            with self._connect() as connection:
+                connection.execute(
+                    # Whoever is still connected, such as a process that was killed.
+                    sql.SQL("drop database {} with (force)").format(
+                        sql.Identifier(name)
+                    )
+                )
 
-    def _janitor(self, name: str, *, template: str | None = None) -> DatabaseJanitor:
-        where: dict[str, Any] = {**conninfo_to_dict(self._server_url)}
-        return DatabaseJanitor(
-            user=where.get("user", "postgres"),
-            password=where.get("password"),
-            host=where.get("host", "127.0.0.1"),
-            port=where.get("port", 5432),
-            maintenance_dbname=where.get("dbname", "postgres"),
-            dbname=name,
-            template_dbname=template,
-            as_template=template is None,
-        )
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self._server_url, autocommit=True)

@@ -38,16 +38,15 @@ class Enqueued:
 
 def read_payload(job_type: JobType[Any], text: str) -> dict[str, Any]:
     """A stored payload with the types and the defaults of the handler."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in job_type.payload.signature.parameters.items()
-        if parameter.default is not parameter.empty
-    }
     try:
-        return defaults | job_type.payload.decode(text)
+        values = job_type.payload.decode(text)
     except PayloadError:
         # Written by hand, or for another signature: shown as it is.
         return cast("dict[str, Any]", json.loads(text))
+    return {
+        name: values.get(name, parameter.default)
+        for name, parameter in job_type.payload.signature.parameters.items()
+    }
 
 
 def check_fields(job_type: JobType[Any], payload: Mapping[str, Any]) -> None:
