@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[Any]
 
+_NONE = object()
+
 
 class Jobs:
     """The jobs of an app in the database of one test.
@@ -98,7 +100,9 @@ class Jobs:
             one
             for one in self._list()
             if (job_type is None or one.type == job_type.name)
-            and all(one.payload[name] == value for name, value in payload.items())
+            and all(
+                one.payload.get(name, _NONE) == value for name, value in payload.items()
+            )
         ]
 
     def assert_enqueued(self, job_type: JobType[Any], /, **payload: Any) -> Enqueued:

@@ -63,11 +63,10 @@ def jobs_database_setup():
 @pytest.fixture
 def partner(monkeypatch) -> Iterator[Partner]:
     made = Partner()
-    client = httpx.Client(
-        base_url="http://partner", transport=httpx.MockTransport(made)
-    )
-    monkeypatch.setattr(service, "partner", client)
-    return made
+    transport = httpx.MockTransport(made)
+    with httpx.Client(base_url="http://partner", transport=transport) as client:
+        monkeypatch.setattr(service, "partner", client)
+        yield made
 
 
 def fly(jobs, flight: Flight) -> None:
