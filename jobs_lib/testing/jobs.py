@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import patch
 
@@ -150,26 +150,26 @@ class Jobs:
         left = float("inf") if include_future else 0.0
         if until is not None:
             left = max(0.0, (until - self._now()).total_seconds())
-        runner = OneByOne(self.app, self._database)
         ran = 0
-        while (row := self._next()) is not None and row.wait <= left:
-            if row.wait:
-                self.travel(row.wait)
-                left -= row.wait
-                continue
-            if ran == limit:
-                raise AssertionError(
-                    f"{limit} jobs have run and {list_up(self.enqueued())}: does a "
-                    "job enqueue itself for ever? Else give a higher limit"
-                )
-            ran += 1
-            if error := runner.run(self._connection, row):
-                error.add_note(
-                    f"in job {row.id} {row.type!r}, attempt {row.attempt + 1}"
-                )
-                self.errors.append(error)
-                if raises:
-                    raise error
+        with closing(OneByOne(self.app, self._database)) as runner:
+            while (row := self._next()) is not None and row.wait <= left:
+                if row.wait:
+                    self.travel(row.wait)
+                    left -= row.wait
+                    continue
+                if ran == limit:
+                    raise AssertionError(
+                        f"{limit} jobs have run and {list_up(self.enqueued())}: does "
+                        "a job enqueue itself for ever? Else give a higher limit"
+                    )
+                ran += 1
+                error = runner.run(self._connection, row)
+                if error is not None:
+                    attempt = row.attempt + 1
+                    error.add_note(f"in job {row.id} {row.type!r}, attempt {attempt}")
+                    self.errors.append(error)
+                    if raises:
+                        raise error
         if until is not None:
             self.travel(left)
         return ran

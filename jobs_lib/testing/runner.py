@@ -59,9 +59,15 @@ class OneByOne:
         self._database = database
         self._owner = uuid4()
         self._raised: list[BaseException] = []
+        self._lent: psycopg.Connection[Any] | None = None
         types = {name: self._watched(one) for name, one in app.jobs.items()}
         self._runner = Runner(types, database.queries, self._owner, self._lend)
         self._completer = Completer(database.queries, self._owner, types)
+
+    def close(self) -> None:
+        """Close what was opened for the handlers."""
+        if self._lent is not None:
+            self._lent.close()
 
     def run(
         self, connection: psycopg.Connection[Any], row: Row
@@ -104,8 +110,10 @@ class OneByOne:
 
     @contextmanager
     def _lend(self) -> Iterator[psycopg.Connection[Any]]:
-        with self._database.connect("handlers") as connection:
-            yield connection
+        # One for all: they run one after the other, and to connect takes a while.
+        if self._lent is None or self._lent.closed:
+            self._lent = self._database.connect("test handlers")
+        yield self._lent
 
 
 def run_inside(
