@@ -22,6 +22,7 @@ if __name__ == "__main__":
         if "die" in options:
             os.kill(os.getpid(), signal.SIGKILL)
         if "stop" in options:
+            options.remove("stop")
             print("inside", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
