@@ -18,6 +18,7 @@ from jobs_lib.jobs.type import JobType
 from jobs_lib.outbox.entity import Entity
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
+from jobs_lib.schedule import Schedule
 from jobs_lib.settings import Settings, default_settings, require_database_url
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
     from jobs_lib.outbox.entity import Loader
+    from jobs_lib.schedule import Missed
 
 P = ParamSpec("P")
 V = TypeVar("V", default=Any)
@@ -37,7 +39,7 @@ A = TypeVar("A", bound="Around")
 
 
 class App:
-    """The jobs, topics, consumers and entities of one service.
+    """The jobs, schedules, topics, consumers and entities of one service.
 
     Args:
         name: the service, as it appears in headers and logs.
@@ -53,6 +55,7 @@ class App:
         self.name = name
         self.home = home
         self.jobs: dict[str, JobType[Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
@@ -153,6 +156,64 @@ class App:
         """
         self.around.append(function)
         return function
+
+    def periodic(
+        self,
+        cron: str,
+        *,
+        tz: str = "UTC",
+        missed: Missed = "one",
+        name: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+    ) -> Callable[[JobType[P]], JobType[P]]:
+        """Enqueue a job type at each tick of a schedule, once over all pods.
+
+        Stands above ``@app.job``, several times if need be. A handler with a parameter
+        ``tick: datetime`` is told the tick's time in the schedule's zone. A new
+        schedule starts from now, and so does one whose expression or zone has changed.
+
+        Args:
+            cron: minute, hour, day of month, month and day of week, as Debian's cron
+                reads them; with six fields the first is the second.
+            tz: the IANA time zone in which the expression is read.
+            missed: what is enqueued for ticks at which no pod was there: ``one`` job,
+                for the newest tick; ``skip`` for none but one of the last minute;
+                ``all`` of them, the newest 1,000 at the most.
+            name: of the schedule. Defaults to the job type's.
+            payload: the handler's other arguments.
+
+        Raises:
+            ConfigurationError: the name is taken, or an argument cannot be used.
+        """
+
+        def declare(job_type: JobType[P]) -> JobType[P]:
+            if not isinstance(job_type, JobType):
+                raise ConfigurationError(
+                    f"{job_type!r} is no job type: put @app.periodic above @app.job"
+                )
+            declared = self.jobs.get(job_type.name)
+            if declared is None or declared.function is not job_type.function:
+                raise ConfigurationError(
+                    f"the job type {job_type.name!r} is not one of the app "
+                    f"{self.name!r}, so nobody would run its jobs"
+                )
+            schedule = Schedule(
+                job_type,
+                cron,
+                name=job_type.name if name is None else name,
+                tz=tz,
+                missed=missed,
+                payload=payload or {},
+            )
+            if schedule.name in self.schedules:
+                raise ConfigurationError(
+                    f"the schedule {schedule.name!r} is declared twice: give one of "
+                    "them a name of its own, as in name='nightly'"
+                )
+            self.schedules[schedule.name] = schedule
+            return job_type
+
+        return declare
 
     def topic(
         self,

@@ -25,6 +25,7 @@ from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Service:
         self._ownerships: list[Ownership] = []
         self._workers: list[Executor | Relay | Consumer] = []
         self._members: list[GroupMember] = []
+        self._scheduler: Scheduler | None = None
         self._stopping = threading.Event()
         self.is_ready = False
         """Whether all parts have started, and none is asked to stop."""
@@ -109,6 +111,9 @@ class Service:
             ownership.start()
         for member in self._members:
             member.start()
+        if executes and self.app.schedules:
+            self._scheduler = Scheduler(self.database, self.app.schedules.values())
+            self._scheduler.start()
         self.is_ready = True
 
     def stop(self) -> bool:
@@ -127,6 +132,8 @@ class Service:
         ]
         if unfinished:
             telemetry.emit("jobs.released", ids=unfinished)
+        if self._scheduler is not None:
+            self._scheduler.stop()
         for member in self._members:
             # Leaving the group hands the partitions over, one after the other.
             member.stop()

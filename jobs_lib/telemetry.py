@@ -17,6 +17,8 @@
     jobs.released      ids                           cut off when the process stops
     jobs.fenced        ids                           refused, or no longer there
     jobs.unknown       type, origin, count           no handler has this type
+    ticks.enqueued     schedule, ticks               periodic jobs are in
+    ticks.dropped      schedule, since, before       missed, and left out by rule
     block.read         shard, rows                   the relay has read rows
     block.produced     shard, rows                   in Kafka, not deleted yet
     block.deleted      shard, rows                   exactly these are gone
@@ -51,6 +53,7 @@ _LOGGED = {
     "jobs.released": logging.WARNING,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
+    "ticks.dropped": logging.WARNING,
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
 }

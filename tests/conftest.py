@@ -5,10 +5,7 @@ Servers are started when the first test needs one, and never outlive the run.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,29 +13,24 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
-from pytest_postgresql.janitor import DatabaseJanitor
 
 from jobs_lib.db import Database
-from jobs_lib.devstack import KafkaBroker, PostgresServer
-from jobs_lib.schema import migrate
+from jobs_lib.devstack import KafkaBroker
+from jobs_lib.testing.databases import embedded_server
 from tests import support
 from tests.support.budgets import Budgets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from jobs_lib.devstack import PostgresServer
     from tests.support import Worker
 
     Connect = Callable[..., psycopg.Connection[psycopg.rows.TupleRow]]
 
 SCHEMA = "jobs_lib"
-TEMPLATE = "jobs_lib_template"
 #: A bin folder of another PostgreSQL to test with, such as an older version.
 POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
-
-# A database is some 300 files: 0.03 s to copy in memory, 0.3 s on a slow disk.
-_MEMORY = Path("/dev/shm")
-_ENOUGH_MEMORY = 4 * 2**30
 
 # Where the servers' programs come from is the machine's business, not the tests'.
 _KEPT = {POSTGRES_BIN, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
@@ -57,36 +49,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def postgres_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this run; its data are thrown away."""
     chosen = os.environ.get(POSTGRES_BIN)
-    bin_dir = Path(chosen) if chosen else None
-    server = PostgresServer.ephemeral(bin_dir=bin_dir)
-    with _quick_temporary_files():
-        server.start()
-    with server:
-        # A port can be somebody else's: nothing is written before this holds.
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            row = connection.execute("show data_directory").fetchone()
-        assert row == (str(server.data),), (
-            f"{server.url} is not the server started here"
-        )
+    with embedded_server(Path(chosen) if chosen else None) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def template_database(postgres_server: PostgresServer) -> Iterator[str]:
-    """The name of a migrated database that every test's database is a copy of."""
-    with _janitor(postgres_server, TEMPLATE, as_template=True):
-        migrate(postgres_server.url_of(TEMPLATE), SCHEMA)
-        yield TEMPLATE
+def jobs_server_url(postgres_server: PostgresServer) -> str:
+    """The same server for the fixtures of the test kit."""
+    return postgres_server.url
 
 
 @pytest.fixture
-def database_url(
-    postgres_server: PostgresServer, template_database: str
-) -> Iterator[str]:
+def database_url(jobs_database_url: str) -> str:
     """The URL of a fresh, migrated database of this test alone."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with _janitor(postgres_server, name, template_dbname=template_database):
-        yield postgres_server.url_of(name)
+    return jobs_database_url
 
 
 @pytest.fixture
@@ -178,29 +154,3 @@ def run_process() -> Iterator[Callable[..., Worker]]:
     yield run
     for worker in workers:
         worker.close()
-
-
-@contextlib.contextmanager
-def _quick_temporary_files() -> Iterator[None]:
-    """Make temporary folders in memory, where there is room for them."""
-    with pytest.MonkeyPatch.context() as patch:
-        if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ENOUGH_MEMORY:
-            patch.setattr(tempfile, "tempdir", str(_MEMORY))
-        yield
-
-
-def _janitor(
-    server: PostgresServer,
-    name: str,
-    *,
-    template_dbname: str | None = None,
-    as_template: bool = False,
-) -> DatabaseJanitor:
-    return DatabaseJanitor(
-        user="postgres",
-        host="127.0.0.1",
-        port=server.port,
-        dbname=name,
-        template_dbname=template_dbname,
-        as_template=as_template,
-    )

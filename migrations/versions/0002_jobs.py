@@ -99,6 +99,8 @@ create table cancellations (
 -- Periodic jobs: the last tick that was enqueued, or skipped by rule.
 create table schedules (
     name text collate "C" primary key,
+    -- Expression and zone: when they change, it starts from now.
+    definition text not null,
     ticked_at timestamptz not null
 );
 

@@ -40,6 +40,8 @@ def test_the_migrations_are_inside_the_wheel(tmp_path, postgres_server):
     assert tops == {"jobs_lib", "spark_bridge"}
     assert (installed / "jobs_lib" / "py.typed").is_file()
     assert (installed / "jobs_lib" / "devstack" / "kafka.lock").is_file()
+    (declared,) = installed.glob("jobs_lib-*.dist-info/entry_points.txt")
+    assert "[pytest11]\njobs_lib = jobs_lib.testing.plugin" in declared.read_text()
     name = f"wheel_{uuid4().hex[:12]}"
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
         admin.execute(f"create database {name}")

@@ -1,0 +1,50 @@
+-- The test kit: what waits, the next of it, and a clock that moves what is scheduled.
+
+-- name: kit_list
+select id, type, "group", attempt, payload::text, run_at from {schema}.jobs order by id
+
+-- name: kit_next
+-- The job that runs next when one process runs all of them, one by one: what is due in
+-- the order of enqueue, then what is due first. Only the head of a group, as always.
+select
+    j.id, j.type, j.origin, j."group", j.attempt, j.payload::text, j.run_at,
+    j.enqueued_at, j.headers,
+    case j.state when 'scheduled'
+        then greatest(extract(epoch from j.run_at - clock_timestamp())::float8, 0) else 0
+    end as wait
+from {schema}.jobs j
+where j.type = any (%(types)s::text[])
+    and not exists (
+        select from {schema}.jobs e
+        where e.origin = j.origin and e."group" = j."group" and e.id < j.id
+    )
+    and not exists (
+        select from {schema}.pauses p
+        where (p.kind, p.name)
+            in (('type', j.type), ('origin', j.origin), ('group', j."group"))
+    )
+order by wait, j.priority desc, j.id limit 1
+
+-- name: kit_read
+select
+    j.id, j.type, j.origin, j."group", j.attempt, j.payload::text, j.run_at,
+    j.enqueued_at, j.headers, 0::float8 as wait
+from {schema}.jobs j where j.id = %(id)s and j.state = 'available'
+
+-- name: kit_remove
+delete from {schema}.jobs where id = %(id)s
+
+-- name: kit_travel
+-- The database's clock cannot be set: all that waits moves towards it instead.
+update {schema}.jobs set
+    run_at = run_at - make_interval(secs => %(seconds)s),
+    enqueued_at = enqueued_at - make_interval(secs => %(seconds)s)
+
+-- name: kit_own
+insert into {schema}.origins as o (role, origin, owner, epoch)
+values ('execute', %(origin)s, %(owner)s, 1)
+on conflict (role, origin) do update set owner = excluded.owner, epoch = o.epoch + 1
+returning epoch
+
+-- name: kit_outbox
+select topic, key, value, version, headers from {schema}.outbox where class = 0 order by id

@@ -1,0 +1,242 @@
+"""The jobs of a test: what waits, running it, and moving the clock."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any, Self, cast
+from unittest.mock import patch
+
+import psycopg
+from psycopg.rows import class_row
+
+from jobs_lib.db import Database
+from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.type import JobType
+from jobs_lib.settings import default_settings, load_settings
+from jobs_lib.testing.enqueued import (
+    Enqueued,
+    check_fields,
+    describe,
+    list_up,
+    read_payload,
+)
+from jobs_lib.testing.runner import OneByOne, Row, run_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from datetime import datetime
+
+    from jobs_lib.app import App
+    from jobs_lib.consuming.record import Record
+    from jobs_lib.db import Caller
+    from jobs_lib.settings import Settings
+
+    Connection = psycopg.Connection[Any]
+
+_NONE = object()
+
+
+class Jobs:
+    """The jobs of an app in the database of one test.
+
+    While it is in use, as a context manager, the app writes to that database.
+    """
+
+    def __init__(self, app: App, url: str) -> None:
+        self.app = app
+        self.url = url
+        self.errors: list[BaseException] = []
+        """What handlers raised in :meth:`drain`, in order."""
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        given = self.app._settings
+        settings = (given or load_settings()).model_copy(
+            update={"database_url": self.url}
+        )
+        self._database = Database(self.url, settings.schema_name)
+        self._connection = self._opened.enter_context(
+            self._database.connect("test kit")
+        )
+        self._use(settings)
+        self._opened.callback(self._use, given)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def connect(self) -> Connection:
+        """A psycopg connection to the test's database, closed at the test's end."""
+        connection = psycopg.connect(self.url)
+        self._opened.callback(connection.close)
+        return connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection whose transaction is committed at the end of the block."""
+        with psycopg.connect(self.url) as connection:
+            yield connection
+
+    def handle(
+        self, handler: Callable[[Record, Connection], None], record: Record
+    ) -> None:
+        """Call a consumer's handler as a consumer does, and commit."""
+        with self.transaction() as connection, handling(record.origin):
+            handler(record, connection)
+
+    def enqueued(
+        self, job_type: JobType[Any] | None = None, /, **payload: Any
+    ) -> list[Enqueued]:
+        """What waits, in the order of enqueue: all of it, or of one type.
+
+        Args:
+            job_type: what ``@app.job`` made of the handler.
+            **payload: only jobs with these values; other fields do not matter.
+        """
+        if job_type is not None:
+            check_fields(job_type, payload)
+        return [
+            one
+            for one in self._list()
+            if (job_type is None or one.type == job_type.name)
+            and all(
+                one.payload.get(name, _NONE) == value for name, value in payload.items()
+            )
+        ]
+
+    def assert_enqueued(self, job_type: JobType[Any], /, **payload: Any) -> Enqueued:
+        """Fail unless a job of the type, with these values, waits; the first one."""
+        __tracebackhide__ = True
+        found = self.enqueued(job_type, **payload)
+        if not found:
+            raise AssertionError(
+                f"no job {describe(job_type.name, payload)} is enqueued; "
+                f"{list_up(self.enqueued())}\n(only what is committed can be seen)"
+            )
+        return found[0]
+
+    def assert_not_enqueued(self, job_type: JobType[Any], /, **payload: Any) -> None:
+        """Fail if a job of the type, with these values, waits."""
+        __tracebackhide__ = True
+        if found := self.enqueued(job_type, **payload):
+            raise AssertionError(
+                f"no job {describe(job_type.name, payload)} should be enqueued, but "
+                f"{list_up(found)}"
+            )
+
+    def drain(
+        self,
+        *,
+        until: datetime | None = None,
+        include_future: bool = False,
+        raises: bool = True,
+        limit: int = 1_000,
+    ) -> int:
+        """Run what is due, in this thread, until nothing is; returns how many ran.
+
+        They run one by one, in the order of enqueue, and with them what they enqueue.
+        Paused jobs, jobs behind one of their group that is not due, and types that the
+        app does not have stay where they are.
+
+        Args:
+            until: run what becomes due until that time, too, each job at its time:
+                the clock is moved on (see :meth:`travel`), to ``until`` in the end.
+            include_future: run everything, whenever it is due, in the same way.
+            raises: end with the first error that a handler raises. Its job is retried
+                later, as ever. Otherwise errors are only kept in ``errors``.
+            limit: fail when more than so many run: jobs may enqueue jobs for ever.
+        """
+        left = float("inf") if include_future else 0.0
+        if until is not None:
+            left = max(0.0, (until - self._now()).total_seconds())
+        ran = 0
+        with closing(OneByOne(self.app, self._database)) as runner:
+            while (row := self._next()) is not None and row.wait <= left:
+                if row.wait:
+                    self.travel(row.wait)
+                    left -= row.wait
+                    continue
+                if ran == limit:
+                    raise AssertionError(
+                        f"{limit} jobs have run and {list_up(self.enqueued())}: does "
+                        "a job enqueue itself for ever? Else give a higher limit"
+                    )
+                ran += 1
+                error = runner.run(self._connection, row)
+                if error is not None:
+                    attempt = row.attempt + 1
+                    error.add_note(f"in job {row.id} {row.type!r}, attempt {attempt}")
+                    self.errors.append(error)
+                    if raises:
+                        raise error
+        if until is not None:
+            self.travel(left)
+        return ran
+
+    def travel(self, seconds: float) -> None:
+        """Set the clock of what is scheduled so many seconds forward.
+
+        The database's own clock goes on as it does: the times of all waiting jobs are
+        moved instead, and nothing runs by it.
+        """
+        if seconds < 0:
+            raise ValueError(f"time goes forward only, not by {seconds:g} s")
+        self.query("kit_travel", seconds=seconds)
+
+    @contextmanager
+    def inline(self) -> Iterator[None]:
+        """Inside the block, what is enqueued runs at once, before the call returns.
+
+        It is enqueued, with all checks, then its handler is called in the caller's
+        transaction, and the job is removed. The handler's own transaction is a
+        savepoint of the caller's; what it raises, the caller gets. A job for later is
+        only enqueued, and a snoozed one stays. There are no attempts and no order: what
+        a test wants to know about those, it learns from :meth:`drain`.
+        """
+        enqueue = JobType.enqueue
+
+        def enqueue_and_run(
+            job_type: JobType[Any], conn: Caller, *args: Any, **kwargs: Any
+        ) -> int:
+            job_id = enqueue(job_type, conn, *args, **kwargs)
+            ours = self.app.jobs.get(job_type.name)
+            if ours is not None and ours.function is job_type.function:
+                run_inside(job_type, conn, job_id, self._database.queries)
+            return job_id
+
+        def enqueue_and_run_many(
+            job_type: JobType[Any], conn: Caller, payloads: Iterable[Mapping[str, Any]]
+        ) -> int:
+            return len([enqueue_and_run(job_type, conn, **one) for one in payloads])
+
+        with (
+            patch.object(JobType, "enqueue", enqueue_and_run),
+            patch.object(JobType, "enqueue_many", enqueue_and_run_many),
+        ):
+            yield
+
+    def query(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of one of the library's named queries."""
+        cursor = self._connection.execute(self._database.queries[name], parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def _next(self) -> Row | None:
+        with self._connection.cursor(row_factory=class_row(Row)) as cursor:
+            return cursor.execute(
+                self._database.queries["kit_next"], {"types": list(self.app.jobs)}
+            ).fetchone()
+
+    def _list(self) -> Iterator[Enqueued]:
+        for job_id, type_, group, attempt, text, run_at in self.query("kit_list"):
+            known = self.app.jobs.get(type_)
+            payload = read_payload(known, text) if known else json.loads(text)
+            yield Enqueued(job_id, type_, payload, group, run_at, attempt)
+
+    def _now(self) -> datetime:
+        return cast("datetime", self.query("read_clock")[0][0])
+
+    def _use(self, settings: Settings | None) -> None:
+        self.app._settings = settings
+        # Whatever reads the environment by itself shall read it anew.
+        default_settings.cache_clear()

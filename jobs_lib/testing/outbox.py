@@ -1,0 +1,120 @@
+"""What a test's code has written to the outbox."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.outbox.topic import Topic
+
+if TYPE_CHECKING:
+    from jobs_lib.testing.jobs import Jobs
+
+_ANY = object()
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A record on its way to a topic."""
+
+    topic: str
+    key: str | None
+    value: Any
+    """Parsed from JSON; bytes that are none stay bytes; None for a tombstone."""
+    version: int | None
+    headers: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.topic} key={self.key!r} value={self.value!r}"
+
+
+class Outbox:
+    """The committed rows of the outbox: no relay and no broker is needed."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def sent(
+        self, topic: Topic[Any] | str | None = None, /, *, key: Any = _ANY
+    ) -> list[Sent]:
+        """The records in the order of writing: all, or those of a topic or key."""
+        name = topic.name if isinstance(topic, Topic) else topic
+        return [
+            one
+            for one in self._list()
+            if (name is None or one.topic == name) and (key is _ANY or one.key == key)
+        ]
+
+    def assert_sent(
+        self, topic: Topic[Any] | str, /, *, key: Any = _ANY, value: Any = _ANY
+    ) -> Sent:
+        """Fail unless such a record was written; the last one.
+
+        Args:
+            topic: what ``app.topic`` returned, or a name.
+            key: its key. Defaults to any.
+            value: the whole value, as ``send`` takes it; with a topic's name, as JSON
+                holds it. Defaults to any.
+        """
+        __tracebackhide__ = True
+        found = self._find(topic, key, value)
+        if not found:
+            raise AssertionError(
+                f"nothing was sent to {_describe(topic, key, value)}; "
+                f"{_list_up(self.sent())}\n(only what is committed can be seen)"
+            )
+        return found[-1]
+
+    def assert_not_sent(
+        self, topic: Topic[Any] | str, /, *, key: Any = _ANY, value: Any = _ANY
+    ) -> None:
+        """Fail if such a record was written."""
+        __tracebackhide__ = True
+        if found := self._find(topic, key, value):
+            raise AssertionError(
+                f"nothing should be sent to {_describe(topic, key, value)}, but "
+                f"{_list_up(found)}"
+            )
+
+    def _find(self, topic: Topic[Any] | str, key: Any, value: Any) -> list[Sent]:
+        if isinstance(topic, Topic) and value is not _ANY and value is not None:
+            value = _parse(topic.encode(value))
+        return [
+            one
+            for one in self.sent(topic, key=key)
+            if value is _ANY or one.value == value
+        ]
+
+    def _list(self) -> list[Sent]:
+        rows = self._jobs.query("kit_outbox")
+        return [
+            Sent(topic, key, _parse(value), version, headers or {})
+            for topic, key, value, version, headers in rows
+        ]
+
+
+def _parse(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return bytes(value)
+
+
+def _describe(topic: Topic[Any] | str, key: Any, value: Any) -> str:
+    text = repr(topic.name if isinstance(topic, Topic) else topic)
+    if key is not _ANY:
+        text += f" with the key {key!r}"
+    return text if value is _ANY else f"{text} with the value {value!r}"
+
+
+def _list_up(found: list[Sent]) -> str:
+    if not found:
+        return "nothing was sent at all"
+    shown = [str(one) for one in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        shown.append(f"and {len(found) - _SHOWN} more")
+    return "sent were\n  " + "\n  ".join(shown)

@@ -1,0 +1,209 @@
+"""The one place where the test kit touches how jobs are run.
+
+Everything else in the kit reads and writes by queries of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import class_row, tuple_row
+
+from jobs_lib.db import driver_connection
+from jobs_lib.errors import JobsError
+from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.model import Discard, Job, Lane, Result, Snooze
+from jobs_lib.jobs.run import Runner
+from jobs_lib.jobs.transaction import Lender
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from datetime import datetime
+
+    from jobs_lib.app import App
+    from jobs_lib.db import Caller, Database, Queries
+    from jobs_lib.jobs.type import JobType
+
+_FINE = {Result.COMPLETED, Result.COMMITTED, Result.SNOOZED, Result.DISCARDED}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job as the queries of the kit return it."""
+
+    id: int
+    type: str
+    origin: str
+    group: str | None
+    attempt: int
+    """Failed attempts so far."""
+    payload: str
+    run_at: datetime | None
+    enqueued_at: datetime
+    headers: dict[str, str] | None
+    wait: float
+    """Seconds until it is due."""
+
+
+class OneByOne:
+    """Runs single jobs in the calling thread, and settles each as an executor does."""
+
+    def __init__(self, app: App, database: Database) -> None:
+        self._database = database
+        self._owner = uuid4()
+        self._raised: list[BaseException] = []
+        self._lent: psycopg.Connection[Any] | None = None
+        types = {name: self._watched(one) for name, one in app.jobs.items()}
+        lender = Lender(
+            types, database.queries, self._owner, self._lend, self._lend_async
+        )
+        self._runner = Runner(types, lender, app.around)
+        self._completer = Completer(self._owner, types)
+
+    def close(self) -> None:
+        """Close what was opened for the handlers."""
+        if self._lent is not None:
+            self._lent.close()
+
+    def run(
+        self, connection: psycopg.Connection[Any], row: Row
+    ) -> BaseException | None:
+        """Run one job and write what became of it; the error, if that is what it was.
+
+        Raised by the handler on purpose, a ``Snooze`` or ``Discard`` is no error.
+        """
+        owned = connection.execute(
+            self._database.queries["kit_own"],
+            {"origin": row.origin, "owner": self._owner},
+        ).fetchone()
+        epoch = cast("tuple[int]", owned)[0]
+        installation = read_installation(connection, self._database.queries)
+        job = make_job(row, installation, epoch)
+        self._raised.clear()
+        if self._runner.is_async(job):
+            outcome = asyncio.run(self._runner.run_async(job))
+        else:
+            outcome = self._runner.run(job)
+        settlements = self._completer.prepare(
+            [job] if outcome is None else [],
+            [] if outcome is None else [outcome],
+            {row.origin: epoch},
+        )
+        for settlement in settlements:
+            written = connection.execute(
+                self._database.queries[settlement.query], settlement.parameters
+            )
+            self._completer.read(settlement, written.fetchall(), again=False)
+        if self._raised:
+            error = self._raised[0]
+            return None if isinstance(error, Snooze | Discard) else error
+        # It did not even come to the handler: its payload does not fit.
+        if outcome is None or outcome.result in _FINE:
+            return None
+        return JobsError(outcome.error)
+
+    def _watched(self, job_type: JobType[Any]) -> JobType[Any]:
+        """The type with a handler whose errors are kept: an outcome has their text."""
+        function = job_type.function
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except BaseException as error:
+                self._raised.append(error)
+                raise
+
+        @functools.wraps(function)
+        async def watched_async(*args: Any, **kwargs: Any) -> None:
+            try:
+                await cast("Any", function(*args, **kwargs))
+            except BaseException as error:
+                self._raised.append(error)
+                raise
+
+        watching = copy.copy(job_type)
+        is_async = inspect.iscoroutinefunction(function)
+        watching.function = watched_async if is_async else watched
+        return watching
+
+    @contextmanager
+    def _lend(self) -> Iterator[psycopg.Connection[Any]]:
+        # One for all: they run one after the other, and to connect takes a while.
+        if self._lent is None or self._lent.closed:
+            self._lent = self._database.connect("test handlers")
+        yield self._lent
+
+    @asynccontextmanager
+    async def _lend_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        # Each run has an event loop of its own.
+        connection = await psycopg.AsyncConnection.connect(
+            self._database.url, autocommit=True
+        )
+        async with connection:
+            yield connection
+
+
+def run_inside(
+    job_type: JobType[Any], caller: Caller, job_id: int, queries: Queries
+) -> None:
+    """Run a job inside the transaction of who has just enqueued it, and remove it.
+
+    Its own transaction is a savepoint of the caller's. All that the handler raises goes
+    to the caller, but ``Discard`` and ``Snooze``; a snoozed job, and one that is not
+    due, stay.
+    """
+    connection = driver_connection(caller)
+    with connection.cursor(row_factory=class_row(Row)) as cursor:
+        row = cursor.execute(queries["kit_read"], {"id": job_id}).fetchone()
+    if row is None:
+        return
+    job = make_job(row, read_installation(connection, queries))
+
+    @contextmanager
+    def savepoint(_: Job) -> Iterator[psycopg.Connection[Any]]:
+        with connection.transaction():
+            yield connection
+
+    job.lend = cast("Any", savepoint)
+    try:
+        with handling(row.origin):
+            job_type.function(job, **job_type.payload.decode(row.payload))
+    except Snooze:
+        return
+    except Discard:
+        pass
+    connection.execute(queries["kit_remove"], {"id": job_id})
+
+
+def read_installation(connection: psycopg.Connection[Any], queries: Queries) -> UUID:
+    """The database's identity, a part of every idempotency key."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(queries["read_installation"]).fetchone()
+    return cast("tuple[UUID, int]", row)[0]
+
+
+def make_job(row: Row, installation: UUID, epoch: int = 0) -> Job:
+    """The job of a row, at its next attempt, in a lane of its own."""
+    return Job(
+        Lane(row.origin, epoch, row.group, 0, installation),
+        row.id,
+        row.type,
+        row.group,
+        row.attempt + 1,
+        0,
+        0,
+        row.payload,
+        row.run_at,
+        row.enqueued_at,
+        row.headers,
+    )

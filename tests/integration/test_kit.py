@@ -1,0 +1,279 @@
+"""The test kit, as a user's tests see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from jobs_lib import App, Discard, Job, Snooze, exponential
+from jobs_lib.errors import PayloadError
+from jobs_lib.schema import sqlalchemy_url
+from jobs_lib.testing import make_record
+
+if TYPE_CHECKING:
+    from jobs_lib.testing import Jobs
+
+app = App("shop")
+orders = app.topic("orders", compacted=True)
+ran: list[Any] = []
+
+
+@dataclass
+class Address:
+    town: str
+
+
+@app.job(group="customer", retry=exponential(first=1, cap=1))
+def ship(job: Job, customer: str, order: int, to: Address | None = None) -> None:
+    ran.append(("ship", customer, order, job.attempt))
+    if customer == "unlucky" and job.attempt < 3:
+        raise ConnectionError(f"no answer for order {order}")
+
+
+@app.job()
+def place(job: Job, order: int) -> None:
+    with job.transaction() as conn:
+        conn.execute("insert into placed values (%s, %s)", (order, job.id))
+        orders.send(conn, key=str(order), value={"order": order})
+        ship.enqueue(conn, customer="ada", order=order)
+
+
+@app.job()
+def remind(job: Job, n: int) -> None:
+    ran.append(("remind", n))
+    if n == 1:
+        with job.transaction() as conn:
+            soon = datetime.now(UTC) + timedelta(minutes=30)
+            remind.options(run_at=soon).enqueue(conn, n=11)
+
+
+@app.consumer("orders", group="tracker")
+def track(record, conn) -> None:
+    conn.execute("insert into placed values (%s, null)", (record.value["order"],))
+    place.enqueue(conn, order=record.value["order"])
+
+
+@pytest.fixture
+def jobs_app() -> App:
+    ran.clear()
+    return app
+
+
+@pytest.fixture(scope="session")
+def jobs_database_setup():
+    def setup(url: str) -> None:
+        with psycopg.connect(url) as conn:
+            conn.execute("create table placed (n int, job bigint)")
+
+    return setup
+
+
+def test_drain_runs_what_is_due_in_order_and_what_it_enqueues(jobs: Jobs, outbox):
+    with jobs.transaction() as conn:
+        for order in (1, 2):
+            place.enqueue(conn, order=order)
+        ship.enqueue(conn, customer="bob", order=9)
+    assert jobs.drain() == 5
+    assert [entry[1:3] for entry in ran] == [("bob", 9), ("ada", 1), ("ada", 2)]
+    assert jobs.enqueued() == []
+    with jobs.transaction() as conn:
+        assert len(conn.execute("select from placed").fetchall()) == 2
+        # As after an executor: nothing is left, and the history has it.
+        kept = conn.execute("select outcome, attempt from jobs_lib.history").fetchall()
+    assert kept == [("completed", 1)] * 5
+    outbox.assert_sent(orders, key="2", value={"order": 2})
+
+
+def test_each_test_has_a_database_of_its_own(jobs: Jobs, outbox):
+    assert jobs.enqueued() == []
+    assert outbox.sent() == []
+    with jobs.transaction() as conn:
+        assert conn.execute("select from placed").fetchall() == []
+
+
+def test_an_error_of_a_handler_reaches_the_test_and_the_job_is_retried(jobs: Jobs):
+    with jobs.transaction() as conn:
+        ship.enqueue(conn, customer="unlucky", order=1)
+        ship.enqueue(conn, customer="unlucky", order=2)
+        ship.enqueue(conn, customer="ada", order=3)
+    with pytest.raises(ConnectionError, match="no answer for order 1") as raised:
+        jobs.drain()
+    assert raised.value.__notes__[0].endswith("'ship', attempt 1")
+    # Behind a failed job its group waits; the others run.
+    assert jobs.drain() == 1
+    waiting = jobs.assert_enqueued(ship, order=1)
+    assert waiting.attempt == 1
+    assert waiting.run_at is not None
+    assert jobs.assert_enqueued(ship, order=2).attempt == 0
+    assert jobs.drain(include_future=True, raises=False) == 5
+    assert [str(error) for error in jobs.errors[1:]] == [
+        "no answer for order 1", "no answer for order 2", "no answer for order 2"
+    ]  # fmt: skip
+    assert ran == [
+        ("ship", "unlucky", 1, 1), ("ship", "ada", 3, 1), ("ship", "unlucky", 1, 2),
+        ("ship", "unlucky", 1, 3), ("ship", "unlucky", 2, 1),
+        ("ship", "unlucky", 2, 2), ("ship", "unlucky", 2, 3),
+    ]  # fmt: skip
+
+
+def test_a_payload_that_does_not_fit_reaches_the_test(jobs: Jobs):
+    with jobs.transaction() as conn:
+        ship.enqueue(conn, customer="ada", order=1)
+        conn.execute("""update jobs_lib.jobs set payload = '{"customer": 7}'""")
+    with pytest.raises(Exception, match=r"does not fit the handler ship.*customer"):
+        jobs.drain()
+
+
+def test_a_snooze_and_a_discard_are_no_errors(jobs: Jobs):
+    lazy = App("lazy")
+
+    @lazy.job()
+    def work(job: Job, discard: bool) -> None:
+        raise Discard("of no use") if discard else Snooze(60)
+
+    with type(jobs)(lazy, jobs.url) as lazy_jobs:
+        with lazy_jobs.transaction() as conn:
+            work.enqueue(conn, discard=True)
+            work.enqueue(conn, discard=False)
+        assert lazy_jobs.drain() == 2
+        assert lazy_jobs.errors == []
+        assert lazy_jobs.assert_enqueued(work, discard=False).attempt == 0
+        lazy_jobs.assert_not_enqueued(work, discard=True)
+
+
+def test_the_clock_of_what_is_scheduled_can_be_moved(jobs: Jobs):
+    now = datetime.now(UTC)
+    with jobs.transaction() as conn:
+        for hours in (3, 1, 2):
+            later = remind.options(run_at=now + timedelta(hours=hours))
+            later.enqueue(conn, n=hours)
+    assert jobs.drain() == 0
+    jobs.travel(3_000)
+    assert jobs.drain() == 0
+    jobs.travel(600)
+    assert jobs.drain() == 1
+    # Each at its time: what the first one has enqueued is due before the second.
+    assert jobs.drain(until=datetime.now(UTC) + timedelta(minutes=90)) == 2
+    assert ran == [("remind", 1), ("remind", 11), ("remind", 2)]
+    due = jobs.assert_enqueued(remind, n=3).run_at
+    assert due is not None
+    assert abs(due - datetime.now(UTC) - timedelta(minutes=30)) < timedelta(minutes=1)
+    assert jobs.drain(include_future=True) == 1
+    with pytest.raises(ValueError, match="forward only"):
+        jobs.travel(-1)
+
+
+def test_jobs_that_enqueue_jobs_for_ever_are_stopped(jobs: Jobs):
+    loop = App("loop")
+
+    @loop.job()
+    def again(job: Job) -> None:
+        ran.append(job.id)
+        with job.transaction() as conn:
+            again.enqueue(conn)
+
+    with type(jobs)(loop, jobs.url) as looping:
+        with looping.transaction() as conn:
+            again.enqueue(conn)
+        with pytest.raises(AssertionError, match="20 jobs have run and enqueued are"):
+            looping.drain(limit=20)
+    assert len(ran) == 20
+
+
+def test_what_is_paused_or_of_a_type_of_others_stays(jobs: Jobs):
+    with jobs.transaction() as conn:
+        ship.enqueue(conn, customer="ada", order=1)
+        conn.execute("insert into jobs_lib.pauses values ('group', 'ada')")
+        conn.execute(
+            "insert into jobs_lib.jobs (origin, type, payload)"
+            " values ('local/0', 'foreign', '{}')"
+        )
+    assert jobs.drain() == 0
+    with jobs.transaction() as conn:
+        conn.execute("delete from jobs_lib.pauses")
+    assert jobs.drain() == 1
+    assert [one.type for one in jobs.enqueued()] == ["foreign"]
+
+
+def test_assertions_compare_values_as_the_handler_gets_them(jobs: Jobs):
+    with jobs.transaction() as conn:
+        ship.enqueue(conn, customer="ada", order=1, to=Address("Chur"))
+        ship.enqueue(conn, customer="bob", order=2)
+    found = jobs.assert_enqueued(ship, to=Address("Chur"))
+    assert (found.group, found.payload["order"]) == ("ada", 1)
+    jobs.assert_enqueued(ship, customer="bob", to=None)
+    jobs.assert_not_enqueued(ship, customer="bob", order=1)
+    jobs.assert_not_enqueued(place)
+    assert [one.payload["order"] for one in jobs.enqueued(ship)] == [1, 2]
+
+
+def test_a_failed_assertion_shows_what_there_is(jobs: Jobs, outbox):
+    with jobs.transaction() as conn:
+        ship.enqueue(conn, customer="ada", order=1)
+        orders.send(conn, key="1", value={"order": 1})
+    with pytest.raises(AssertionError) as failed:
+        jobs.assert_enqueued(ship, order=2)
+    assert "no job ship(order=2) is enqueued" in str(failed.value)
+    assert "enqueued are\n  ship(customer='ada', order=1, to=None)" in str(failed.value)
+    with pytest.raises(AssertionError, match="should be enqueued, but"):
+        jobs.assert_not_enqueued(ship)
+    # A misspelt field is no reason to hold.
+    with pytest.raises(PayloadError, match="and no ordr"):
+        jobs.assert_not_enqueued(ship, ordr=1)
+    with pytest.raises(AssertionError, match=r"sent were\n  orders key='1'"):
+        outbox.assert_sent(orders, key="2")
+    with pytest.raises(AssertionError, match="nothing should be sent to 'orders'"):
+        outbox.assert_not_sent(orders)
+
+
+def test_records_are_handled_without_a_broker(jobs: Jobs, outbox):
+    jobs.handle(track, make_record({"order": 5}, topic="orders", partition=3))
+    jobs.assert_enqueued(place, order=5)
+    assert jobs.drain() == 2
+    sent = outbox.assert_sent("orders", value={"order": 5})
+    assert sent.key == "5"
+    outbox.assert_not_sent("orders", key="6")
+    with pytest.raises(KeyError):
+        jobs.handle(track, make_record({}))
+
+
+def test_inline_runs_a_job_in_the_transaction_that_enqueues_it(jobs: Jobs):
+    conn = jobs.connect()
+    with jobs.inline():
+        place.enqueue(conn, order=1)
+        # Chained, and not committed yet.
+        assert ran == [("ship", "ada", 1, 1)]
+        assert jobs.enqueued() == []
+        later = datetime.now(UTC) + timedelta(hours=1)
+        ship.options(run_at=later).enqueue(conn, customer="bob", order=2)
+        ship.enqueue_many(conn, [{"customer": "eve", "order": n} for n in (3, 4)])
+    conn.commit()
+    assert [entry[2] for entry in ran] == [1, 3, 4]
+    assert [one.payload["order"] for one in jobs.enqueued()] == [2]
+    assert len(conn.execute("select from placed").fetchall()) == 1
+    conn.rollback()
+    with jobs.inline(), pytest.raises(ConnectionError):
+        ship.enqueue(conn, customer="unlucky", order=7)
+    conn.rollback()
+    # Outside the block all is as before.
+    ship.enqueue(conn, customer="ada", order=8)
+    conn.commit()
+    assert len(jobs.enqueued()) == 2
+
+
+def test_it_works_with_the_users_own_engine(jobs: Jobs):
+    engine = create_engine(sqlalchemy_url(jobs.url))
+    with Session(engine) as session, jobs.inline():
+        place.enqueue(session, order=1)
+        session.commit()
+    with engine.begin() as connection:
+        place.enqueue(connection, order=2)
+    engine.dispose()
+    assert jobs.drain() == 2
+    assert [entry[2] for entry in ran] == [1, 2]

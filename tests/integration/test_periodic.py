@@ -1,0 +1,290 @@
+"""Periodic jobs: several schedulers on one database, on a clock that the test sets."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from jobs_lib.scheduler import Scheduler
+from jobs_lib.service import Service
+from tests.support.apps import heard, make_app
+from tests.support.clock import FakeClock
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+ZURICH = ZoneInfo("Europe/Zurich")
+MIDDAY = datetime(2025, 6, 2, 12, tzinfo=UTC)
+EACH = "* * * * * *"
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def periodic_app(url: str, cron: str, **options):
+    """An app with one schedule, as each pod of a service has it."""
+    app = make_app(url)
+
+    @app.periodic(cron, **options)
+    @app.job()
+    def work(job: Job, tick: datetime) -> None: ...
+
+    return app
+
+
+@contextlib.contextmanager
+def scheduling(clock, *apps):
+    """A running scheduler for each app, all of which have looked once."""
+    pods = [
+        Scheduler(app.database(), app.schedules.values(), clock=clock) for app in apps
+    ]
+    for pod in pods:
+        pod.start()
+    try:
+        clock.settle(len(pods))
+        yield pods
+    finally:
+        for pod in pods:
+            pod.stop()
+
+
+def enqueued(admin) -> list[datetime]:
+    rows = admin.execute("select payload->>'tick' from jobs_lib.jobs order by id")
+    return [datetime.fromisoformat(tick) for (tick,) in rows]
+
+
+@pytest.mark.guarantee("J13")
+def test_three_pods_enqueue_each_tick_once_through_both_changes_of_the_clock(
+    database_url, admin
+):
+    pods = [
+        periodic_app(database_url, "*/5 * * * *", tz="Europe/Zurich") for _ in range(3)
+    ]
+    for app in pods:
+        app.periodic("30 2 * * *", tz="Europe/Zurich", name="nightly")(app.jobs["work"])
+    begin = datetime(2025, 3, 30, 1, 4, 59, tzinfo=ZURICH)
+    clock = FakeClock(begin)
+    expected: Counter[str] = Counter()
+    with scheduling(clock, *pods):
+        # Over a boundary of minutes, in steps that do not meet the ticks.
+        for seconds in (0.5, 0.6, 299, 1):
+            clock.set(clock.time + timedelta(seconds=seconds))
+            clock.settle(3)
+        expected.update(["01:05+0100", "01:10+0100"])
+        assert Counter(f"{t:%H:%M%z}" for t in enqueued(admin)) == expected
+        # 2:00 to 3:00 is left out: what it held at a time of day runs at its end.
+        for hour, minute in [(1, 59), (3, 0), (3, 4), (3, 7)]:
+            clock.set(datetime(2025, 3, 30, hour, minute, tzinfo=ZURICH))
+            clock.settle(3)
+        expected.update(["01:55+0100", "03:00+0200", "03:00+0200", "03:05+0200"])
+        assert Counter(f"{t:%H:%M%z}" for t in enqueued(admin)) == expected
+        # 2:00 to 3:00 comes twice, and the time of day counts the first time.
+        admin.execute("delete from jobs_lib.jobs")
+        admin.execute("update jobs_lib.schedules set ticked_at = '2025-10-26 01:55+02'")
+        for fold in (0, 1):
+            for minute in range(0, 60, 4):
+                clock.set(
+                    datetime(2025, 10, 26, 2, minute, 1, tzinfo=ZURICH, fold=fold)
+                )
+                clock.settle(3)
+    assert Counter(f"{t:%H:%M%z}" for t in enqueued(admin)) == Counter(
+        [f"02:{minute:02}{zone}" for zone in ("+0200", "+0100")
+         for minute in range(0, 60, 5)] + ["02:30+0200"]
+    )  # fmt: skip
+
+
+def test_a_new_schedule_and_a_changed_one_start_from_now(database_url, admin):
+    clock = FakeClock(MIDDAY + timedelta(seconds=30))
+    with scheduling(clock, periodic_app(database_url, "0 3 * * *", missed="all")):
+        pass
+    assert enqueued(admin) == []
+    # A week later the next release wants one each minute: none of the week's.
+    week = MIDDAY + timedelta(days=7, seconds=30)
+    clock.set(week)
+    newer = periodic_app(database_url, "* * * * *", missed="all")
+    with scheduling(clock, newer):
+        assert enqueued(admin) == []
+        clock.set(week + timedelta(minutes=1))
+        clock.settle(1)
+        assert enqueued(admin) == [MIDDAY + timedelta(days=7, minutes=1)]
+    # The same expression in another zone is another schedule, too.
+    clock.set(week + timedelta(days=1))
+    moved = periodic_app(database_url, "* * * * *", tz="Asia/Tokyo", missed="all")
+    with scheduling(clock, moved):
+        assert len(enqueued(admin)) == 1
+
+
+def test_old_and_new_pods_of_one_release_share_the_ticks(database_url, admin):
+    clock = FakeClock(MIDDAY)
+    old = periodic_app(database_url, "0 * * * *")
+    new = periodic_app(database_url, "*/30 * * * *")
+    with scheduling(clock, old, new):
+        for minutes in (30, 60, 90, 120):
+            clock.set(MIDDAY + timedelta(minutes=minutes))
+            clock.settle(2)
+    assert enqueued(admin) == [MIDDAY + timedelta(minutes=30 * n) for n in (1, 2, 3, 4)]
+
+
+def test_what_was_missed_is_caught_up_within_bounds_and_said(database_url, admin):
+    clock = FakeClock(MIDDAY)
+    app = periodic_app(database_url, "* * * * *", missed="all")
+    with scheduling(clock, app):
+        pass
+    clock.set(MIDDAY + timedelta(minutes=2_000))
+    with heard("ticks.dropped") as dropped, scheduling(clock, app, app):
+        pass
+    assert enqueued(admin) == [
+        MIDDAY + timedelta(minutes=n) for n in range(1_001, 2_001)
+    ]
+    ((_, fields),) = dropped
+    assert fields == {
+        "schedule": "work",
+        "since": MIDDAY + timedelta(minutes=1),
+        "before": MIDDAY + timedelta(minutes=1_001),
+    }
+
+
+def test_one_that_cannot_be_enqueued_is_tried_again_and_holds_up_no_other(
+    database_url, admin
+):
+    groups: list[object] = [7, "mended"]
+    app = make_app(database_url)
+
+    @app.periodic("* * * * *")
+    @app.job(group=lambda: groups[0])  # type: ignore[arg-type,return-value]
+    def broken(job: Job) -> None: ...
+
+    @app.periodic("* * * * *")
+    @app.job()
+    def sound(job: Job) -> None: ...
+
+    clock = FakeClock(MIDDAY)
+    with heard("loop.failed") as failed, scheduling(clock, app):
+        clock.set(MIDDAY + timedelta(minutes=1))
+        clock.settle(1)
+        types = admin.execute("select type from jobs_lib.jobs").fetchall()
+        assert types == [("sound",)]
+        assert failed[0][1]["loop"] == "schedule broken"
+        del groups[0]
+        clock.set(MIDDAY + timedelta(minutes=1, seconds=10))
+        clock.settle(1)
+    types = admin.execute("select type from jobs_lib.jobs order by id").fetchall()
+    assert types == [("sound",), ("broken",)]
+
+
+def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
+    database_url, admin, run_process, wait_for
+):
+    (started,) = admin.execute(
+        "insert into jobs_lib.schedules values ('work', %s, clock_timestamp())"
+        " returning ticked_at",
+        (f"{EACH} UTC",),
+    ).fetchone()
+    doomed = [
+        run_process("-m", "tests.support.scheduler_worker", database_url, EACH, "die")
+        for _ in range(3)
+    ]
+    for worker in doomed:
+        assert worker.wait() == -signal.SIGKILL
+    assert enqueued(admin) == []
+    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
+    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
+    wait_for(lambda: len(enqueued(admin)) >= 5, what="five ticks are in")
+    assert_each_second_once(enqueued(admin), started)
+
+
+def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
+    database_url, admin, run_process, wait_for
+):
+    stopped = run_process(
+        "-m", "tests.support.scheduler_worker", database_url, EACH, "stop"
+    )
+    stopped.wait_for_line("inside")
+    (started,) = admin.execute("select ticked_at from jobs_lib.schedules").fetchone()
+    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
+    wait_for(lambda: enqueued(admin), timeout=30, what="the others tick")
+    # It comes back to a transaction that the server has ended, and goes on.
+    stopped.resume()
+    wait_for(lambda: "loop.failed" in stopped.output, what="it finds out")
+    seen = len(enqueued(admin))
+    wait_for(lambda: len(enqueued(admin)) > seen + 2, what="three more ticks are in")
+    assert_each_second_once(enqueued(admin), started)
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+def test_a_pod_whose_clock_is_an_hour_ahead_ticks_by_the_database(
+    database_url, admin, run_process, wait_for
+):
+    for name, shift in (("ahead", 3600), ("behind", -3600)):
+        started = run_process(
+            "-m",
+            "tests.support.scheduler_worker",
+            database_url,
+            EACH,
+            env=faketime(shift),
+        ).wait_for_line(r"started at (\d+)")
+        assert abs(int(started[1]) - time.time() - shift) < 60
+        seen = len(enqueued(admin))
+        wait_for(lambda n=seen: len(enqueued(admin)) > n, what=f"ticks with {name}")
+    (now,) = admin.execute("select clock_timestamp()").fetchone()
+    ticks = enqueued(admin)
+    assert abs(ticks[-1] - now) < timedelta(seconds=60)
+    assert_each_second_once(ticks, ticks[0] - timedelta(seconds=1))
+
+
+def test_a_service_runs_its_schedules_and_stops(database_url, admin, wait_for):
+    app = make_app(database_url)
+    ticks: list[datetime] = []
+
+    @app.periodic("* * * * * *", tz="Europe/Zurich")
+    @app.job()
+    def work(job: Job, tick: datetime) -> None:
+        ticks.append(tick)
+
+    service = Service(app, ["executor"])
+    service.start()
+    try:
+        wait_for(lambda: len(ticks) >= 2, what="two ticks have run")
+    finally:
+        service.stop()
+    assert all(
+        tick.utcoffset() == tick.astimezone(ZURICH).utcoffset() for tick in ticks
+    )
+    # A service without an executor has nobody to run them, and enqueues none.
+    admin.execute("delete from jobs_lib.schedules")
+    idle = Service(app, ["consumers"])
+    idle.start()
+    idle.stop()
+    assert admin.execute("select * from jobs_lib.schedules").fetchall() == []
+
+
+def assert_each_second_once(ticks: list[datetime], after: datetime) -> None:
+    first = after.replace(microsecond=0)
+    assert ticks == [first + timedelta(seconds=n) for n in range(1, len(ticks) + 1)]
+
+
+def faketime(seconds: int) -> dict[str, str]:
+    """The environment in which a process's clock is some seconds off."""
+    shown = subprocess.run(
+        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {
+        "LD_PRELOAD": shown.stdout.strip(),
+        "FAKETIME": f"{seconds:+}s",
+        "DONT_FAKE_MONOTONIC": "1",
+    }

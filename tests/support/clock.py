@@ -1,0 +1,52 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+class FakeClock:
+    """The time of all schedulers of a test, and who of them waits for it to pass."""
+
+    def __init__(self, now: datetime) -> None:
+        self.time = now.astimezone(UTC)
+        self._changed = threading.Condition()
+        self._waiting: dict[threading.Thread, datetime] = {}
+
+    def now(self, connection: psycopg.Connection[Any]) -> datetime:
+        """The time that the test has set."""
+        return self.time
+
+    def wait(self, stopping: threading.Event, seconds: float) -> None:
+        """Wait until the test has moved the clock that far."""
+        me = threading.current_thread()
+        with self._changed:
+            until = self.time + timedelta(seconds=seconds)
+            self._waiting[me] = until
+            self._changed.notify_all()
+            while self.time < until and not stopping.is_set():
+                self._changed.wait(0.02)
+            del self._waiting[me]
+
+    def set(self, now: datetime) -> None:
+        """Set the clock; schedulers that waited for it are about to look."""
+        with self._changed:
+            self.time = now.astimezone(UTC)
+            self._changed.notify_all()
+
+    def settle(self, schedulers: int) -> None:
+        """Return once so many schedulers wait for a time that has not come."""
+
+        def all_wait() -> bool:
+            with self._changed:
+                ahead = [at for at in self._waiting.values() if at > self.time]
+                return len(ahead) == schedulers
+
+        wait_for(all_wait, what=f"{schedulers} schedulers wait for the clock")
