@@ -148,6 +148,7 @@ class Claimer:
         return bool(
             self.flight.behind
             or self.extra
+            or self.flight.late
             or (self._suspects and self._suspect not in self.flight.jobs)
             or any(position.deep for position in self.active().values())
         )
@@ -163,6 +164,8 @@ class Claimer:
         None when there is nothing to look at.
         """
         active = self.active()
+        self.extra |= self.flight.late
+        self.flight.late.clear()
         deep = [o for o in self._order if o in active and active[o].deep][:room]
         self._order.rotate(-len(deep))
         behind = self._choose_behind(active, room)
@@ -354,6 +357,8 @@ class Claimer:
         elif kind == _PASSED:
             if lane := self.flight.lanes.get((origin, group)):
                 lane.more = True
+                if job_id < lane.last and job_id not in self.flight.jobs:
+                    lane.late = job_id
         elif kind == _UNKNOWN:
             self._report_unknown(type_, origin, count)
         else:

@@ -20,6 +20,8 @@ class Flight:
         """The lanes of groups: no second one of a group may start."""
         self.behind: dict[Group, int] = {}
         """Groups that go on behind the lane that has just ended, after this id."""
+        self.late: dict[int, str] = {}
+        """Jobs that came late to a group whose lane has ended: id and origin."""
         self._left: dict[int, int] = {}
         """Jobs still in flight of each claim, by its number."""
 
@@ -42,6 +44,8 @@ class Flight:
             del self.lanes[key]
             if lane.more and not (lane.failed or lane.dropped):
                 self.behind[key] = lane.last
+            if lane.late:
+                self.late[lane.late] = lane.origin
         for job in lane.jobs:
             self.land(job)
 

@@ -36,6 +36,8 @@ class Lane:
     """Those of a group that have not started yet."""
     last: int = 0
     """The id of the last job that was taken of the group."""
+    late: int = 0
+    """A job of the group that came late, before the last one of this lane."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False

@@ -228,7 +228,7 @@ select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, n
 from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
-select 2, f.origin, null, null, f."group", null, null, null, null, null, null, null, null,
+select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
     null, null
 from first f join busy b on b.origin = f.origin and b."group" = f."group"
 union all
