@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # job meanwhile stands behind that lock: it is not waited for longer than this, but
 # tried again; what is left is empty and costs nothing until the next hour.
 _DROP_LOCK_SECONDS = 0.05
-_LOCK_SECONDS = 1.0
+_LOCK_SECONDS = 0.2
 _STATEMENT_SECONDS = 60.0
 _TRIES = 20
 _PAUSE_SECONDS = 0.1

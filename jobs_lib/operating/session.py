@@ -19,13 +19,7 @@ LOCK_SECONDS = 5.0
 
 
 @contextmanager
-def bounded(
-    connection: psycopg.Connection[Any],
-    database: Database,
-    *,
-    statement: float = STATEMENT_SECONDS,
-    lock: float = LOCK_SECONDS,
-) -> Iterator[None]:
+def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
     """A transaction whose statements last and wait only so many seconds.
 
     Raises:
@@ -36,19 +30,19 @@ def bounded(
             connection.execute(
                 database.queries["bound_statements"],
                 {
-                    "statement_ms": str(round(statement * 1000)),
-                    "lock_ms": str(round(lock * 1000)),
+                    "statement_ms": str(round(STATEMENT_SECONDS * 1000)),
+                    "lock_ms": str(round(LOCK_SECONDS * 1000)),
                 },
             )
             yield
     except psycopg.errors.LockNotAvailable:
         raise OperatingError(
-            f"waited {lock:g} s in vain for another transaction that has these rows "
+            f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these rows "
             "locked; nothing was changed. Try again, or see with `jobs-lib check` "
             "which transaction is old"
         ) from None
     except psycopg.errors.QueryCanceled:
         raise OperatingError(
-            f"took longer than {statement:g} s and was stopped; nothing was changed. "
+            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was changed. "
             "Narrow it, by origin, group or time, or lower the limit"
         ) from None

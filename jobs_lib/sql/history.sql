@@ -25,7 +25,7 @@ order by 1
 select (clock_timestamp() at time zone 'UTC')::date
 
 -- name: make_history
-select {schema}.make_history(%(day)s, %(most)s)
+select {schema}.make_history(%(day)s, %(most)s::int)
 
 -- name: empty_history
 select {schema}.empty_history(%(day)s)
