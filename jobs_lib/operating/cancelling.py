@@ -46,6 +46,8 @@ def cancel(
         )
     if not 0 <= keep <= 3_660:
         raise OperatingError(f"keep must be 0 to 3,660 days, not {keep}")
+    if not ids:
+        return {}
     queries = database.queries
     with database.connect("cancel") as connection, bounded(connection, database):
         found = connection.execute(queries["find_origins"], {"ids": ids}).fetchall()

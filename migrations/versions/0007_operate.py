@@ -46,9 +46,10 @@ returns table (origin text, id bigint)
 language sql stable set search_path from current
 set enable_seqscan = off set enable_bitmapscan = off as $function$
     select o.origin, found.id from job_origins() as o(origin)
+    cross join unnest(wanted) as w(id)
     cross join lateral (
-        select j.id from jobs j where j.origin = o.origin and j.id = any (wanted)
-        offset 0
+        -- Not `= any (wanted)`: an empty array would let the planner take any index.
+        select j.id from jobs j where j.origin = o.origin and j.id = w.id offset 0
     ) found
 $function$;
 

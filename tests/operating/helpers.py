@@ -32,7 +32,7 @@ def add_discarded(connection: psycopg.Connection[Any], **columns: Any) -> int:
     error = columns.pop("error", "boom")
     job = add_job(connection, **columns)
     connection.execute(
-        'with gone as (delete from jobs_lib.jobs where id = %s returning *)'
+        "with gone as (delete from jobs_lib.jobs where id = %s returning *)"
         ' insert into jobs_lib.discarded (id, origin, type, "group", attempt, priority,'
         " payload, headers, unique_key, enqueued_at, errors)"
         ' select id, origin, type, "group", 3, priority, payload, headers, unique_key,'
@@ -67,9 +67,7 @@ def add_owner(
     return owner
 
 
-def add_claim(
-    connection: psycopg.Connection[Any], owner: UUID, *ids: int
-) -> None:
+def add_claim(connection: psycopg.Connection[Any], owner: UUID, *ids: int) -> None:
     """What the owner has claimed, as one batch."""
     connection.execute(
         "insert into jobs_lib.claims (owner, seq, ids) values (%s, 1, %s)",

@@ -123,10 +123,12 @@ def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
         for start in range(0, 400, 20):
             became |= cancel(database, found[start : start + 20])
         wait_for(
-            lambda: admin.execute(
-                "select not exists (select from jobs_lib.jobs)"
-            ).fetchone()
-            == (True,),
+            lambda: (
+                admin.execute(
+                    "select not exists (select from jobs_lib.jobs)"
+                ).fetchone()
+                == (True,)
+            ),
             what="nothing is left",
         )
     ran = admin.execute("select count(*) from effects").fetchone()

@@ -26,8 +26,8 @@ ORIGINS = [f"local/{n}" for n in range(16)]
 
 
 @pytest.mark.guarantee("J16")
-def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_call(
-    database, database_url, connect, wait_for
+def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
+    database, database_url, connect, wait_for, command
 ):
     app = make_app(database_url)
     down = True
@@ -55,18 +55,19 @@ def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_call(
     with executing(app, ORIGINS, batch=1_000):
         wait_for(lambda: count("discarded") == 10_001, timeout=60, what="all failed")
         down = False
-        done = retry_discarded(database, filter=Filter(error="ENDPOINT is"))
-        assert (done.retried, done.conflicts) == (10_000, [])
+        done = command("jobs", "retry", "--error", "ENDPOINT is")
+        assert done.output == "retried: 10000\n"
         wait_for(lambda: count("jobs") == 0, timeout=60, what="all ran again")
     (left,) = list_jobs(database, "discarded")
     assert left.type == "other"
     assert {len(of_job) for of_job in keys.values()} == {1}
     completed = "select count(*) from jobs_lib.history where outcome = 'completed'"
     assert admin.execute(completed).fetchone() == (10_000,)
+    assert "failed at" in command("jobs", "show", str(left.id)).output
     shown = show_job(database, left.id)
     assert shown is not None
     assert [e["error"] for e in shown.errors or []] == ["Discard: of no use"]
-    assert delete_discarded(database, [left.id]) == 1
+    assert command("jobs", "delete", str(left.id)).output == "deleted: 1\n"
     assert count("discarded") == 0
 
 
