@@ -6,6 +6,8 @@ __all__ = [
     "Change",
     "Explanation",
     "Filter",
+    "Finding",
+    "Limits",
     "Listed",
     "Maintained",
     "Maintenance",
@@ -14,6 +16,7 @@ __all__ = [
     "Retried",
     "Shown",
     "cancel",
+    "check",
     "delete_discarded",
     "explain",
     "list_jobs",
@@ -26,6 +29,7 @@ __all__ = [
 ]
 
 from jobs_lib.operating.cancelling import cancel
+from jobs_lib.operating.checks import Finding, Limits, check
 from jobs_lib.operating.discarded import Retried, delete_discarded, retry_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.history import Maintained, maintain

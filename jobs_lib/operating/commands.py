@@ -229,6 +229,20 @@ def maintain(as_json: bool) -> None:
         )
 
 
+@click.command()
+@click.option("--role", help="Check this role's privileges, not your own.")
+@json_option
+def check(role: str | None, as_json: bool) -> None:
+    """Look for what is set up wrong in the database, and in Kafka if it is set.
+
+    The exit code is 1 if there is an error; warnings leave it at 0.
+    """
+    found = operating.check(_database(), default_settings(), role=role)
+    show(("level", "check", "what", "way_out"), map(astuple, found), as_json)
+    if any(one.level == "error" for one in found):
+        sys.exit(1)
+
+
 def _choose(
     ids: tuple[int, ...], everything: bool, filter: dict[str, Any]
 ) -> tuple[tuple[int, ...] | None, Filter]:

@@ -37,12 +37,12 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
             yield
     except psycopg.errors.LockNotAvailable:
         raise OperatingError(
-            f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these rows "
-            "locked; nothing was changed. Try again, or see with `jobs-lib check` "
+            f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these "
+            "rows locked; nothing was changed. Try again, or see with `jobs-lib check` "
             "which transaction is old"
         ) from None
     except psycopg.errors.QueryCanceled:
         raise OperatingError(
-            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was changed. "
-            "Narrow it, by origin, group or time, or lower the limit"
+            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was "
+            "changed. Narrow it, by origin, group or time, or lower the limit"
         ) from None
