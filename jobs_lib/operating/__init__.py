@@ -28,7 +28,7 @@ __all__ = [
     "show_job",
 ]
 
-from jobs_lib.operating.cancelling import cancel
+from jobs_lib.operating.cancellation import cancel
 from jobs_lib.operating.checks import Finding, Limits, check
 from jobs_lib.operating.discarded import Retried, delete_discarded, retry_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain

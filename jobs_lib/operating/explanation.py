@@ -108,17 +108,11 @@ class _Look:
         reasons = [*self._pauses(facts), *_schedule(facts)]
         head = self._head(facts)
         if head is not None:
-            first, before = head
-            count = f"{before:,}" if before < _COUNTED else f"{_COUNTED:,} or more"
-            reasons.append(
-                Reason(
-                    "behind",
-                    f"behind job {first}, the first of {count} unfinished jobs of "
-                    f"group {facts.group!r} before it",
-                )
-            )
+            reasons.append(_behind(facts, *head))
         reasons += self._type(facts)
-        reasons += self._owner(facts)
+        if head is None:
+            # Of the head it is told, and both have the same origin.
+            reasons += self._owner(facts)
         if not reasons:
             reasons.append(self._ready(facts))
         return Explanation(job, reasons, self.explain(head[0]) if head else None)
@@ -246,6 +240,15 @@ def _running(facts: _Facts) -> Iterator[Reason]:
             "cancel_requested",
             f"it was asked to stop at {_time(facts.cancel_requested_at)}",
         )
+
+
+def _behind(facts: _Facts, first: int, before: int) -> Reason:
+    count = f"{before:,}" if before < _COUNTED else f"{_COUNTED:,} or more"
+    return Reason(
+        "behind",
+        f"behind job {first}, the head of its group {facts.group!r}; unfinished jobs "
+        f"of the group before it: {count}",
+    )
 
 
 def _schedule(facts: _Facts) -> Iterator[Reason]:

@@ -126,7 +126,7 @@ def never_enqueued(admin: Any) -> int:
     [
         (not_due, ["scheduled"], r"not due until 2999-01-01 .*, in [\d,]+ s$"),
         (in_backoff, ["scheduled"], r"failed 4 times, the last error was: HTTP 503"),
-        (behind_the_head, ["behind"], r"behind job 1, the first of 2 unfinished .*'g'"),
+        (behind_the_head, ["behind"], r"behind job 1, the head of .*'g'; .* it: 2$"),
         (claimed, ["running"], r"claimed at 20.* by pod pod-x .*at epoch 7: it runs"),
         (without_an_owner, ["no_owner"], r"no process owns its origin local/3"),
         (owner_silent, ["stale_owner"], r"pod pod-x .* silent for 9\d s"),
