@@ -63,6 +63,10 @@ select 'prepared transaction', extract(epoch from clock_timestamp() - prepared):
 from pg_prepared_xacts where database = current_database()
 order by 2 desc limit 5
 
+-- name: check_sight
+-- Without it, other roles' sessions are there, and their transactions are not.
+select pg_has_role('pg_read_all_stats', 'usage')
+
 -- name: check_slots
 select slot_name::text from pg_replication_slots
 where not active and (xmin is not null or catalog_xmin is not null)

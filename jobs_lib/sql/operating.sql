@@ -60,10 +60,12 @@ order by j.run_at, j.id limit %(limit)s
 select
     j.id, j.type, j.origin, j."group", 'running', j.attempt, j.priority, j.run_at,
     j.enqueued_at, j.errors -> -1 ->> 'error'
-from {schema}.find_jobs(array(
-    select distinct r.id from {schema}.claims c cross join lateral unnest(c.ids) as r(id)
+from (
+    select distinct o.origin, r.id from {schema}.claims c
+    join {schema}.origins o on o.role = 'execute' and o.owner = c.owner
+    cross join lateral unnest(c.ids) as r(id)
     where r.id > %(after)s
-)) f
+) f
 join lateral (
     select * from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
 ) j on true

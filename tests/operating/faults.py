@@ -95,6 +95,17 @@ def very_old_transaction(bench: Bench) -> dict[str, Any]:
     return {"limits": Limits(old_transaction=0.03)}
 
 
+def blind_role(bench: Bench) -> dict[str, Any]:
+    role = f"app_{uuid4().hex[:8]}"
+    bench.admin.execute(f"create role {role}")
+    bench.undo.callback(bench.admin.execute, f"drop role {role}")
+    bench.undo.callback(bench.admin.execute, f"drop owned by {role}")
+    bench.admin.execute(f"grant usage on schema jobs_lib to {role}")
+    bench.admin.execute(f"grant select on all tables in schema jobs_lib to {role}")
+    url = psycopg.conninfo.make_conninfo(bench.database.url, options=f"-c role={role}")
+    return {"database": Database(url, bench.database.schema)}
+
+
 def dead_rows(bench: Bench) -> None:
     bench.keep_dead_rows()
     bench.fill(2_000, delete="id > 100")

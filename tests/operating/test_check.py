@@ -80,6 +80,13 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "nightly report",
             "pg_terminate_backend",
         ),
+        (
+            faults.blind_role,
+            "warn",
+            "oldest transaction",
+            "does not see the transactions of other roles",
+            "grant pg_read_all_stats",
+        ),
         (faults.dead_rows, "warn", "bloat", "jobs has 1,900 dead rows", "vacuum"),
         (faults.grown_index, "warn", "bloat", "index jobs_pkey has", "reindex index"),
         (faults.no_statistics, "warn", "statistics", "2,000 rows.*never", "analyze"),

@@ -12,6 +12,7 @@ import pytest
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import Maintenance, maintain
+from tests.operating.helpers import add_job
 from tests.support.apps import heard, make_app, running
 
 if TYPE_CHECKING:
@@ -162,6 +163,19 @@ def test_completions_go_on_while_a_reader_of_the_history_keeps_the_drop_off(
     assert longest < 0.5
     reader.rollback()
     assert maintain(database, ()).dropped == 1
+
+
+def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
+    admin = connect(autocommit=True)
+    admin.execute(
+        "insert into jobs_lib.cancellations values"
+        " (1, 'local/3', now() - interval '2 h'), (2, 'local/3', now()),"
+        " (%s, 'local/3', now() - interval '2 h')",
+        (unfinished := add_job(admin, id=7),),
+    )
+    maintain(database)
+    left = admin.execute("select id from jobs_lib.cancellations order by 1").fetchall()
+    assert left == [(2,), (unfinished,)]
 
 
 @pytest.mark.slow

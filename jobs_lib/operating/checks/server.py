@@ -92,6 +92,14 @@ def check_transactions(look: Look) -> Iterator[Finding]:
             else "end it there, or select pg_terminate_backend("
             f"{who}); set idle_in_transaction_session_timeout for its role",
         )
+    ((sees,),) = look.rows("check_sight")
+    if not sees:
+        yield Finding(
+            "warn",
+            "oldest transaction",
+            "this role does not see the transactions of other roles",
+            f"grant pg_read_all_stats to {look.connection.info.user}",
+        )
     slots = [slot for (slot,) in look.rows("check_slots")]
     if slots:
         yield Finding(
