@@ -23,11 +23,9 @@ alter table processes add column types text[];
 create index history_of_id on history using brin (id int8_minmax_multi_ops)
     with (autosummarize = on);
 
--- The origins that have jobs, by one look into the primary key for each. The planner
--- may not choose: with the statistics of an emptied table it would read all of it.
+-- The origins that have jobs, by one look into the primary key for each.
 create function job_origins() returns setof text
-language sql stable set search_path from current
-set enable_seqscan = off set enable_bitmapscan = off as $function$
+language sql stable set search_path from current as $function$
     with recursive found (origin) as (
         (select j.origin from jobs j order by j.origin limit 1)
         union all
@@ -43,8 +41,7 @@ $function$;
 -- Where unfinished jobs are. No index starts with the id, so every origin is asked.
 create function find_jobs(wanted bigint[])
 returns table (origin text, id bigint)
-language sql stable set search_path from current
-set enable_seqscan = off set enable_bitmapscan = off as $function$
+language sql stable set search_path from current as $function$
     select o.origin, found.id from job_origins() as o(origin)
     cross join unnest(wanted) as w(id)
     cross join lateral (
