@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
 from jobs_lib.settings import default_settings, require_database_url
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from jobs_lib.terminal import json_option, show
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class LazyGroup(click.Group):
     """Loads a command group's module when it is called: Spark is heavy to import."""
 
     _groups = {
+        "check": ("jobs_lib.operating.commands", "check"),
+        "jobs": ("jobs_lib.operating.commands", "jobs"),
         "dev": ("jobs_lib.devstack.commands", "dev"),
         "reexport": ("spark_bridge.commands", "reexport"),
     }
@@ -154,21 +149,6 @@ def owners(as_json: bool) -> None:
         rows = connection.execute(database.queries["list_owners"]).fetchall()
     columns = ("role", "origin", "pod", "owner", "epoch", "since", "heartbeat")
     show(columns, rows, as_json)
-
-
-def show(
-    columns: Iterable[str], rows: Iterable[tuple[Any, ...]], as_json: bool
-) -> None:
-    """Print rows as a table, or as JSON."""
-    names = list(columns)
-    if as_json:
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        click.echo(json.dumps(found, default=str))
-        return
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
-    Console().print(table)
 
 
 def main() -> None:

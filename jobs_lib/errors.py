@@ -11,6 +11,7 @@
     │   └── TopicError
     ├── RecordError               a record cannot be read, or nobody handles its type
     ├── FencedError               another process owns what this one tried to change
+    ├── OperatingError            an operator's command cannot be carried out
     └── ReexportError             a re-export cannot be started or changed
 
 Each message says what happened, with the values, and the way out. None of them ever
@@ -62,6 +63,10 @@ class RecordError(JobsError):
 
 class FencedError(JobsError):
     """Another process owns what this one tried to change; nothing was changed."""
+
+
+class OperatingError(JobsError):
+    """An operator's command cannot be carried out; nothing was changed by it."""
 
 
 class ReexportError(JobsError):

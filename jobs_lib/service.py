@@ -21,6 +21,7 @@ from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
@@ -71,6 +72,7 @@ class Service:
         self._workers: list[Executor | Relay | Consumer] = []
         self._members: list[GroupMember] = []
         self._scheduler: Scheduler | None = None
+        self._maintenance = Maintenance(self.database, self._kept_days())
         self._stopping = threading.Event()
         self.is_ready = False
         """Whether all parts have started, and none is asked to stop."""
@@ -98,7 +100,9 @@ class Service:
             + ["execute"] * executes
             + ["relay"] * relays
         )
+        self.process.types = sorted(self.app.jobs) if executes else []
         self.process.start()
+        self._maintenance.start()
         for group, of_group in groups.items():
             self._add_consumer(group, of_group)
         if executes:
@@ -141,6 +145,7 @@ class Service:
             ownership.stop()
         for worker in self._workers:
             worker.stop()
+        self._maintenance.stop()
         self.process.stop()
         if time.monotonic() > deadline:
             telemetry.logger.warning(
@@ -168,6 +173,11 @@ class Service:
         while not self._stopping.wait(1.0):
             pass
         return 0 if self.stop() else CUT_OFF
+
+    def _kept_days(self) -> set[int]:
+        """For how many days finished jobs are kept, by any type or by command."""
+        kept = {job_type.keep for job_type in self.app.jobs.values()}
+        return {days for days in kept | {self.settings.history_days} if days}
 
     def _read_installation(self) -> tuple[UUID, int]:
         with self.database.connect("start") as connection:

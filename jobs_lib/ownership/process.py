@@ -29,11 +29,18 @@ class Process:
     """
 
     def __init__(
-        self, database: Database, pod: str, roles: Iterable[str], interval: float
+        self,
+        database: Database,
+        pod: str,
+        roles: Iterable[str],
+        interval: float,
+        *,
+        types: Iterable[str] = (),
     ) -> None:
         self.id: UUID = uuid4()
         self.pod = pod
         self.roles = sorted(roles)
+        self.types = sorted(types)
         self._database = database
         self._interval = interval
         self._stopping = threading.Event()
@@ -84,6 +91,7 @@ class Process:
                 "host": platform.node(),
                 "pid": os.getpid(),
                 "version": __version__,
+                "types": self.types,
             },
         )
         connection.execute(queries["bury"], {"after": _BURY_AFTER})

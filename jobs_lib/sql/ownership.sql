@@ -1,9 +1,12 @@
 -- Who owns what, and who lives.
 
 -- name: beat
-insert into {schema}.processes (id, pod, roles, host, pid, version)
-values (%(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s)
-on conflict (id) do update set heartbeat_at = clock_timestamp(), roles = excluded.roles
+insert into {schema}.processes (id, pod, roles, host, pid, version, types)
+values (
+    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s
+)
+on conflict (id) do update set
+    heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types
 
 -- name: leave
 delete from {schema}.processes where id = %(id)s

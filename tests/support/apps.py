@@ -57,7 +57,8 @@ def executing(
     """Run an executor on fixed origins; several may run in one test."""
     settings = app.settings
     database = app.database()
-    process = Process(database, f"pod-{uuid4().hex[:6]}", ["execute"], 0.2)
+    name = f"pod-{uuid4().hex[:6]}"
+    process = Process(database, name, ["execute"], 0.2, types=app.jobs)
     executor = Executor(
         database,
         app.jobs,

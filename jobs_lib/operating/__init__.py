@@ -1,0 +1,38 @@
+"""What an operator does with jobs: look, explain, cancel, pause, retry, maintain."""
+
+from __future__ import annotations
+
+__all__ = [
+    "Change",
+    "Explanation",
+    "Filter",
+    "Finding",
+    "Limits",
+    "Listed",
+    "Maintained",
+    "Maintenance",
+    "Pause",
+    "Reason",
+    "Retried",
+    "Shown",
+    "cancel",
+    "check",
+    "delete_discarded",
+    "explain",
+    "list_jobs",
+    "list_pauses",
+    "maintain",
+    "pause",
+    "resume",
+    "retry_discarded",
+    "show_job",
+]
+
+from jobs_lib.operating.cancellation import cancel
+from jobs_lib.operating.checks import Finding, Limits, check
+from jobs_lib.operating.discarded import Retried, delete_discarded, retry_discarded
+from jobs_lib.operating.explanation import Explanation, Reason, explain
+from jobs_lib.operating.history import Maintained, maintain
+from jobs_lib.operating.listing import Filter, Listed, Shown, list_jobs, show_job
+from jobs_lib.operating.maintenance import Maintenance
+from jobs_lib.operating.pauses import Change, Pause, list_pauses, pause, resume

@@ -1,0 +1,67 @@
+"""What a check finds, where it looks, and from when on it complains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.settings import Settings
+
+Level = Literal["ok", "warn", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    check: str
+    what: str
+    way_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on something is wrong."""
+
+    old_transaction: float = 60.0
+    """Seconds; ten times as old is an error."""
+    naptime: float = 60.0
+    """Seconds between two looks of autovacuum at a database."""
+    dead_rows: int = 50_000
+    """Dead rows in a table, where they are also more than the live ones."""
+    index_bytes: int = 64 * 2**20
+    index_growth: float = 4.0
+    """How many times larger than expected an index may be."""
+    unanalyzed_rows: int = 10_000
+    """Rows of a table without fresh statistics."""
+    behind: int = 100
+    """Jobs of a group behind a head that has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the checks look at, through one connection."""
+
+    connection: psycopg.Connection[Any]
+    database: Database
+    settings: Settings
+    limits: Limits
+    role: str | None
+    """Whose privileges are checked; None: those of the connection's own role."""
+
+    def rows(self, query: str, **values: object) -> list[tuple[Any, ...]]:
+        """The rows of a named query."""
+        return self.connection.execute(
+            self.database.queries[query], values, prepare=False
+        ).fetchall()
+
+
+def names(found: list[str], limit: int = 5) -> str:
+    """Some names as text, and how many more there are."""
+    more = len(found) - limit
+    return ", ".join(found[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,139 @@
+"""The server: privileges, autovacuum, old transactions, and what lies in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.operating.checks.finding import Finding, names
+from jobs_lib.schema import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.operating.checks.finding import Look
+
+_TRIES = 5
+
+
+def check_privileges(look: Look) -> Iterator[Finding]:
+    """The role of a running service may do what it needs."""
+    ((current, there),) = look.rows("check_role", role=look.role)
+    role = look.role or current
+    if look.role is not None and not there:
+        yield Finding(
+            "error", "privileges", f"there is no role {role!r}", "create role …"
+        )
+        return
+    lacking = [
+        f"{privilege} on {thing}"
+        for privilege, thing in look.rows(
+            "check_privileges", role=role, schema=look.database.schema
+        )
+    ]
+    if lacking:
+        schema = quote(look.database.schema)
+        needed = (
+            f"usage on schema {schema}",
+            f"select, insert, update, delete on all tables in schema {schema}",
+            f"usage on all sequences in schema {schema}",
+            f"execute on all functions in schema {schema}",
+        )
+        yield Finding(
+            "error",
+            "privileges",
+            f"the role {role} lacks {names(lacking)}",
+            "; ".join(f"grant {one} to {quote(role)}" for one in needed),
+        )
+
+
+def check_autovacuum(look: Look) -> Iterator[Finding]:
+    """Autovacuum is on, often enough, for every table."""
+    settings = dict(look.rows("check_settings"))
+    for name in ("autovacuum", "track_counts"):
+        if settings.get(name) == "off":
+            yield Finding(
+                "error",
+                "autovacuum",
+                f"{name} is off: finished jobs are never cleared away",
+                f"alter system set {name} = on; select pg_reload_conf()",
+            )
+    naptime = float(settings.get("autovacuum_naptime", 0))
+    if naptime > look.limits.naptime:
+        yield Finding(
+            "warn",
+            "autovacuum",
+            f"autovacuum_naptime is {naptime:g} s: what finished meanwhile is in the "
+            "way of all that comes",
+            "alter system set autovacuum_naptime = '10s'; select pg_reload_conf()",
+        )
+    for (table,) in look.rows("check_table_options", schema=look.database.schema):
+        name = f"{quote(look.database.schema)}.{quote(table)}"
+        yield Finding(
+            "error",
+            "autovacuum",
+            f"autovacuum is switched off for the table {table}",
+            f"alter table {name} reset (autovacuum_enabled)",
+        )
+
+
+def check_transactions(look: Look) -> Iterator[Finding]:
+    """No transaction is so old that dead rows pile up behind it."""
+    for kind, age, who, application, state in look.rows("check_transactions"):
+        if age < look.limits.old_transaction:
+            continue
+        prepared = kind != "transaction"
+        yield Finding(
+            "error" if age >= 10 * look.limits.old_transaction else "warn",
+            "oldest transaction",
+            f"{kind} {who} of {application} is open for {age:,.0f} s ({state}): dead "
+            "rows stay as long",
+            f"rollback prepared '{who}'"
+            if prepared
+            else "end it there, or select pg_terminate_backend("
+            f"{who}); set idle_in_transaction_session_timeout for its role",
+        )
+    ((sees,),) = look.rows("check_sight")
+    if not sees:
+        yield Finding(
+            "warn",
+            "oldest transaction",
+            "this role does not see the transactions of other roles",
+            f"grant pg_read_all_stats to {look.connection.info.user}",
+        )
+    slots = [slot for (slot,) in look.rows("check_slots")]
+    if slots:
+        yield Finding(
+            "warn",
+            "oldest transaction",
+            f"replication slots that nobody reads hold dead rows: {names(slots)}",
+            "start their readers, or select pg_drop_replication_slot(…)",
+        )
+
+
+def check_pooler(look: Look) -> Iterator[Finding]:
+    """Name a pooler, and what it changes."""
+    served: dict[int, set[int]] = {}
+    with look.database.connect("check") as other:
+        for n in range(2 * _TRIES):
+            connection = (look.connection, other)[n % 2]
+            row = connection.execute(
+                look.database.queries["backend_pid"], prepare=False
+            ).fetchone()
+            served.setdefault(row[0] if row else 0, set()).add(n % 2)
+    # Both were open all the time: one server can only have served both if a pooler
+    # takes it away at the end of each transaction.
+    transaction = any(len(which) == 2 for which in served.values())
+    direct = look.connection.info.backend_pid in served
+    if transaction:
+        yield Finding(
+            "warn",
+            "pooler",
+            "a pooler in transaction mode (PgBouncer) lies in between: settings of a "
+            "session, prepared statements and LISTEN do not outlast a transaction",
+            "set timeouts with alter role … set; let PgBouncer be 1.21 or newer with "
+            "max_prepared_statements above 0",
+        )
+    elif not direct:
+        yield Finding(
+            "ok", "pooler", "a pooler in session mode lies in between: nothing changes"
+        )

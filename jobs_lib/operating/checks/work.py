@@ -1,0 +1,95 @@
+"""The work: groups that are stuck, and origins that nobody works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.operating.checks.finding import Finding, names
+from jobs_lib.partitioner import choose_origin, choose_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.operating.checks.finding import Look
+
+_HEADS = 1_000
+_COUNTED = 10_000
+_SAMPLE = 1_000
+_EACH = 20
+
+
+def check_groups(look: Look) -> Iterator[Finding]:
+    """No group has piled up behind a job that fails again and again."""
+    for group, origin, job, attempt, error, behind in look.rows(
+        "check_blocked", heads=_HEADS, counted=_COUNTED, behind=look.limits.behind
+    ):
+        count = f"{behind:,}" + (" or more" if behind >= _COUNTED else "")
+        yield Finding(
+            "warn",
+            "blocked groups",
+            f"{count} jobs of group {group!r} in {origin} wait behind job {job}, which "
+            f"has failed {attempt} times: {error}",
+            f"mend what it says, or jobs-lib jobs cancel {job}",
+        )
+
+
+def check_owners(look: Look) -> Iterator[Finding]:
+    """Every origin with jobs has a live owner."""
+    rows = look.rows("check_owners", stale_after=look.settings.stale_after)
+    undeclared = [origin for origin, declared, _ in rows if not declared]
+    if undeclared:
+        yield Finding(
+            "error",
+            "owners",
+            f"jobs wait in origins of topics that nobody declared: {names(undeclared)}",
+            "jobs-lib topics declare TOPIC",
+        )
+    alone = [origin for origin, declared, owned in rows if declared and not owned]
+    if alone:
+        yield Finding(
+            "error",
+            "owners",
+            f"jobs wait in origins without a live owner: {names(alone)}",
+            "start an executor of the service that reads the topic; jobs-lib owners "
+            "shows who owns what",
+        )
+
+
+def check_placement(look: Look) -> Iterator[Finding]:
+    """Groups lie in their origins and keys in their shards, by murmur2."""
+    configured = look.settings.kafka.get("partitioner")
+    if configured not in (None, "murmur2_random"):
+        yield Finding(
+            "error",
+            "partitioner",
+            f"JOBS_LIB_KAFKA sets partitioner={configured}: records would lie in other "
+            "partitions than their jobs",
+            "remove it: jobs_lib sets murmur2_random",
+        )
+    strays = [
+        f"{group} in {origin}"
+        for group, origin, topic, count in look.rows("check_groups", each=_EACH)
+        if origin != choose_origin(group, topic, count)
+    ]
+    if strays:
+        yield Finding(
+            "warn",
+            "partitioner",
+            f"{len(strays)} groups of those looked at lie in other origins than "
+            f"murmur2 gives: {names(strays)}",
+            "was an origin given by hand, or the count of partitions changed? Such a "
+            "group may run in two origins at once",
+        )
+    astray = [
+        f"{topic} {key}"
+        for topic, key, shard, shards in look.rows("check_shards", rows=_SAMPLE)
+        if shard != choose_shard(topic, key, shards)
+    ]
+    if astray:
+        yield Finding(
+            "error",
+            "partitioner",
+            f"{len(astray)} outbox rows of those looked at lie in other shards than "
+            f"murmur2 gives: {names(astray)}",
+            "write them with topic.send(): their keys' order is not kept",
+        )

@@ -1,0 +1,266 @@
+"""Why a job does not run: every reason that holds now, the nearest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.operating.session import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Database
+
+_COUNTED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that keeps a job from running, or what became of it."""
+
+    code: str
+    """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``behind``,
+    ``unknown_type``, ``no_owner``, ``stale_owner``, ``ready``, ``discarded``,
+    ``finished``, ``gone`` or ``never_existed``."""
+    text: str
+    """The same as a sentence, with the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job does not run."""
+
+    job: int
+    reasons: list[Reason] = field(default_factory=list)
+    head: Explanation | None = None
+    """Of a job that stands behind another one of its group: that one's."""
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of the reasons, the nearest first."""
+        return [reason.code for reason in self.reasons]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    id: int
+    origin: str
+    type: str
+    group: str | None
+    state: str
+    attempt: int
+    run_at: datetime | None
+    due_in: float | None
+    error: str | None
+    claimed_at: datetime | None
+    cancel_requested_at: datetime | None
+    owner: UUID | None
+    epoch: int | None
+    pod: str | None
+    silent: float | None
+    types: list[str] | None
+
+    def owned_by(self) -> str:
+        return f"pod {self.pod} (process {self.owner}) at epoch {self.epoch}"
+
+
+def explain(database: Database, job: int, *, stale_after: float = 5.0) -> Explanation:
+    """Say why a job does not run, or what became of it.
+
+    Args:
+        database: where to look.
+        job: its id.
+        stale_after: seconds without a heartbeat until a process counts as dead, the
+            setting of that name.
+
+    Raises:
+        OperatingError: the look took longer than ten seconds.
+    """
+    with database.connect("explain") as connection, bounded(connection, database):
+        return _Look(connection, database, stale_after).explain(job)
+
+
+class _Look:
+    """One look, by one connection in one transaction."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        database: Database,
+        stale_after: float,
+    ) -> None:
+        self._connection = connection
+        self._database = database
+        self._stale_after = stale_after
+
+    def explain(self, job: int) -> Explanation:
+        row = self._one("explain_job", id=job)
+        if row is None:
+            return Explanation(job, [self._ended(job)])
+        facts = _Facts(*row)
+        if facts.claimed_at is not None and not self._is_stale(facts):
+            return Explanation(job, list(_running(facts)))
+        reasons = [*self._pauses(facts), *_schedule(facts)]
+        head = self._head(facts)
+        if head is not None:
+            reasons.append(_behind(facts, *head))
+        reasons += self._type(facts)
+        if head is None:
+            # Of the head it is told, and both have the same origin.
+            reasons += self._owner(facts)
+        if not reasons:
+            reasons.append(self._ready(facts))
+        return Explanation(job, reasons, self.explain(head[0]) if head else None)
+
+    def _pauses(self, facts: _Facts) -> Iterator[Reason]:
+        values = {"type": facts.type, "origin": facts.origin, "group": facts.group}
+        for kind, name, since in self._all("explain_pauses", **values):
+            yield Reason(
+                "paused",
+                f"{kind} {name!r} is paused since {_time(since)}: "
+                f"`jobs-lib jobs resume {kind} {name}`",
+            )
+
+    def _head(self, facts: _Facts) -> tuple[int, int] | None:
+        if facts.group is None:
+            return None
+        row = self._one(
+            "explain_head",
+            origin=facts.origin,
+            group=facts.group,
+            id=facts.id,
+            limit=_COUNTED,
+        )
+        return None if row is None or not row[1] else (row[0], row[1])
+
+    def _type(self, facts: _Facts) -> Iterator[Reason]:
+        live, knowing, pods = self._one(
+            "explain_type", type=facts.type, stale_after=self._stale_after
+        ) or (0, 0, [])
+        if live and not knowing:
+            yield Reason(
+                "unknown_type",
+                f"none of the {live} live processes that run jobs knows the type "
+                f"{facts.type!r}: deploy the release that has its handler",
+            )
+        elif (
+            facts.owner is not None
+            and facts.types is not None
+            and not self._is_stale(facts)
+            and facts.type not in facts.types
+        ):
+            yield Reason(
+                "unknown_type",
+                f"the owner of {facts.origin}, {facts.owned_by()}, does not know the "
+                f"type {facts.type!r}; known on: {', '.join(pods) or 'no other pod'}",
+            )
+
+    def _owner(self, facts: _Facts) -> Iterator[Reason]:
+        if facts.owner is None:
+            yield Reason(
+                "no_owner",
+                f"no process owns its origin {facts.origin}: does an executor run "
+                "whose service reads that topic, and has the topic that partition?",
+            )
+        elif facts.silent is None:
+            yield Reason(
+                "stale_owner",
+                f"the owner of its origin {facts.origin}, process {facts.owner} at "
+                f"epoch {facts.epoch}, is gone, and no other has taken over",
+            )
+        elif self._is_stale(facts):
+            yield Reason(
+                "stale_owner",
+                f"the owner of its origin {facts.origin}, {facts.owned_by()}, has been "
+                f"silent for {facts.silent:.0f} s, and no other has taken over",
+            )
+
+    def _ready(self, facts: _Facts) -> Reason:
+        (ahead,) = self._one(
+            "explain_ahead", origin=facts.origin, id=facts.id, limit=_COUNTED
+        ) or (0,)
+        count = f"{ahead:,}" if ahead < _COUNTED else f"{_COUNTED:,} or more"
+        return Reason(
+            "ready",
+            f"nothing keeps it: {facts.owned_by()} owns its origin {facts.origin} and "
+            f"will claim it; {count} jobs lie before it there",
+        )
+
+    def _ended(self, job: int) -> Reason:
+        row = self._one("explain_ended", id=job)
+        if row is not None:
+            outcome, at, attempt, error = row
+            if outcome == "discarded" and error is not None:
+                return Reason(
+                    "discarded",
+                    f"discarded at {_time(at)} after {attempt} attempts, the last "
+                    f"error was: {error}. `jobs-lib jobs retry {job}` runs it again",
+                )
+            return Reason(
+                "finished", f"{outcome} at {_time(at)}, attempts in all: {attempt}"
+            )
+        (last,) = self._one("last_id", schema=self._database.schema) or (0,)
+        if 0 < job <= last:
+            return Reason(
+                "gone",
+                "no table has it: it finished and is no longer kept in the history, or "
+                "was deleted, or the transaction that enqueued it rolled back or is "
+                "still open",
+            )
+        return Reason("never_existed", f"it never existed: the latest job is {last}")
+
+    def _is_stale(self, facts: _Facts) -> bool:
+        return facts.silent is None or facts.silent > self._stale_after
+
+    def _one(self, query: str, **values: object) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._connection.execute(
+            self._database.queries[query], values
+        ).fetchone()
+        return row
+
+    def _all(self, query: str, **values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(
+            self._database.queries[query], values
+        ).fetchall()
+
+
+def _running(facts: _Facts) -> Iterator[Reason]:
+    yield Reason(
+        "running",
+        f"claimed at {_time(facts.claimed_at)} by {facts.owned_by()}: it runs, or is "
+        "next there",
+    )
+    if facts.cancel_requested_at is not None:
+        yield Reason(
+            "cancel_requested",
+            f"it was asked to stop at {_time(facts.cancel_requested_at)}",
+        )
+
+
+def _behind(facts: _Facts, first: int, before: int) -> Reason:
+    count = f"{before:,}" if before < _COUNTED else f"{_COUNTED:,} or more"
+    return Reason(
+        "behind",
+        f"behind job {first}, the head of its group {facts.group!r}; unfinished jobs "
+        f"of the group before it: {count}",
+    )
+
+
+def _schedule(facts: _Facts) -> Iterator[Reason]:
+    if facts.state != "scheduled" or facts.due_in is None or facts.due_in <= 0:
+        return
+    text = f"not due until {_time(facts.run_at)}, in {facts.due_in:,.0f} s"
+    if facts.attempt:
+        text += (
+            f"; it has failed {facts.attempt} times, the last error was: {facts.error}"
+        )
+    yield Reason("scheduled", text)
+
+
+def _time(at: datetime | None) -> str:
+    return "an unknown time" if at is None else at.isoformat(" ", "seconds")

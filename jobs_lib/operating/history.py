@@ -1,0 +1,186 @@
+"""The history's days: made ahead, and dropped whole when their time has passed.
+
+Each step is a transaction of its own. Any number of processes may call
+:func:`maintain`; one does the work, and the others leave it to that one.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from psycopg.errors import LockNotAvailable, UndefinedTable
+
+from jobs_lib.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import date
+
+    import psycopg
+
+    from jobs_lib.db import Database
+
+# A partition can only be dropped with the whole history locked, and whoever completes a
+# job meanwhile stands behind that lock: it is not waited for longer than this, but
+# tried again; what is left is empty and costs nothing until the next hour.
+_DROP_LOCK_SECONDS = 0.05
+_LOCK_SECONDS = 0.2
+_STATEMENT_SECONDS = 60.0
+_TRIES = 20
+_PAUSE_SECONDS = 0.1
+# Moved into a partition of their own while those who complete jobs of that day wait.
+_MOVED_ROWS = 10_000
+_DELETED_ROWS = 10_000
+_CANCELLATION_SECONDS = 3_600.0
+
+
+@dataclass(slots=True)
+class Maintained:
+    """What :func:`maintain` did."""
+
+    made: int = 0
+    """Days that got a partition."""
+    dropped: int = 0
+    """Days that were dropped whole."""
+    deleted: int = 0
+    """Rows that had come to lie in no day's partition, and whose time has passed."""
+    left: int = 0
+    """Days whose locks were not to be had; the next call tries again."""
+    skipped: bool = False
+    """Whether another process was at it, so that nothing was done here."""
+
+
+class _Busy(Exception):
+    """Another process maintains the history."""
+
+
+def maintain(database: Database, keep: Iterable[int] = (1,)) -> Maintained:
+    """Make the history's next days and drop those whose time has passed.
+
+    Args:
+        database: whose history.
+        keep: the numbers of days for which finished jobs are kept, of all types.
+
+    Raises:
+        UnavailableError: the database does not answer.
+        OperatingError: a number of days is out of range.
+    """
+    kept = sorted({days for days in keep if days})
+    if any(not 1 <= days <= 3_660 for days in kept):
+        raise OperatingError(f"the history keeps 1 to 3,660 days, not {kept}")
+    done = Maintained()
+    with database.connect("maintenance") as connection:
+        try:
+            _maintain(connection, database, kept, done)
+        except _Busy:
+            done.skipped = True
+    return done
+
+
+def _maintain(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    kept: list[int],
+    done: Maintained,
+) -> None:
+    queries = database.queries
+    with _step(connection, database):
+        (today,) = connection.execute(queries["today"]).fetchone() or (None,)
+        rows = connection.execute(
+            queries["history_days"], {"schema": database.schema}
+        ).fetchall()
+        connection.execute(
+            queries["forget_cancellations"], {"after": _CANCELLATION_SECONDS}
+        )
+    assert today is not None
+    apart = {day for day, _, is_apart in rows if is_apart}
+    stray = {day for day, over, is_apart in rows if not (is_apart or over)}
+    # Tomorrow's too: nothing may land in no day's partition at midnight.
+    wanted = {today + timedelta(days=n + ahead) for n in kept for ahead in (0, 1)}
+    for day in sorted((wanted | stray) - apart):
+        _make(connection, database, day, done)
+    for day in sorted(day for day, over, is_apart in rows if is_apart and over):
+        _drop(connection, database, day, done)
+    if any(over and not is_apart for _, over, is_apart in rows):
+        _delete(connection, database, done)
+
+
+def _make(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    day: date,
+    done: Maintained,
+) -> None:
+    try:
+        with _step(connection, database):
+            row = connection.execute(
+                database.queries["make_history"], {"day": day, "most": _MOVED_ROWS}
+            ).fetchone()
+            done.made += row == ("made",)
+    except LockNotAvailable:
+        done.left += 1
+
+
+def _drop(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    day: date,
+    done: Maintained,
+) -> None:
+    try:
+        with _step(connection, database):
+            connection.execute(database.queries["empty_history"], {"day": day})
+        for left in reversed(range(_TRIES)):
+            try:
+                with _step(connection, database, _DROP_LOCK_SECONDS):
+                    connection.execute(database.queries["drop_history"], {"day": day})
+                done.dropped += 1
+                return
+            except LockNotAvailable:
+                if not left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+    except LockNotAvailable:
+        done.left += 1
+    except UndefinedTable:
+        return  # another process was quicker
+
+
+def _delete(
+    connection: psycopg.Connection[Any], database: Database, done: Maintained
+) -> None:
+    while True:
+        with _step(connection, database):
+            deleted = connection.execute(
+                database.queries["delete_history"], {"limit": _DELETED_ROWS}
+            ).rowcount
+        done.deleted += deleted
+        if deleted < _DELETED_ROWS:
+            return
+
+
+@contextmanager
+def _step(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    lock: float = _LOCK_SECONDS,
+) -> Iterator[None]:
+    queries = database.queries
+    with connection.transaction():
+        connection.execute(
+            queries["bound_statements"],
+            {
+                "statement_ms": str(round(_STATEMENT_SECONDS * 1000)),
+                "lock_ms": str(round(lock * 1000)),
+            },
+        )
+        mine = connection.execute(
+            queries["lock_maintenance"], {"schema": database.schema}
+        ).fetchone()
+        if mine != (True,):
+            raise _Busy
+        yield

@@ -1,0 +1,48 @@
+"""Bounded transactions: an operator's look must not hold up the work."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from jobs_lib.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.db import Database
+
+STATEMENT_SECONDS = 10.0
+LOCK_SECONDS = 5.0
+
+
+@contextmanager
+def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
+    """A transaction whose statements last and wait only so many seconds.
+
+    Raises:
+        OperatingError: one of them took longer; nothing was changed.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(
+                database.queries["bound_statements"],
+                {
+                    "statement_ms": str(round(STATEMENT_SECONDS * 1000)),
+                    "lock_ms": str(round(LOCK_SECONDS * 1000)),
+                },
+            )
+            yield
+    except psycopg.errors.LockNotAvailable:
+        raise OperatingError(
+            f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these "
+            "rows locked; nothing was changed. Try again, or see with `jobs-lib check` "
+            "which transaction is old"
+        ) from None
+    except psycopg.errors.QueryCanceled:
+        raise OperatingError(
+            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was "
+            "changed. Narrow it, by origin, group or time, or lower the limit"
+        ) from None

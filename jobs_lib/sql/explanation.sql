@@ -1,0 +1,74 @@
+-- Why a job does not run. Each statement answers one question about one job.
+
+-- name: explain_job
+-- The job, what has claimed it, and who owns its origin; nothing if it has ended.
+select
+    j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at,
+    extract(epoch from j.run_at - clock_timestamp())::float8,
+    j.errors -> -1 ->> 'error',
+    c.claimed_at, k.requested_at,
+    o.owner, o.epoch, p.pod,
+    extract(epoch from clock_timestamp() - p.heartbeat_at)::float8, p.types
+from {schema}.find_jobs(array[%(id)s]) f
+join lateral (
+    select * from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
+) j on true
+left join {schema}.origins o on o.role = 'execute' and o.origin = j.origin
+left join {schema}.processes p on p.id = o.owner
+left join {schema}.cancellations k on k.id = j.id
+left join lateral (
+    -- Only the owner's: what an earlier one had claimed is nobody's now.
+    select c.claimed_at from {schema}.claims c
+    where c.owner = o.owner and j.id = any (c.ids) and j.state = 'available'
+    order by c.seq desc limit 1
+) c on true
+
+-- name: explain_pauses
+select kind, name, paused_at from {schema}.pauses
+where (kind = 'type' and name = %(type)s)
+    or (kind = 'origin' and name = %(origin)s)
+    or (kind = 'group' and name = %(group)s)
+order by kind
+
+-- name: explain_head
+-- The first unfinished job of the group, and how many stand before this one, up to a
+-- limit: who has a million before it need not know the exact number.
+select min(b.id), count(*) from (
+    select j.id from {schema}.jobs j
+    where j.origin = %(origin)s and j."group" = %(group)s and j.id < %(id)s
+    order by j.id limit %(limit)s
+) b
+
+-- name: explain_ahead
+select count(*) from (
+    select from {schema}.jobs j
+    where j.origin = %(origin)s and j.id < %(id)s
+    order by j.id limit %(limit)s
+) b
+
+-- name: explain_type
+-- Live processes that run jobs: all, and those that know the type. One that does not say
+-- what it knows may know it.
+select
+    count(*),
+    count(*) filter (where p.types is null or %(type)s = any (p.types)),
+    coalesce(array_agg(p.pod order by p.pod) filter (where %(type)s = any (p.types)), '{{}}')
+from {schema}.processes p
+where 'execute' = any (p.roles)
+    and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- name: explain_ended
+-- What is still discarded first, then the last end that the history knows.
+select 'discarded', d.discarded_at, d.attempt, d.errors -> -1 ->> 'error'
+from {schema}.discarded d where d.id = %(id)s
+union all
+(
+    select h.outcome, h.finished_at, h.attempt, null from {schema}.history h
+    where h.id = %(id)s order by h.finished_at desc limit 1
+)
+
+-- name: last_id
+-- The highest id that was ever drawn.
+select coalesce(pg_sequence_last_value(
+    pg_get_serial_sequence(format('%%I.jobs', %(schema)s::text), 'id')::regclass
+), 0)

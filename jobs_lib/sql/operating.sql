@@ -1,0 +1,285 @@
+-- What operators do with jobs: list, show, cancel, pause, retry, delete.
+
+-- name: bound_statements
+-- For this transaction only: settings of the session do not last behind PgBouncer.
+select
+    set_config('statement_timeout', %(statement_ms)s, true),
+    set_config('lock_timeout', %(lock_ms)s, true)
+
+-- name: list_unfinished
+-- One branch per origin, each walking its index from the first id wanted.
+with claimed as materialized (
+    select distinct r.id from {schema}.claims c cross join lateral unnest(c.ids) as r(id)
+)
+select
+    j.id, j.type, j.origin, j."group", j.derived, j.attempt, j.priority, j.run_at,
+    j.enqueued_at, j.errors -> -1 ->> 'error'
+from {schema}.job_origins() as o(origin)
+cross join lateral (
+    select d.* from (
+        select
+            j.*,
+            case
+                when j.state = 'scheduled' then 'scheduled'
+                when exists (select from claimed c where c.id = j.id) then 'running'
+                when j."group" is not null and exists (
+                    select from {schema}.jobs e
+                    where e.origin = j.origin and e."group" = j."group" and e.id < j.id
+                ) then 'waiting'
+                else 'available'
+            end as derived
+        from {schema}.jobs j
+        where j.origin = o.origin and j.id > %(after)s
+            and (%(type)s::text is null or j.type = %(type)s)
+            and (%(group)s::text is null or j."group" = %(group)s)
+    ) d
+    where %(state)s::text is null or d.derived = %(state)s
+    order by d.id limit %(limit)s
+) j
+where %(origin)s::text is null or o.origin = %(origin)s
+order by j.id limit %(limit)s
+
+-- name: list_scheduled
+-- The next due ones first.
+select
+    j.id, j.type, j.origin, j."group", 'scheduled', j.attempt, j.priority, j.run_at,
+    j.enqueued_at, j.errors -> -1 ->> 'error'
+from {schema}.job_origins() as o(origin)
+cross join lateral (
+    select * from {schema}.jobs j
+    where j.origin = o.origin and j.state = 'scheduled' and j.id > %(after)s
+        and (%(type)s::text is null or j.type = %(type)s)
+        and (%(group)s::text is null or j."group" = %(group)s)
+    order by j.run_at limit %(limit)s
+) j
+where %(origin)s::text is null or o.origin = %(origin)s
+order by j.run_at, j.id limit %(limit)s
+
+-- name: list_running
+-- From the claims, which are few, to the jobs; what was claimed may have ended since.
+select
+    j.id, j.type, j.origin, j."group", 'running', j.attempt, j.priority, j.run_at,
+    j.enqueued_at, j.errors -> -1 ->> 'error'
+from (
+    select distinct o.origin, r.id from {schema}.claims c
+    join {schema}.origins o on o.role = 'execute' and o.owner = c.owner
+    cross join lateral unnest(c.ids) as r(id)
+    where r.id > %(after)s
+) f
+join lateral (
+    select * from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
+) j on true
+where j.state = 'available'
+    and (%(type)s::text is null or j.type = %(type)s)
+    and (%(group)s::text is null or j."group" = %(group)s)
+    and (%(origin)s::text is null or j.origin = %(origin)s)
+order by j.id limit %(limit)s
+
+-- name: list_discarded
+select
+    d.id, d.type, d.origin, d."group", 'discarded', d.attempt, d.priority,
+    d.discarded_at, d.enqueued_at, d.errors -> -1 ->> 'error'
+from {schema}.discarded d
+where d.id > %(after)s
+    and (%(type)s::text is null or d.type = %(type)s)
+    and (%(group)s::text is null or d."group" = %(group)s)
+    and (%(origin)s::text is null or d.origin = %(origin)s)
+    and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
+    -- As it is written, not as a pattern: a pattern can be made slow.
+    and (
+        %(error)s::text is null
+        or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
+    )
+order by d.id limit %(limit)s
+
+-- name: list_history
+-- The latest first.
+select
+    h.id, h.type, h.origin, h."group", h.outcome, h.attempt, null::smallint,
+    h.finished_at, h.enqueued_at, null
+from {schema}.history h
+where h.outcome = %(state)s and h.id > %(after)s
+    and (%(type)s::text is null or h.type = %(type)s)
+    and (%(group)s::text is null or h."group" = %(group)s)
+    and (%(origin)s::text is null or h.origin = %(origin)s)
+    and (%(since)s::timestamptz is null or h.finished_at >= %(since)s)
+order by h.finished_at desc, h.id desc limit %(limit)s
+
+-- name: show_unfinished
+select
+    s.id, s.type, s.origin, s."group", s.derived_state, s.attempt, s.priority,
+    s.payload, s.headers, s.unique_key, s.enqueued_at, s.run_at, null::timestamptz,
+    s.errors, p.pod
+from {schema}.find_jobs(array[%(id)s]) f
+cross join lateral (
+    select * from {schema}.job_states s where s.origin = f.origin and s.id = f.id offset 0
+) s
+left join {schema}.processes p on p.id = s.claimed_by
+
+-- name: show_discarded
+select
+    d.id, d.type, d.origin, d."group", 'discarded', d.attempt, d.priority,
+    d.payload, d.headers, d.unique_key, d.enqueued_at, null::timestamptz, d.discarded_at,
+    d.errors, null
+from {schema}.discarded d where d.id = %(id)s
+
+-- name: show_finished
+-- A job that was discarded and retried is there more than once: its last end counts.
+select
+    h.id, h.type, h.origin, h."group", h.outcome, h.attempt, null::smallint,
+    null::jsonb, null::jsonb, null, h.enqueued_at, null::timestamptz, h.finished_at,
+    null::jsonb, null
+from {schema}.history h where h.id = %(id)s
+order by h.finished_at desc limit 1
+
+-- name: find_origins
+select distinct f.origin from {schema}.find_jobs(%(ids)s) f
+
+-- name: lock_jobs_origins
+-- Claims and completions hold these rows `for share`: this waits for those in flight,
+-- and keeps new ones off until it commits. In order, as take-overs lock them.
+select o.origin from {schema}.origins o
+where o.role = 'execute' and o.origin = any (%(origins)s::text[])
+order by o.origin
+for no key update
+
+-- name: cancel_jobs
+-- Runs in a statement after the lock, with a snapshot that sees every claim committed
+-- before it. What the origin's living owner has claimed may be running, and is asked to
+-- stop; a dead owner's claims hold nobody.
+with wanted as materialized (
+    select j.origin, j.id
+    from unnest(%(origins)s::text[]) as o(origin)
+    cross join lateral (
+        select j.origin, j.id from {schema}.jobs j
+        where j.origin = o.origin and j.id = any (%(ids)s::bigint[]) offset 0
+    ) j
+),
+running as materialized (
+    select w.origin, w.id from wanted w
+    join {schema}.origins o on o.role = 'execute' and o.origin = w.origin
+    join {schema}.processes p on p.id = o.owner
+        and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+    where exists (
+        select from {schema}.claims c where c.owner = o.owner and w.id = any (c.ids)
+    )
+),
+removed as (
+    delete from {schema}.jobs where ctid = any (array(
+        select row.ctid from wanted w
+        cross join lateral (
+            select j.ctid from {schema}.jobs j
+            where j.origin = w.origin and j.id = w.id offset 0
+        ) row
+        where not exists (select from running r where r.id = w.id)
+    ))
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at
+),
+noted as (
+    insert into {schema}.history
+        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+    select (clock_timestamp() at time zone 'UTC')::date + %(keep)s::int,
+        id, origin, type, "group", 'cancelled', attempt, enqueued_at
+    from removed where %(keep)s::int > 0
+),
+asked as (
+    insert into {schema}.cancellations (id, origin)
+    select id, origin from running
+    on conflict (id) do nothing
+)
+select id, 'cancelled' from removed
+union all
+select id, 'requested' from running
+
+-- name: pause
+insert into {schema}.pauses (kind, name) values (%(kind)s, %(name)s)
+on conflict do nothing
+
+-- name: resume
+delete from {schema}.pauses where kind = %(kind)s and name = %(name)s
+
+-- name: list_pauses
+select kind, name, paused_at from {schema}.pauses order by kind, name
+
+-- name: is_known_name
+-- Whether anything has this name now; a group is known while a job of it is there.
+select case %(kind)s
+    when 'type' then exists (
+        select from {schema}.processes p where %(name)s = any (p.types)
+    )
+    when 'origin' then exists (
+        select from {schema}.topics t
+        where %(name)s = any (array(
+            select t.topic || '/' || n from generate_series(0, t.partitions - 1) n
+        ))
+    )
+    else exists (
+        select from {schema}.job_origins() as o(origin)
+        cross join lateral (
+            select from {schema}.jobs j
+            where j.origin = o.origin and j."group" = %(name)s
+            order by j.id limit 1
+        ) j
+    )
+end
+
+-- name: retry_discarded
+-- Back among the jobs under the same id, so with the same idempotency key, and first in
+-- its group. Its place lies behind every cursor: as a job that is due now it is found at
+-- once, where an available one would wait for the sweep. One whose unique key another
+-- unfinished job has stays where it is.
+with chosen as materialized (
+    select d.* from {schema}.discarded d
+    where d.id > %(after)s
+        and (%(ids)s::bigint[] is null or d.id = any (%(ids)s))
+        and (%(type)s::text is null or d.type = %(type)s)
+        and (%(group)s::text is null or d."group" = %(group)s)
+        and (%(origin)s::text is null or d.origin = %(origin)s)
+        and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
+        -- One that fails again meanwhile is not retried a second time.
+        and d.discarded_at <= %(until)s
+        and (
+            %(error)s::text is null
+            or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
+        )
+    order by d.id limit %(limit)s
+    for update skip locked
+),
+inserted as (
+    insert into {schema}.jobs (
+        origin, id, type, "group", state, priority, payload, run_at, headers,
+        unique_key, enqueued_at, errors
+    )
+    select
+        origin, id, type, "group", 'scheduled', priority, payload, clock_timestamp(),
+        headers, unique_key, enqueued_at, errors
+    from chosen order by id
+    on conflict (type, unique_key) where unique_key is not null do nothing
+    returning id
+),
+gone as (
+    delete from {schema}.discarded d using inserted i where d.id = i.id
+)
+select c.id, i.id is not null from chosen c left join inserted i using (id) order by 1
+
+-- name: delete_discarded
+delete from {schema}.discarded where id = any (array(
+    select d.id from {schema}.discarded d
+    where d.id > %(after)s
+        and (%(ids)s::bigint[] is null or d.id = any (%(ids)s))
+        and (%(type)s::text is null or d.type = %(type)s)
+        and (%(group)s::text is null or d."group" = %(group)s)
+        and (%(origin)s::text is null or d.origin = %(origin)s)
+        and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
+        and d.discarded_at <= %(until)s
+        and (
+            %(error)s::text is null
+            or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
+        )
+    order by d.id limit %(limit)s
+    for update skip locked
+))
+returning id, true
+
+-- name: database_time
+select clock_timestamp()

@@ -1,0 +1,53 @@
+"""What commands print: rows as a table for people, or as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+# Into a pipe or a file nothing is wrapped: a broken id cannot be copied.
+_PIPE_WIDTH = 500
+
+
+def show(
+    columns: Iterable[str], rows: Iterable[tuple[Any, ...]], as_json: bool
+) -> None:
+    """Print rows as a table, or as JSON: a list of objects."""
+    names = list(columns)
+    if as_json:
+        show_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*(Text(printable(value)) for value in row))
+    console = Console()
+    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON; times in ISO 8601."""
+    click.echo(json.dumps(value, default=_encode))
+
+
+def printable(value: object) -> str:
+    """A value as text that cannot steer a terminal, whatever an error text holds."""
+    if value is None:
+        return ""
+    text = str(value)
+    if hasattr(value, "isoformat"):
+        text = value.isoformat(sep=" ", timespec="seconds")
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+
+def _encode(value: object) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

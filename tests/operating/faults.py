@@ -1,0 +1,262 @@
+"""Things that are set up wrong, a function each; it returns what the check is given."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from jobs_lib.db import Database
+from jobs_lib.devstack.ports import free_port
+from jobs_lib.operating import Limits
+from jobs_lib.partitioner import choose_partition
+from jobs_lib.settings import load_settings
+from tests.operating.helpers import add_job, add_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+
+
+@dataclass
+class Bench:
+    """What a fault is made on; `undo` takes back what outlives the database."""
+
+    admin: psycopg.Connection[Any]
+    database: Database
+    request: pytest.FixtureRequest
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def fixture(self, name: str) -> Any:
+        """A fixture that only some faults need."""
+        return self.request.getfixturevalue(name)
+
+    def fill(self, jobs: int, delete: str = "false") -> None:
+        """Add jobs of one type to one origin, and delete some."""
+        # A session tells the server what it has changed when it ends, at the latest.
+        with psycopg.connect(self.database.url) as connection:
+            connection.execute(
+                "insert into jobs_lib.jobs (origin, type, payload)"
+                " select 'local/3', 'work', '{}' from generate_series(1, %s)",
+                (jobs,),
+            )
+            connection.execute(f"delete from jobs_lib.jobs where {delete}")
+
+    def keep_dead_rows(self) -> None:
+        """Keep autovacuum from mending what is to be found."""
+        self.admin.execute("alter table jobs_lib.jobs set (autovacuum_enabled = off)")
+
+
+def old_schema(bench: Bench) -> None:
+    bench.admin.execute("update jobs_lib.jobs_lib_version set version_num = '0001'")
+
+
+def weak_role(bench: Bench) -> dict[str, Any]:
+    role = f"app_{uuid4().hex[:8]}"
+    bench.admin.execute(f"create role {role}")
+    bench.undo.callback(bench.admin.execute, f"drop role {role}")
+    return {"role": role}
+
+
+def autovacuum_off(bench: Bench) -> None:
+    _set(bench, "autovacuum", "off")
+
+
+def counts_off(bench: Bench) -> None:
+    _set(bench, "track_counts", "off")
+
+
+def long_naptime(bench: Bench) -> None:
+    _set(bench, "autovacuum_naptime", "90s")
+
+
+def table_without_autovacuum(bench: Bench) -> None:
+    bench.keep_dead_rows()
+
+
+def old_transaction(bench: Bench) -> dict[str, Any]:
+    holder = bench.fixture("connect")(application_name="nightly report")
+    holder.execute("select 1")
+    return {"limits": Limits(old_transaction=0.3)}
+
+
+def very_old_transaction(bench: Bench) -> dict[str, Any]:
+    old_transaction(bench)
+    return {"limits": Limits(old_transaction=0.03)}
+
+
+def blind_role(bench: Bench) -> dict[str, Any]:
+    role = f"app_{uuid4().hex[:8]}"
+    bench.admin.execute(f"create role {role}")
+    bench.undo.callback(bench.admin.execute, f"drop role {role}")
+    bench.undo.callback(bench.admin.execute, f"drop owned by {role}")
+    bench.admin.execute(f"grant usage on schema jobs_lib to {role}")
+    bench.admin.execute(f"grant select on all tables in schema jobs_lib to {role}")
+    url = psycopg.conninfo.make_conninfo(bench.database.url, options=f"-c role={role}")
+    return {"database": Database(url, bench.database.schema)}
+
+
+def dead_rows(bench: Bench) -> None:
+    bench.keep_dead_rows()
+    bench.fill(2_000, delete="id > 100")
+
+
+def grown_index(bench: Bench) -> None:
+    bench.fill(60_000, delete="id % 500 <> 0")
+    bench.admin.execute("vacuum (analyze) jobs_lib.jobs")
+
+
+def no_statistics(bench: Bench) -> None:
+    bench.keep_dead_rows()
+    bench.fill(2_000)
+
+
+def blocked_group(bench: Bench) -> None:
+    add_job(
+        bench.admin,
+        group="customer-12",
+        state="scheduled",
+        run_at="2999-01-01",
+        attempt=9,
+        errors='[{"error": "HTTP 503"}]',
+    )
+    for _ in range(12):
+        add_job(bench.admin, group="customer-12")
+
+
+def nobody_owns(bench: Bench) -> None:
+    add_job(bench.admin, origin="local/11")
+
+
+def dead_owner(bench: Bench) -> None:
+    add_owner(bench.admin, origin="local/12", silent=60)
+    add_job(bench.admin, origin="local/12")
+
+
+def undeclared_topic(bench: Bench) -> None:
+    add_job(bench.admin, origin="nowhere/2")
+
+
+def group_elsewhere(bench: Bench) -> None:
+    wrong = (choose_partition("customer-12", 16) + 1) % 16
+    add_job(bench.admin, group="customer-12", origin=f"local/{wrong}")
+
+
+def row_elsewhere(bench: Bench) -> None:
+    bench.admin.execute(
+        "insert into jobs_lib.outbox (shard, topic, key) select n, 'states', 'a'"
+        " from generate_series(0, 1) n"
+    )
+
+
+def other_partitioner(bench: Bench) -> dict[str, Any]:
+    return {"settings": load_settings(kafka={"partitioner": "consistent"})}
+
+
+def foreign_producer(bench: Bench) -> dict[str, Any]:
+    given = _topic(bench, there=4, declared=4)
+    _produce(bench, given.pop("topic"), "consistent_random")
+    return given
+
+
+def grown_topic(bench: Bench) -> dict[str, Any]:
+    given = _topic(bench, there=4, declared=3)
+    del given["topic"]
+    return given
+
+
+def shrunk_topic(bench: Bench) -> dict[str, Any]:
+    given = _topic(bench, there=4, declared=6)
+    del given["topic"]
+    return given
+
+
+def missing_topic(bench: Bench) -> dict[str, Any]:
+    bench.admin.execute("insert into jobs_lib.topics values ('gone', 3)")
+    servers = bench.fixture("bootstrap_servers")
+    return {"settings": load_settings(kafka_bootstrap_servers=servers)}
+
+
+def kafka_away(bench: Bench) -> dict[str, Any]:
+    bench.admin.execute("insert into jobs_lib.topics values ('orders', 3)")
+    return {"settings": load_settings(kafka_bootstrap_servers="127.0.0.1:1")}
+
+
+def transaction_pooling(bench: Bench) -> dict[str, Any]:
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed")
+    folder = bench.fixture("tmp_path_factory").mktemp("pgbouncer")
+    url = bench.undo.enter_context(pgbouncer(folder, bench.database.url, "transaction"))
+    return {"database": Database(url, bench.database.schema)}
+
+
+@contextlib.contextmanager
+def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
+    """A PgBouncer in front of the test's database; the URL through it."""
+    target = psycopg.conninfo.conninfo_to_dict(database_url)
+    name, port = target["dbname"], free_port()
+    file = folder / "pgbouncer.ini"
+    lines = (
+        "[databases]",
+        f"{name} = host={target['host']} port={target['port']} user=postgres",
+        "[pgbouncer]",
+        "listen_addr = 127.0.0.1",
+        f"listen_port = {port}",
+        "unix_socket_dir =",
+        "auth_type = any",
+        f"pool_mode = {mode}",
+    )
+    file.write_text("\n".join(lines))
+    options = ["-q"]
+    if os.geteuid() == 0:
+        # It refuses to run as root, and must reach its file as somebody else.
+        options += ["-u", "nobody"]
+        for path in (file, *folder.parents[:2], folder):
+            path.chmod(path.stat().st_mode | 0o055)
+    assert PGBOUNCER
+    process = subprocess.Popen(
+        [PGBOUNCER, *options, str(file)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield f"postgresql://postgres@127.0.0.1:{port}/{name}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+def _set(bench: Bench, name: str, value: str) -> None:
+    def change(statement: str) -> None:
+        bench.admin.execute(statement)
+        bench.admin.execute("select pg_reload_conf()")
+
+    bench.undo.callback(change, f"alter system reset {name}")
+    change(f"alter system set {name} = '{value}'")
+
+
+def _topic(bench: Bench, *, there: int, declared: int) -> dict[str, Any]:
+    topic = bench.fixture("topic")(there)
+    bench.admin.execute(
+        "insert into jobs_lib.topics (topic, partitions) values (%s, %s)",
+        (topic, declared),
+    )
+    servers = bench.fixture("bootstrap_servers")
+    settings = load_settings(kafka_bootstrap_servers=servers)
+    return {"topic": topic, "settings": settings}
+
+
+def _produce(bench: Bench, topic: str, partitioner: str) -> None:
+    servers = bench.fixture("bootstrap_servers")
+    producer = Producer({"bootstrap.servers": servers, "partitioner": partitioner})
+    for n in range(40):
+        producer.produce(topic, key=f"key-{n}", value=b"")
+    producer.flush(10)

@@ -1,0 +1,137 @@
+"""Cancelling: what waits goes, what may run is asked, and claims are waited for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from jobs_lib.errors import FencedError, OperatingError
+from jobs_lib.operating import cancel, explain
+from tests.operating.helpers import add_claim, add_job, add_owner
+from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+ORIGINS = [f"local/{n}" for n in range(16)]
+
+
+def test_a_waiting_job_goes_and_the_history_says_so(database, connect):
+    admin = connect(autocommit=True)
+    first, second = add_job(admin, group="g"), add_job(admin, group="g", attempt=2)
+    assert cancel(database, [second, 4711]) == {second: "cancelled", 4711: "missing"}
+    assert admin.execute("select id from jobs_lib.jobs").fetchall() == [(first,)]
+    assert admin.execute(
+        'select id, outcome, attempt, "group",'
+        " keep_until - (now() at time zone 'UTC')::date from jobs_lib.history"
+    ).fetchall() == [(second, "cancelled", 2, "g", 1)]
+    assert explain(database, second).codes == ["finished"]
+    assert cancel(database, [first], keep=0) == {first: "cancelled"}
+    assert admin.execute("select count(*) from jobs_lib.history").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("silent", [0.0, 60.0], ids=["live", "dead"])
+def test_a_claimed_job_is_asked_to_stop_unless_its_owner_is_dead(
+    database, connect, silent
+):
+    admin = connect(autocommit=True)
+    claimed, waiting = add_job(admin), add_job(admin)
+    add_claim(admin, add_owner(admin, silent=silent), claimed)
+    became = cancel(database, [claimed, waiting])
+    assert became[waiting] == "cancelled"
+    assert became[claimed] == ("cancelled" if silent else "requested")
+    asked = admin.execute("select id, origin from jobs_lib.cancellations").fetchall()
+    assert asked == ([] if silent else [(claimed, "local/3")])
+    if not silent:
+        assert cancel(database, [claimed]) == {claimed: "requested"}
+        assert explain(database, claimed).codes == ["running", "cancel_requested"]
+
+
+def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
+    database, connect, wait_for
+):
+    admin, executor = connect(autocommit=True), connect()
+    job = add_job(admin)
+    owner = add_owner(admin)
+    # What the claim's statement does, held open before its commit.
+    executor.execute("select from jobs_lib.origins for share")
+    add_claim(executor, owner, job)
+    became: dict[int, str] = {}
+    operator = threading.Thread(target=lambda: became.update(cancel(database, [job])))
+    operator.start()
+    wait_for(
+        lambda: admin.execute(
+            "select true from pg_stat_activity where wait_event_type = 'Lock'"
+            " and application_name = 'jobs_lib cancel'"
+        ).fetchone(),
+        what="the operator waits for the claim",
+    )
+    executor.commit()
+    operator.join()
+    assert became == {job: "requested"}
+
+
+def test_an_origin_that_nobody_ever_owned_is_locked_too(database, connect):
+    admin = connect(autocommit=True)
+    job = add_job(admin, origin="orders/5")
+    assert cancel(database, [job]) == {job: "cancelled"}
+    assert admin.execute(
+        "select owner, epoch from jobs_lib.origins where origin = 'orders/5'"
+    ).fetchone() == (None, 0)
+
+
+def test_too_many_are_refused_and_a_lock_is_not_waited_for_without_end(
+    database, connect, monkeypatch
+):
+    with pytest.raises(OperatingError, match=r"at most 1,000 jobs at once, not 1,001"):
+        cancel(database, range(1, 1_002))
+    monkeypatch.setattr("jobs_lib.operating.session.LOCK_SECONDS", 0.1)
+    admin, other = connect(autocommit=True), connect()
+    job = add_job(admin)
+    add_owner(admin)
+    other.execute("select from jobs_lib.origins for update")
+    with pytest.raises(OperatingError, match=r"waited 0\.1 s in vain"):
+        cancel(database, [job])
+    other.rollback()
+    assert cancel(database, [job]) == {job: "cancelled"}
+
+
+def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
+    database, database_url, connect, wait_for
+):
+    app = make_app(database_url)
+
+    @app.job()
+    def work(job: Job, n: int) -> None:
+        try:
+            with job.transaction() as connection:
+                connection.execute("insert into effects values (%s)", (n,))
+        except FencedError:
+            lost.append(n)
+
+    lost: list[int] = []
+    admin = connect(autocommit=True)
+    admin.execute("create table effects (n int)")
+    with psycopg.connect(database_url) as connection:
+        work.enqueue_many(connection, [{"n": n} for n in range(400)])
+    found = [row[0] for row in admin.execute("select id from jobs_lib.jobs order by 1")]
+    became: dict[int, str] = {}
+    with executing(app, ORIGINS, workers=2, batch=20):
+        for start in range(0, 400, 20):
+            became |= cancel(database, found[start : start + 20])
+        wait_for(
+            lambda: (
+                admin.execute(
+                    "select not exists (select from jobs_lib.jobs)"
+                ).fetchone()
+                == (True,)
+            ),
+            what="nothing is left",
+        )
+    ran = admin.execute("select count(*) from effects").fetchone()
+    cancelled = sum(one == "cancelled" for one in became.values())
+    assert ran == (400 - cancelled,)
+    assert lost == []

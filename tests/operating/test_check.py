@@ -1,0 +1,202 @@
+"""The check: each thing made wrong once, and named with the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from jobs_lib.db import Database
+from jobs_lib.errors import UnavailableError
+from jobs_lib.operating import Limits, check
+from jobs_lib.operating.checks import CHECKS
+from jobs_lib.settings import load_settings
+from tests.operating import faults
+from tests.operating.helpers import add_job, add_owner
+
+if TYPE_CHECKING:
+    from jobs_lib.operating import Finding
+
+LOW = Limits(dead_rows=1_000, index_bytes=200_000, unanalyzed_rows=1_500, behind=10)
+
+
+def findings(
+    database: Database, *, settings: Any = None, **given: Any
+) -> list[Finding]:
+    """What is not in order. The server may be restarting, or a pooler starting."""
+    with contextlib.suppress(UnavailableError):
+        found = check(database, settings or load_settings(), **given)
+        return [one for one in found if one.level != "ok"]
+    return []
+
+
+def test_a_fresh_database_is_in_order(database, connect, command):
+    admin = connect(autocommit=True)
+    add_owner(admin)
+    add_job(admin)
+    found = check(database, load_settings())
+    assert [one.check for one in found] == ["schema", *CHECKS]
+    assert {one.level for one in found} == {"ok"}, found
+    result = command("check", "--json")
+    assert result.exit_code == 0
+    assert {row["level"] for row in json.loads(result.output)} == {"ok"}
+    faults.old_schema(faults.Bench(admin, database, None))  # type: ignore[arg-type]
+    result = command("check")
+    assert result.exit_code == 1
+    assert "have version 0001" in result.output
+
+
+@pytest.mark.guarantee("J25")
+@pytest.mark.parametrize(
+    ("fault", "level", "name", "what", "way_out"),
+    [
+        (faults.old_schema, "error", "schema", "have version 0001", "migrate"),
+        (faults.weak_role, "error", "privileges", "lacks .* more", "grant usage on"),
+        (faults.autovacuum_off, "error", "autovacuum", "autovacuum is off", "= on;"),
+        (faults.counts_off, "error", "autovacuum", "track_counts is off", "= on;"),
+        (faults.long_naptime, "warn", "autovacuum", "naptime is 90 s", "alter system"),
+        (
+            faults.table_without_autovacuum,
+            "error",
+            "autovacuum",
+            "off for the table jobs",
+            'alter table "jobs_lib"."jobs" reset',
+        ),
+        (
+            faults.old_transaction,
+            "warn",
+            "oldest transaction",
+            r"transaction \d+ of nightly report is open .*idle in transaction",
+            "pg_terminate_backend",
+        ),
+        (
+            faults.very_old_transaction,
+            "error",
+            "oldest transaction",
+            "nightly report",
+            "pg_terminate_backend",
+        ),
+        (
+            faults.blind_role,
+            "warn",
+            "oldest transaction",
+            "does not see the transactions of other roles",
+            "grant pg_read_all_stats",
+        ),
+        (faults.dead_rows, "warn", "bloat", "jobs has 1,900 dead rows", "vacuum"),
+        (faults.grown_index, "warn", "bloat", "index jobs_pkey has", "reindex index"),
+        (faults.no_statistics, "warn", "statistics", "2,000 rows.*never", "analyze"),
+        (
+            faults.blocked_group,
+            "warn",
+            "blocked groups",
+            "12 jobs of group 'customer-12' .* behind job 1, .*9 times: HTTP 503",
+            "jobs cancel 1",
+        ),
+        (faults.nobody_owns, "error", "owners", "live owner: local/11", "start an"),
+        (faults.dead_owner, "error", "owners", "live owner: local/12", "start an"),
+        (faults.undeclared_topic, "error", "owners", "nowhere/2", "topics declare"),
+        (faults.missing_topic, "error", "topics", "gone .* not have it", "create it"),
+        (faults.shrunk_topic, "error", "topics", "4 .* and 6 are recorded", "give it"),
+        (faults.grown_topic, "warn", "topics", "4 .* and 3 are recorded", "switched"),
+        (faults.kafka_away, "error", "topics", "no Kafka broker at 127", "see there"),
+        (
+            faults.transaction_pooling,
+            "warn",
+            "pooler",
+            "in transaction mode",
+            "max_prepared_statements",
+        ),
+        (
+            faults.group_elsewhere,
+            "warn",
+            "partitioner",
+            "1 groups .* customer-12 in local/",
+            "by hand",
+        ),
+        (
+            faults.row_elsewhere,
+            "error",
+            "partitioner",
+            "outbox rows .*states a",
+            "send",
+        ),
+        (faults.other_partitioner, "error", "partitioner", "=consistent", "remove it"),
+        (
+            faults.foreign_producer,
+            "error",
+            "partitioner",
+            "of 40 records looked at",
+            "set partitioner=murmur2_random",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_wrong_is_named_with_the_way_out(
+    database, connect, wait_for, request, fault, level, name, what, way_out
+):
+    bench = faults.Bench(connect(autocommit=True), database, request)
+    with bench.undo:
+        given = {"limits": LOW, "database": database, **(fault(bench) or {})}
+
+        def named() -> list[Finding]:
+            return [
+                one
+                for one in findings(**given)
+                if (one.level, one.check) == (level, name) and re.search(what, one.what)
+            ]
+
+        (found, *_) = wait_for(named, what=lambda: f"it is named: {findings(**given)}")
+    assert way_out in found.way_out
+
+
+def test_the_way_out_of_missing_privileges_works(database, connect, command, request):
+    admin = connect(autocommit=True)
+    bench = faults.Bench(admin, database, request)
+    with bench.undo:
+        role = faults.weak_role(bench)["role"]
+        bench.undo.callback(admin.execute, f"drop owned by {role}")
+        (found,) = findings(database, role=role)
+        admin.execute(found.way_out)
+        assert findings(database, role=role) == []
+        admin.execute(f"revoke delete on jobs_lib.jobs from {role}")
+        result = command("check", "--role", role)
+        assert f"{role} lacks delete on jobs" in result.output
+        assert result.exit_code == 1
+    (found,) = findings(database, role="nobody_of_this_name")
+    assert "no role" in found.what
+
+
+def test_a_pooler_in_session_mode_changes_nothing(database, wait_for, tmp_path_factory):
+    if faults.PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed")
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    with faults.pgbouncer(folder, database.url, "session") as url:
+        through = Database(url, database.schema)
+
+        def answers() -> list[Finding]:
+            with contextlib.suppress(UnavailableError):
+                return check(through, load_settings())
+            return []
+
+        found = wait_for(answers, what="it answers")
+    assert {one.level for one in found} == {"ok"}
+    assert any("in session mode" in one.what for one in found)
+
+
+def test_records_that_fit_are_in_order(database, bootstrap_servers, topic):
+    name = topic(4)
+    with database.connect("test") as connection:
+        connection.execute("insert into jobs_lib.topics values (%s, 4)", (name,))
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
+    )
+    for n in range(40):
+        producer.produce(name, key=f"key-{n}", value=b"")
+    producer.flush(10)
+    settings = load_settings(kafka_bootstrap_servers=bootstrap_servers)
+    assert findings(database, settings=settings) == []

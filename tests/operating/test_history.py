@@ -1,0 +1,263 @@
+"""The history: days made ahead, dropped whole, and never in the way of completions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from jobs_lib.errors import OperatingError
+from jobs_lib.operating import Maintenance, maintain
+from tests.operating.helpers import add_job
+from tests.support.apps import heard, make_app, running
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+KEEP = (1, 30)
+
+HISTORY = (
+    "insert into jobs_lib.history (keep_until, id, origin, type, outcome, attempt,"
+    " enqueued_at) select %s, g, 'local/3', 'work', 'completed', 1, now()"
+    " from generate_series(1, %s) g"
+)
+
+
+def today(connection):
+    (day,) = connection.execute("select (now() at time zone 'UTC')::date").fetchone()
+    return day
+
+
+def partitions(connection) -> dict[str, int]:
+    """The partitions of the history, and how many rows each holds."""
+    names = connection.execute(
+        "select relname from pg_inherits join pg_class on oid = inhrelid"
+        " where inhparent = 'jobs_lib.history'::regclass"
+    ).fetchall()
+    return {
+        name.removeprefix("history_"): connection.execute(
+            f"select count(*) from jobs_lib.{name}"
+        ).fetchone()[0]
+        for (name,) in names
+    }
+
+
+def backdate(connection, days: int) -> str:
+    """Make a partition as it was made some days ago; returns its day."""
+    day = today(connection) - timedelta(days=days)
+    name = f"{day:%Y%m%d}"
+    connection.execute(
+        f"create table jobs_lib.history_{name} partition of jobs_lib.history"
+        f" for values in ('{day}')"
+    )
+    return name
+
+
+def test_the_next_days_are_made_and_a_second_call_changes_nothing(database, connect):
+    admin = connect(autocommit=True)
+    done = maintain(database, KEEP)
+    assert (done.made, done.dropped, done.skipped) == (4, 0, False)
+    days = [today(admin) + timedelta(days=n) for n in (1, 2, 30, 31)]
+    assert partitions(admin) == {"default": 0} | {f"{d:%Y%m%d}": 0 for d in days}
+    admin.execute(HISTORY, (days[0], 5))
+    assert partitions(admin)[f"{days[0]:%Y%m%d}"] == 5
+    again = maintain(database, KEEP)
+    assert (again.made, again.dropped, again.deleted, again.left) == (0, 0, 0, 0)
+    with pytest.raises(OperatingError, match="1 to 3,660 days"):
+        maintain(database, [4_000])
+
+
+def test_a_day_goes_whole_once_its_time_has_passed_and_not_before(database, connect):
+    admin = connect(autocommit=True)
+    over, last = backdate(admin, 1), backdate(admin, 0)
+    for days in (0, 1):
+        admin.execute(HISTORY, (today(admin) - timedelta(days=days), 10))
+    assert maintain(database).dropped == 1
+    left = partitions(admin)
+    assert over not in left
+    assert left[last] == 10
+
+
+def test_rows_without_a_day_of_their_own_are_moved_or_deleted(database, connect):
+    admin = connect(autocommit=True)
+    tomorrow = today(admin) + timedelta(days=1)
+    week = today(admin) + timedelta(days=7)
+    for day, rows in (
+        (tomorrow, 20),
+        (week, 7),
+        (today(admin) - timedelta(days=1), 25_000),
+    ):
+        admin.execute(HISTORY, (day, rows))
+    done = maintain(database)
+    assert done.deleted == 25_000
+    assert partitions(admin) == {
+        "default": 0,
+        f"{tomorrow:%Y%m%d}": 20,
+        f"{tomorrow + timedelta(days=1):%Y%m%d}": 0,
+        f"{week:%Y%m%d}": 7,
+    }
+
+
+def test_very_many_rows_stay_where_they_are_until_their_time_has_passed(
+    database, connect
+):
+    admin = connect(autocommit=True)
+    tomorrow = today(admin) + timedelta(days=1)
+    admin.execute(HISTORY, (tomorrow, 10_001))
+    assert maintain(database).made == 1
+    assert partitions(admin)["default"] == 10_001
+
+
+def test_a_second_process_leaves_the_work_to_the_first(database, connect):
+    holder = connect()
+    holder.execute(
+        "select pg_advisory_xact_lock(hashtextextended(%s, 7603))", (database.schema,)
+    )
+    assert maintain(database).skipped
+    holder.rollback()
+    results: list[object] = []
+    pods = [
+        threading.Thread(target=lambda: results.append(maintain(database, KEEP)))
+        for _ in range(4)
+    ]
+    for pod in pods:
+        pod.start()
+    for pod in pods:
+        pod.join()
+    assert len(results) == 4
+    assert maintain(database, KEEP).made + len(partitions(connect())) == 5
+
+
+def test_completions_go_on_while_a_reader_of_the_history_keeps_the_drop_off(
+    database, connect
+):
+    admin = connect(autocommit=True)
+    maintain(database)
+    over = backdate(admin, 1)
+    tomorrow = today(admin) + timedelta(days=1)
+    reader = connect()
+    reader.execute("lock table only jobs_lib.history in access share mode")
+    longest = 0.0
+    stop = threading.Event()
+
+    def complete() -> None:
+        nonlocal longest
+        with psycopg.connect(database.url, autocommit=True) as connection:
+            while not stop.is_set():
+                begun = time.monotonic()
+                connection.execute(HISTORY, (tomorrow, 1))
+                longest = max(longest, time.monotonic() - begun)
+
+    writer = threading.Thread(target=complete)
+    writer.start()
+    done = maintain(database, ())
+    stop.set()
+    writer.join()
+    assert (done.dropped, done.left) == (0, 1)
+    assert partitions(admin)[over] == 0
+    print(f"longest completion {longest * 1000:.0f} ms")
+    assert longest < 0.5
+    reader.rollback()
+    assert maintain(database, ()).dropped == 1
+
+
+def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
+    admin = connect(autocommit=True)
+    admin.execute(
+        "insert into jobs_lib.cancellations values"
+        " (1, 'local/3', now() - interval '2 h'), (2, 'local/3', now()),"
+        " (%s, 'local/3', now() - interval '2 h')",
+        (unfinished := add_job(admin, id=7),),
+    )
+    maintain(database)
+    left = admin.execute("select id from jobs_lib.cancellations order by 1").fetchall()
+    assert left == [(2,), (unfinished,)]
+
+
+@pytest.mark.slow
+def test_a_day_of_a_million_rows_goes_in_a_tenth_of_a_second(database, connect):
+    admin = connect(autocommit=True)
+    backdate(admin, 1)
+    admin.execute(HISTORY, (today(admin) - timedelta(days=1), 1_000_000))
+    begun = time.monotonic()
+    assert maintain(database, ()).dropped == 1
+    took = time.monotonic() - begun
+    print(f"{took * 1000:.0f} ms")
+    assert took < 0.1
+
+
+def test_a_role_that_owns_no_table_can_maintain_but_not_drop_what_is_kept(
+    database, connect
+):
+    admin = connect(autocommit=True)
+    kept = backdate(admin, 0)
+    backdate(admin, 1)
+    admin.execute("drop role if exists maintainer")
+    admin.execute("create role maintainer")
+    try:
+        admin.execute("grant usage on schema jobs_lib to maintainer")
+        admin.execute(
+            "grant select, insert, update, delete on all tables in schema jobs_lib"
+            " to maintainer"
+        )
+        user = psycopg.conninfo.make_conninfo(
+            database.url, options="-c role=maintainer"
+        )
+        narrow = type(database)(user, database.schema)
+        done = maintain(narrow, (2,))
+        assert (done.made, done.dropped) == (2, 1)
+        with (
+            psycopg.connect(user) as connection,
+            pytest.raises(psycopg.errors.RaiseException, match="still to be kept"),
+        ):
+            connection.execute("select jobs_lib.empty_history(%s)", (kept,))
+    finally:
+        admin.execute("drop owned by maintainer")
+        admin.execute("drop role maintainer")
+
+
+def test_a_running_service_keeps_the_days_of_all_its_types(
+    database_url, connect, wait_for
+):
+    app = make_app(database_url)
+
+    @app.job(history=timedelta(days=30))
+    def work(job: Job) -> None: ...
+
+    admin = connect(autocommit=True)
+    with psycopg.connect(database_url) as connection:
+        work.enqueue(connection)
+    with running(app, "executor"):
+        wait_for(
+            lambda: (
+                set(partitions(admin)) - {"default"}
+                == {
+                    f"{today(admin) + timedelta(days=n):%Y%m%d}" for n in (1, 2, 30, 31)
+                }
+            ),
+            what="the days are there",
+        )
+        wait_for(lambda: sum(partitions(admin).values()) == 1, what="it ran")
+
+
+def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkeypatch):
+    from jobs_lib.backoff import Retry
+
+    monkeypatch.setattr(
+        "jobs_lib.operating.maintenance._AFTER_FAILURE", Retry(first=0.01, cap=0.02)
+    )
+    admin = connect(autocommit=True)
+    admin.execute("alter function jobs_lib.make_history(date, int) rename to mislaid")
+    with heard("loop.failed") as failures:
+        maintenance = Maintenance(database, KEEP)
+        maintenance.start()
+        wait_for(lambda: len(failures) > 2, what="it has failed")
+        admin.execute(
+            "alter function jobs_lib.mislaid(date, int) rename to make_history"
+        )
+        wait_for(lambda: len(partitions(admin)) == 5, what="the days are there")
+        maintenance.stop()
