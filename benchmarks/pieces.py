@@ -1,0 +1,296 @@
+"""The pieces that measures are made of: one adapter does one thing, watched closely.
+
+Each returns a row of raw figures. `other_cpu` in it says how many cores processes with
+no part in it used meanwhile: distrust rows above 0.3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figures import percentile
+from benchmarks.machine import peak_rss_mb, read_usage
+from benchmarks.peers.peer import REPOSITORY, argv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from benchmarks.machine import Usage
+    from benchmarks.peers.peer import Peer
+    from benchmarks.server import Server
+
+Row = dict[str, Any]
+
+_START_SECONDS = 60.0
+_FINISH_SECONDS = 60.0
+_END_SECONDS = 10.0
+
+
+class PieceError(Exception):
+    """An adapter ended or said nothing where it should have."""
+
+
+class Worker:
+    """A running adapter that handles jobs."""
+
+    def __init__(
+        self, server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
+    ) -> None:
+        self.peer = peer
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed by `end`
+        self.process = subprocess.Popen(
+            argv(peer, "work", {**given, "settings": dict(settings)}),
+            cwd=REPOSITORY,
+            env=server.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._events: queue.Queue[Row | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def await_event(self, name: str, seconds: float) -> Row:
+        """The next event of that name; others are passed over."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise self._failure(f"did not say {name!r} in {seconds:g} s") from None
+            if event is None:
+                raise self._failure(f"ended before it said {name!r}")
+            if event.get("event") == name:
+                return event
+
+    def end(self) -> None:
+        """Ask it to end, and make sure."""
+        self.process.terminate()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _failure(self, what: str) -> PieceError:
+        self._errors.seek(0)
+        said = self._errors.read()[-1_000:].strip()
+        return PieceError(f"{self.peer.name}: the worker {what}. {said}")
+
+
+@contextlib.contextmanager
+def working(
+    server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
+) -> Iterator[Worker]:
+    """A worker, which ends with the block."""
+    worker = Worker(server, peer, settings, **given)
+    try:
+        yield worker
+    finally:
+        worker.end()
+
+
+def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
+    """Run a command of an adapter that ends by itself; its last line, and its CPU."""
+    before, began = read_usage(None, server.pid), time.monotonic()
+    children = _children_cpu()
+    done = subprocess.run(
+        argv(peer, command, given),
+        cwd=REPOSITORY,
+        env=server.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took = time.monotonic() - began
+    used = read_usage(None, server.pid) - before
+    if done.returncode:
+        said = done.stderr[-1_000:].strip()
+        raise PieceError(f"{peer.name}: {command} failed. {said}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    row: Row = json.loads(lines[-1]) if lines else {}
+    client = _children_cpu() - children
+    row["client_cpu_s"] = client
+    row["db_cpu_s"] = used.server
+    row["other_cpu"] = max(0.0, used.other - client) / took
+    if "seconds" in row:
+        row["jobs_s"] = row["jobs"] / row["seconds"]
+    return row
+
+
+def drain(
+    server: Server,
+    peer: Peer,
+    jobs: int,
+    seconds: float,
+    settings: Mapping[str, Any] | None = None,
+    unfinished: str | None = None,
+) -> Row:
+    """Run all jobs that are there, or as many as a worker can in some seconds.
+
+    Counted from the first handler's start until no unfinished job is left in the
+    table; when the time was up first, until then.
+    """
+    chosen = peer.drain if settings is None else settings
+    dead = server.dead_tuples()
+    with working(server, peer, chosen, jobs=jobs, seconds=seconds) as worker:
+        pid = worker.process.pid
+        ready = worker.await_event("ready", _START_SECONDS)["at"]
+        worker.await_event("first", _START_SECONDS)
+        before, began = read_usage(pid, server.pid), time.monotonic()
+        end = worker.await_event("end", seconds + _FINISH_SECONDS)
+        complete = end["jobs"] >= jobs
+        if complete:
+            await_finish(server, unfinished or peer.unfinished)
+            last = time.monotonic_ns()
+        else:
+            last = end["first"] + int(seconds * 1e9)
+        used, took = read_usage(pid, server.pid) - before, time.monotonic() - began
+        rss = peak_rss_mb(pid)
+    per_100k = 100_000 / end["jobs"]
+    # A worker's connections tell what they did when they end.
+    dead = server.dead_tuples() - dead
+    return {
+        "jobs": end["jobs"],
+        "complete": complete,
+        "jobs_s": end["jobs"] * 1e9 / (last - end["first"]),
+        "from_ready_s": (last - ready) / 1e9,
+        "from_first_s": (last - end["first"]) / 1e9,
+        **_grouped(end),
+        "rss_mb": rss,
+        "worker_cpu_s_per_100k": used.worker * per_100k,
+        "db_cpu_s_per_100k": used.server * per_100k,
+        "dead_tuples_per_100k": dead * per_100k,
+        **_shares(used, took),
+    }
+
+
+def pick_up(
+    server: Server,
+    peer: Peer,
+    jobs: int,
+    gap_ms: tuple[float, float] = (10, 30),
+    connections: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> tuple[Row, list[tuple[float, float]]]:
+    """Send jobs one by one from another process to a worker that waits for them.
+
+    Returns a row, and for each job the second at which it was committed, counted from
+    the first, and the milliseconds from there to the handler's first line.
+    """
+    chosen = peer.waiting if settings is None else settings
+    with tempfile.TemporaryDirectory(prefix="jobs-lib-bench-") as folder:
+        started, sent = Path(folder, "started"), Path(folder, "sent")
+        with working(server, peer, chosen, log=str(started)) as worker:
+            worker.await_event("ready", _START_SECONDS)
+            _warm_up(server, peer, folder, started)
+            before, began = read_usage(worker.process.pid, server.pid), time.monotonic()
+            run(
+                server,
+                peer,
+                "send",
+                jobs=jobs,
+                gap_ms=gap_ms,
+                connections=connections,
+                log=str(sent),
+            )
+            await_finish(server, peer.unfinished, quietly=True)
+            used = read_usage(worker.process.pid, server.pid) - before
+            took = time.monotonic() - began
+        points = _join_logs(sent, started)
+    if not points:
+        raise PieceError(f"{peer.name}: no job was picked up")
+    waits = [wait for _, wait in points]
+    row = {
+        "sent": jobs,
+        "picked_up": len(points),
+        "sent_s": jobs / took,
+        "p50_ms": percentile(waits, 0.5),
+        "p99_ms": percentile(waits, 0.99),
+        **_shares(used, took, sender_counts=False),
+    }
+    return row, points
+
+
+def _warm_up(server: Server, peer: Peer, folder: str, started: Path) -> None:
+    """Send a few jobs first, until the worker has begun to take them."""
+    log = str(Path(folder, "warm-up"))
+    run(server, peer, "send", jobs=20, gap_ms=(5, 10), connections=1, log=log)
+    deadline = time.monotonic() + _START_SECONDS
+    while not started.exists() or started.read_bytes().count(b"\n") < 20:
+        if time.monotonic() > deadline:
+            raise PieceError(f"{peer.name}: the first jobs were not picked up")
+        time.sleep(0.05)
+    # What the worker writes from here on is of the jobs that count.
+    started.write_bytes(b"")
+
+
+def _join_logs(sent: Path, started: Path) -> list[tuple[float, float]]:
+    starts: dict[int, int] = {}
+    for line in started.read_text().splitlines():
+        number, at = map(int, line.split())
+        # A job that ran twice was picked up when it ran first.
+        starts.setdefault(number, at)
+    points, first = [], None
+    for line in sent.read_text().splitlines():
+        number, _, committed = map(int, line.split())
+        first = committed if first is None else first
+        if number in starts:
+            wait = max(0, starts[number] - committed) / 1e6
+            points.append(((committed - first) / 1e9, wait))
+    return points
+
+
+def await_finish(server: Server, unfinished: str, *, quietly: bool = False) -> None:
+    """Wait until no unfinished job is left in the table."""
+    deadline = time.monotonic() + _FINISH_SECONDS
+    with server.connect() as connection:
+        while True:
+            row = connection.execute(unfinished.encode()).fetchone()
+            if row is None or not row[0]:
+                return
+            if time.monotonic() > deadline:
+                if quietly:
+                    return
+                raise PieceError(f"jobs are left after {_FINISH_SECONDS:g} s")
+            time.sleep(0.01)
+
+
+def _grouped(end: Row) -> Row:
+    """How long the hot group and the small ones took, where there were any."""
+    row: Row = {}
+    if end.get("small_last"):
+        row["small_s"] = (end["small_last"] - end["first"]) / 1e9
+    if end.get("hot_last"):
+        row["hot_jobs_s"] = end["hot"] * 1e9 / (end["hot_last"] - end["first"])
+    return row
+
+
+def _shares(used: Usage, took: float, *, sender_counts: bool = True) -> Row:
+    shares = {"worker_cpu": used.worker / took, "db_cpu": used.server / took}
+    if sender_counts:
+        shares["other_cpu"] = used.other / took
+    return shares
+
+
+def _children_cpu() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
