@@ -33,6 +33,7 @@ Row = dict[str, Any]
 _START_SECONDS = 60.0
 _FINISH_SECONDS = 60.0
 _END_SECONDS = 10.0
+_SESSIONS_SECONDS = 0.1
 
 
 class PieceError(Exception):
@@ -121,6 +122,8 @@ def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
         check=False,
     )
     took = time.monotonic() - began
+    # Its sessions are about to end; one that ended while we count would be missed.
+    time.sleep(_SESSIONS_SECONDS)
     used = read_usage(None, server.pid) - before
     if done.returncode:
         said = done.stderr[-1_000:].strip()
@@ -201,7 +204,7 @@ def pick_up(
         started, sent = Path(folder, "started"), Path(folder, "sent")
         with working(server, peer, chosen, log=str(started)) as worker:
             worker.await_event("ready", _START_SECONDS)
-            _warm_up(server, peer, folder, started)
+            _warm_up(server, peer, chosen, folder, started)
             before, began = read_usage(worker.process.pid, server.pid), time.monotonic()
             run(
                 server,
@@ -211,11 +214,12 @@ def pick_up(
                 gap_ms=gap_ms,
                 connections=connections,
                 log=str(sent),
+                settings=dict(chosen),
             )
             await_finish(server, peer.unfinished, quietly=True)
             used = read_usage(worker.process.pid, server.pid) - before
             took = time.monotonic() - began
-        points = _join_logs(sent, started)
+        points = join_logs(sent, started)
     if not points:
         raise PieceError(f"{peer.name}: no job was picked up")
     waits = [wait for _, wait in points]
@@ -230,10 +234,20 @@ def pick_up(
     return row, points
 
 
-def _warm_up(server: Server, peer: Peer, folder: str, started: Path) -> None:
+def _warm_up(
+    server: Server, peer: Peer, settings: Mapping[str, Any], folder: str, started: Path
+) -> None:
     """Send a few jobs first, until the worker has begun to take them."""
-    log = str(Path(folder, "warm-up"))
-    run(server, peer, "send", jobs=20, gap_ms=(5, 10), connections=1, log=log)
+    run(
+        server,
+        peer,
+        "send",
+        jobs=20,
+        gap_ms=(5, 10),
+        connections=1,
+        log=str(Path(folder, "warm-up")),
+        settings=dict(settings),
+    )
     deadline = time.monotonic() + _START_SECONDS
     while not started.exists() or started.read_bytes().count(b"\n") < 20:
         if time.monotonic() > deadline:
@@ -243,7 +257,8 @@ def _warm_up(server: Server, peer: Peer, folder: str, started: Path) -> None:
     started.write_bytes(b"")
 
 
-def _join_logs(sent: Path, started: Path) -> list[tuple[float, float]]:
+def join_logs(sent: Path, started: Path) -> list[tuple[float, float]]:
+    """For each job the second of its commit, and the milliseconds until its start."""
     starts: dict[int, int] = {}
     for line in started.read_text().splitlines():
         number, at = map(int, line.split())

@@ -18,7 +18,7 @@ from jobs_lib.db import load_queries
 from jobs_lib.devstack.postgres import wheel_bin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from benchmarks.server import Server
 
@@ -38,10 +38,12 @@ class Recording:
 
     def __init__(self, server: Server, names: Sequence[str]) -> None:
         self._server = server
-        self._names = {_shape(_text(name)): name for name in names}
+        self._queries = {
+            name: load_queries("jobs_lib")[name].as_string(None) for name in names
+        }
         self._from = 0
-        self.counts = dict.fromkeys(names, 0)
-        self.script = ""
+        self._script = ""
+        self.counts: dict[str, int] = {}
 
     def start(self) -> None:
         """Log every statement of the sessions that the database gets from now on."""
@@ -55,27 +57,15 @@ class Recording:
         Raises:
             ReplayError: one of the queries was never sent.
         """
-        prepared, executed = [], []
-        for statement, values in self._logged():
-            name = self._names.get(_shape(statement))
-            if name is None:
-                continue
-            if not self.counts[name]:
-                prepared.append(f"prepare replay_{name} as {statement};")
-            self.counts[name] += 1
-            executed.append(f"execute replay_{name} ({', '.join(values)});")
-        if missing := [name for name, count in self.counts.items() if not count]:
-            raise ReplayError(
-                f"the executor sent no {' and no '.join(missing)}: benchmarks/measures/"
-                "raw_sql.py names the queries of jobs_lib/sql that it claims and "
-                "completes with"
-            )
-        self.script = "\n".join([*prepared, *executed, ""])
+        with self._server.log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self._from)
+            statements = read_statements(file.read())
+        self._script, self.counts = make_script(statements, self._queries)
 
     def replay(self) -> float:
         """Send it all again; returns the seconds that it took."""
         with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
-            file.write(self.script)
+            file.write(self._script)
             file.flush()
             done = subprocess.run(
                 [
@@ -93,22 +83,45 @@ class Recording:
             raise ReplayError(f"pgbench failed: {done.stderr.strip()[-1_000:]}")
         return float(found[1]) / 1e3
 
-    def _logged(self) -> Iterator[tuple[str, list[str]]]:
-        """Each statement with its parameters' values, as SQL literals."""
-        with self._server.log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self._from)
-            parts = _ENTRY.split(file.read())[1:]
-        waiting: dict[str, str] = {}
-        for pid, kind, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            if kind == "LOG" and (found := _EXECUTE.match(text)):
-                # Lines after the first one are indented by a tab.
-                waiting[pid] = found[1].replace("\n\t", "\n").rstrip()
-            elif kind == "DETAIL" and pid in waiting:
-                yield waiting.pop(pid), _VALUE.findall(text)
+
+def read_statements(log: str) -> Iterator[tuple[str, list[str]]]:
+    """Each prepared statement in a server's log, with its values as SQL literals."""
+    parts = _ENTRY.split(log)[1:]
+    waiting: dict[str, str] = {}
+    for pid, kind, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if kind == "LOG" and (found := _EXECUTE.match(text)):
+            # Lines after the first one are indented by a tab.
+            waiting[pid] = found[1].replace("\n\t", "\n").rstrip()
+        elif kind == "DETAIL" and pid in waiting:
+            yield waiting.pop(pid), _VALUE.findall(text)
 
 
-def _text(name: str) -> str:
-    return load_queries("jobs_lib")[name].as_string(None)
+def make_script(
+    statements: Iterable[tuple[str, list[str]]], queries: Mapping[str, str]
+) -> tuple[str, dict[str, int]]:
+    """A script that sends those of some queries again, and how many there are of each.
+
+    Raises:
+        ReplayError: there is none of one of them.
+    """
+    names = {_shape(query): name for name, query in queries.items()}
+    counts = dict.fromkeys(queries, 0)
+    prepared, executed = [], []
+    for statement, values in statements:
+        name = names.get(_shape(statement))
+        if name is None:
+            continue
+        if not counts[name]:
+            prepared.append(f"prepare replay_{name} as {statement};")
+        counts[name] += 1
+        executed.append(f"execute replay_{name} ({', '.join(values)});")
+    if missing := [name for name, count in counts.items() if not count]:
+        raise ReplayError(
+            f"the executor sent no {' and no '.join(missing)}: benchmarks/measures/"
+            "raw_sql.py names the queries of jobs_lib/sql that it claims and "
+            "completes with"
+        )
+    return "\n".join([*prepared, *executed, ""]), counts
 
 
 def _shape(statement: str) -> str:

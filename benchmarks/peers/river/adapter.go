@@ -37,7 +37,7 @@ func newSink(g given) (sink, error) {
 	if g.Log == "" {
 		return &handled{jobs: g.Jobs, seconds: g.Seconds}, nil
 	}
-	file, err := os.Create(g.Log)
+	file, err := os.OpenFile(g.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	return &startLog{file: file}, err
 }
 

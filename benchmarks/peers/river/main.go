@@ -80,7 +80,8 @@ func run(ctx context.Context) error {
 	case "work":
 		return work(ctx, driver, g)
 	}
-	client, err := river.NewClient(driver, configure(&noopWorker{}))
+	config := configure(&noopWorker{}, g)
+	client, err := river.NewClient(driver, config)
 	if err != nil {
 		return err
 	}
@@ -109,12 +110,18 @@ func connect(ctx context.Context, connections int) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-func configure(worker *noopWorker) *river.Config {
+func configure(worker *noopWorker, g given) *river.Config {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	options := &slog.HandlerOptions{Level: slog.LevelError}
 	logger := slog.New(slog.NewTextHandler(os.Stderr, options))
-	return &river.Config{Logger: logger, Workers: workers}
+	return &river.Config{
+		Logger:  logger,
+		Workers: workers,
+		// A sender wakes workers no more often than this, either.
+		FetchCooldown:     time.Duration(g.Settings.FetchCooldownMs) * time.Millisecond,
+		FetchPollInterval: time.Duration(g.Settings.FetchPollMs) * time.Millisecond,
+	}
 }
 
 func work(ctx context.Context, driver *riverpgxv5.Driver, g given) error {
@@ -122,13 +129,10 @@ func work(ctx context.Context, driver *riverpgxv5.Driver, g given) error {
 	if err != nil {
 		return err
 	}
-	config := configure(&noopWorker{sink: sink})
-	set := g.Settings
+	config := configure(&noopWorker{sink: sink}, g)
 	config.Queues = map[string]river.QueueConfig{
-		river.QueueDefault: {MaxWorkers: set.MaxWorkers},
+		river.QueueDefault: {MaxWorkers: g.Settings.MaxWorkers},
 	}
-	config.FetchCooldown = time.Duration(set.FetchCooldownMs) * time.Millisecond
-	config.FetchPollInterval = time.Duration(set.FetchPollMs) * time.Millisecond
 	client, err := river.NewClient(driver, config)
 	if err != nil {
 		return err
