@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from benchmarks.peers.peer import Peer
-    from benchmarks.pieces import Row
     from benchmarks.server import Server
+    from benchmarks.worker import Row
 
 Figures = dict[str, Any]
 
@@ -50,6 +50,8 @@ class Bench:
     """Where curves are written."""
     noisy_rows: int = 0
     failures: list[str] = field(default_factory=list)
+    measure: str = ""
+    """The one that is under way."""
 
     def size(self, number: int, *, quick: int | None = None) -> int:
         """That many, or a tenth of it in a quick run."""
@@ -81,7 +83,7 @@ class Bench:
             row = piece()
         except Exception as error:
             # The rest of a run of hours must not be lost to one peer's failure.
-            self.failures.append(name)
+            self.failures.append(f"{self.measure}: {name}")
             self.tell(f"{name}: FAILED: {type(error).__name__}: {error}")
             return None
         self.noisy_rows += row.get("other_cpu", 0.0) > 0.3
@@ -92,6 +94,8 @@ class Bench:
         self, name: str, measure: Callable[[Bench], Figures]
     ) -> Figures:
         """The figures of a measure; none when it fails as a whole."""
+        self.measure = name
+        self.tell(f"=== {name}")
         try:
             return measure(self)
         except Exception:

@@ -71,7 +71,6 @@ def main(
         bench.tell(json.dumps(header))
         figures: dict[str, Any] = {}
         for name in chosen:
-            bench.tell(f"=== {name}")
             figures.update(bench.attempt_measure(name, MEASURES[name]))
     result = {
         **header,

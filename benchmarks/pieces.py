@@ -6,13 +6,10 @@ no part in it used meanwhile: distrust rows above 0.3.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import subprocess
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,92 +17,19 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figures import percentile
 from benchmarks.machine import peak_rss_mb, read_usage
 from benchmarks.peers.peer import REPOSITORY, argv
+from benchmarks.worker import PieceError, working
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from benchmarks.machine import Usage
     from benchmarks.peers.peer import Peer
     from benchmarks.server import Server
-
-Row = dict[str, Any]
+    from benchmarks.worker import Row
 
 _START_SECONDS = 60.0
 _FINISH_SECONDS = 60.0
-_END_SECONDS = 10.0
 _SESSIONS_SECONDS = 0.1
-
-
-class PieceError(Exception):
-    """An adapter ended or said nothing where it should have."""
-
-
-class Worker:
-    """A running adapter that handles jobs."""
-
-    def __init__(
-        self, server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
-    ) -> None:
-        self.peer = peer
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed by `end`
-        self.process = subprocess.Popen(
-            argv(peer, "work", {**given, "settings": dict(settings)}),
-            cwd=REPOSITORY,
-            env=server.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._events: queue.Queue[Row | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def await_event(self, name: str, seconds: float) -> Row:
-        """The next event of that name; others are passed over."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise self._failure(f"did not say {name!r} in {seconds:g} s") from None
-            if event is None:
-                raise self._failure(f"ended before it said {name!r}")
-            if event.get("event") == name:
-                return event
-
-    def end(self) -> None:
-        """Ask it to end, and make sure."""
-        self.process.terminate()
-        try:
-            self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._errors.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self._events.put(json.loads(line))
-        self._events.put(None)
-
-    def _failure(self, what: str) -> PieceError:
-        self._errors.seek(0)
-        said = self._errors.read()[-1_000:].strip()
-        return PieceError(f"{self.peer.name}: the worker {what}. {said}")
-
-
-@contextlib.contextmanager
-def working(
-    server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
-) -> Iterator[Worker]:
-    """A worker, which ends with the block."""
-    worker = Worker(server, peer, settings, **given)
-    try:
-        yield worker
-    finally:
-        worker.end()
 
 
 def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
@@ -206,7 +130,7 @@ def pick_up(
             worker.await_event("ready", _START_SECONDS)
             _warm_up(server, peer, chosen, folder, started)
             before, began = read_usage(worker.process.pid, server.pid), time.monotonic()
-            run(
+            sender = run(
                 server,
                 peer,
                 "send",
@@ -229,7 +153,7 @@ def pick_up(
         "sent_s": jobs / took,
         "p50_ms": percentile(waits, 0.5),
         "p99_ms": percentile(waits, 0.99),
-        **_shares(used, took, sender_counts=False),
+        **_shares(used, took, sender["client_cpu_s"]),
     }
     return row, points
 
@@ -299,11 +223,13 @@ def _grouped(end: Row) -> Row:
     return row
 
 
-def _shares(used: Usage, took: float, *, sender_counts: bool = True) -> Row:
-    shares = {"worker_cpu": used.worker / took, "db_cpu": used.server / took}
-    if sender_counts:
-        shares["other_cpu"] = used.other / took
-    return shares
+def _shares(used: Usage, took: float, sender: float = 0.0) -> Row:
+    """How many cores were busy with what, on average."""
+    return {
+        "worker_cpu": used.worker / took,
+        "db_cpu": used.server / took,
+        "other_cpu": max(0.0, used.other - sender) / took,
+    }
 
 
 def _children_cpu() -> float:

@@ -12,7 +12,7 @@ from benchmarks.peers.peer import OURS
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
     from benchmarks.peers.peer import Peer
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 # What is slower than this is measured by the part that it did.
 BOX_SECONDS = 20.0

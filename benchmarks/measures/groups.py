@@ -13,7 +13,7 @@ from benchmarks.peers.peer import OURS
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
     from benchmarks.peers.peer import Peer
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 # The small groups of the hot measure are half of its jobs.
 _LIMIT_SECONDS = 120.0

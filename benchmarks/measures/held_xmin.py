@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchmarks.bench import Bench, Figures
     from benchmarks.peers.peer import Peer
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 PER_SECOND = 800
 _CONNECTIONS = 4

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from benchmarks.bench import Bench, Figures
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 _OFF = {"history_days": 0}
 _WITH: dict[str, Mapping[str, Any]] = {"on": {}, "off": _OFF}

@@ -9,7 +9,7 @@ from benchmarks.peers.peer import OURS
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 _LIMIT_SECONDS = 120.0
 

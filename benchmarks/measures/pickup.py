@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.bench import Bench, Figures
     from benchmarks.peers.peer import Peer
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 
 def measure(bench: Bench) -> Figures:

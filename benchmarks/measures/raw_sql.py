@@ -8,12 +8,12 @@ from benchmarks import pieces
 from benchmarks.figures import ratio
 from benchmarks.measures.drain import drain_all
 from benchmarks.peers.peer import OURS
-from benchmarks.pieces import PieceError
 from benchmarks.replay import Recording
+from benchmarks.worker import PieceError, working
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
-    from benchmarks.pieces import Row
+    from benchmarks.worker import Row
 
 # The queries of jobs_lib/sql with which a job is claimed and completed.
 STATEMENTS = ("claim", "complete")
@@ -54,7 +54,7 @@ def _record(bench: Bench, jobs: int) -> tuple[Recording, dict[str, bytes]]:
     recording = Recording(bench.server, STATEMENTS)
     recording.start()
     given = {"jobs": jobs, "seconds": _LIMIT_SECONDS}
-    with pieces.working(bench.server, OURS, {}, **given) as worker:
+    with working(bench.server, OURS, {}, **given) as worker:
         worker.await_event("end", _LIMIT_SECONDS)
         pieces.await_finish(bench.server, OURS.unfinished)
         with bench.server.connect() as connection:
