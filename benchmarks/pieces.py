@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 _FINISH_SECONDS = 60.0
 _SESSIONS_SECONDS = 0.1
+_WARM_UP_JOBS = 20
 
 
 def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
@@ -128,7 +129,7 @@ def pick_up(
         started, sent = Path(folder, "started"), Path(folder, "sent")
         with working(server, peer, chosen, log=str(started)) as worker:
             worker.await_event("ready", _START_SECONDS)
-            _warm_up(server, peer, chosen, folder, started)
+            skipped = _warm_up(server, peer, chosen, folder, started)
             before, began = read_usage(worker.process.pid, server.pid), time.monotonic()
             sender = run(
                 server,
@@ -143,7 +144,7 @@ def pick_up(
             await_finish(server, peer.unfinished, quietly=True)
             used = read_usage(worker.process.pid, server.pid) - before
             took = time.monotonic() - began
-        points = join_logs(sent, started)
+        points = join_logs(sent, started, skipped)
     if not points:
         raise PieceError(f"{peer.name}: no job was picked up")
     waits = [wait for _, wait in points]
@@ -160,38 +161,51 @@ def pick_up(
 
 def _warm_up(
     server: Server, peer: Peer, settings: Mapping[str, Any], folder: str, started: Path
-) -> None:
-    """Send a few jobs first, until the worker has begun to take them."""
+) -> int:
+    """Send a few jobs first, until the worker has started them.
+
+    Returns how many bytes it has written into its log for them.
+    """
     run(
         server,
         peer,
         "send",
-        jobs=20,
+        jobs=_WARM_UP_JOBS,
         gap_ms=(5, 10),
         connections=1,
         log=str(Path(folder, "warm-up")),
         settings=dict(settings),
     )
     deadline = time.monotonic() + _START_SECONDS
-    while not started.exists() or started.read_bytes().count(b"\n") < 20:
+    while True:
+        written = started.read_bytes() if started.exists() else b""
+        if written.count(b"\n") >= _WARM_UP_JOBS:
+            return len(written)
         if time.monotonic() > deadline:
             raise PieceError(f"{peer.name}: the first jobs were not picked up")
         time.sleep(0.05)
-    # What the worker writes from here on is of the jobs that count.
-    started.write_bytes(b"")
 
 
-def join_logs(sent: Path, started: Path) -> list[tuple[float, float]]:
-    """For each job the second of its commit, and the milliseconds until its start."""
+def join_logs(sent: Path, started: Path, skipped: int = 0) -> list[tuple[float, float]]:
+    """For each job the second of its commit, and the milliseconds until its start.
+
+    Args:
+        sent: the log of a sender.
+        started: the log of a worker.
+        skipped: bytes at the beginning of the worker's log that count for nothing.
+    """
     starts: dict[int, int] = {}
-    for line in started.read_text().splitlines():
+    for line in started.read_text()[skipped:].splitlines():
         number, at = map(int, line.split())
         # A job that ran twice was picked up when it ran first.
         starts.setdefault(number, at)
-    points, first = [], None
-    for line in sent.read_text().splitlines():
-        number, _, committed = map(int, line.split())
-        first = committed if first is None else first
+    commits = [
+        (int(committed), int(number))
+        for number, _, committed in map(str.split, sent.read_text().splitlines())
+    ]
+    first = min(commits, default=(0, 0))[0]
+    points = []
+    for committed, number in commits:
         if number in starts:
             wait = max(0, starts[number] - committed) / 1e6
             points.append(((committed - first) / 1e9, wait))

@@ -122,22 +122,24 @@ def send(given: dict[str, Any]) -> None:
     noop = make_app(given).jobs["noop"]
     due_jobs = timetable(given["jobs"], given["gap_ms"])
     taking = threading.Lock()
+    sent: list[str] = []
+
+    def one() -> None:
+        with psycopg.connect(database_address()) as connection:
+            while True:
+                with taking:
+                    number, due = next(due_jobs, (None, 0.0))
+                if number is None:
+                    return
+                time.sleep(max(0.0, due - time.monotonic()))
+                before = time.monotonic_ns()
+                noop.enqueue(connection, i=number)
+                connection.commit()
+                sent.append(f"{number} {before} {time.monotonic_ns()}\n")
+
+    _in_threads([one] * given["connections"])
     with open(given["log"], "w") as log:
-
-        def one() -> None:
-            with psycopg.connect(database_address()) as connection:
-                while True:
-                    with taking:
-                        number, due = next(due_jobs, (None, 0.0))
-                    if number is None:
-                        return
-                    time.sleep(max(0.0, due - time.monotonic()))
-                    before = time.monotonic_ns()
-                    noop.enqueue(connection, i=number)
-                    connection.commit()
-                    log.write(f"{number} {before} {time.monotonic_ns()}\n")
-
-        _in_threads([one] * given["connections"])
+        log.writelines(sent)
 
 
 def _in_threads(functions: list[Any]) -> None:

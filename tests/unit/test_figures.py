@@ -71,5 +71,6 @@ def test_a_wait_is_from_the_commit_to_the_first_start(tmp_path):
     sent, started = tmp_path / "sent", tmp_path / "started"
     sent.write_text("0 1000000 5000000\n1 6000000 7000000\n2 8000000 9000000\n")
     # Job 0 ran twice, job 2 never; job 1 began before its commit had returned.
-    started.write_text("1 6900000\n0 7500000\n0 9000000\n")
-    assert join_logs(sent, started) == [(0.0, 2.5), (0.002, 0.0)]
+    warm_up = "0 100\n1 200\n"
+    started.write_text(warm_up + "1 6900000\n0 7500000\n0 9000000\n")
+    assert join_logs(sent, started, len(warm_up)) == [(0.0, 2.5), (0.002, 0.0)]
