@@ -84,6 +84,7 @@ class _Held:
                 self._bench.server,
                 self._peer,
                 PER_SECOND * seconds,
+                seconds,
                 gap_ms=(gap, gap),
                 connections=_CONNECTIONS,
             )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from benchmarks.peers.peer import Peer
     from benchmarks.worker import Row
 
+_LIMIT_SECONDS = 120.0
+
 
 def measure(bench: Bench) -> Figures:
     """500 jobs, 10 to 30 ms apart, everybody."""
@@ -40,4 +42,6 @@ def wait(bench: Bench, peer: Peer, settings: Mapping[str, Any] | None = None) ->
     """Send jobs to a worker that has nothing else to do."""
     bench.renew(peer)
     jobs = bench.size(500, quick=100)
-    return pieces.pick_up(bench.server, peer, jobs, settings=settings)[0]
+    return pieces.pick_up(bench.server, peer, jobs, _LIMIT_SECONDS, settings=settings)[
+        0
+    ]

@@ -9,8 +9,9 @@ PGPORT, PGUSER and PGDATABASE, and writes JSON objects to stdout, one a line:
 - ``work {jobs, seconds, log, settings}`` runs jobs until it is ended: it says
   ``ready``, ``first`` at the first job, and ``end`` at the last one or when the time is
   up. With a log it writes ``number time`` of each start there instead.
-- ``send {jobs, connections, gap_ms, log}`` enqueues one job after the other, with
-  pauses between the two bounds, and writes ``number before after`` of each commit.
+- ``send {jobs, seconds, connections, gap_ms, log}`` enqueues one job after the other,
+  with pauses between the two bounds, until all are sent or the time is up, and writes
+  ``number before after`` of each commit.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
 The group of job number i in each mode is that of `group_of`.
@@ -161,19 +162,21 @@ async def enqueue_for(
     say_enqueued(latencies, time.perf_counter() - began)
 
 
-def timetable(jobs: int, gap_ms: tuple[float, float]) -> Iterator[tuple[int, float]]:
+def timetable(given: dict[str, Any]) -> Iterator[tuple[int, float]]:
     """Each job's number and when it is due, in seconds of ``time.monotonic``."""
-    due = time.monotonic()
-    for number in range(jobs):
+    began = due = time.monotonic()
+    for number in range(given["jobs"]):
+        if time.monotonic() > began + given["seconds"]:
+            return
         yield number, due
-        due += random.uniform(*gap_ms) / 1e3
+        due += random.uniform(*given["gap_ms"]) / 1e3
 
 
 async def send_in_turn(
     given: dict[str, Any], sends: Sequence[Callable[[int], Awaitable[Any]]]
 ) -> None:
     """Call whichever function, one per connection, is free when a job is due."""
-    due_jobs = timetable(given["jobs"], given["gap_ms"])
+    due_jobs = timetable(given)
     with open(given["log"], "w") as log:
 
         async def one(send: Callable[[int], Awaitable[Any]]) -> None:

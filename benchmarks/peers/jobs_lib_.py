@@ -120,7 +120,7 @@ def work(given: dict[str, Any]) -> None:
 def send(given: dict[str, Any]) -> None:
     """One job after the other, on whichever connection is free when it is due."""
     noop = make_app(given).jobs["noop"]
-    due_jobs = timetable(given["jobs"], given["gap_ms"])
+    due_jobs = timetable(given)
     taking = threading.Lock()
     sent: list[str] = []
 

@@ -119,9 +119,10 @@ export async function sendInTurn(given, send) {
   const log = fs.openSync(given.log, 'w')
   const [low, high] = given.gap_ms
   let next = 0
-  let due = seconds()
+  const began = seconds()
+  let due = began
   const one = async () => {
-    while (next < given.jobs) {
+    while (next < given.jobs && seconds() < began + given.seconds) {
       const i = next++
       const at = due
       due += (low + Math.random() * (high - low)) / 1e3

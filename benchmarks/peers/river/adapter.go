@@ -130,7 +130,8 @@ func sendInTurn(g given, insert func(int) error) error {
 	}
 	log := bufio.NewWriter(file)
 	var mu sync.Mutex
-	next, due := 0, time.Now()
+	began := time.Now()
+	next, due := 0, began
 	take := func() (int, time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -143,7 +144,7 @@ func sendInTurn(g given, insert func(int) error) error {
 	err = inParallel(g.Connections, func() error {
 		for {
 			i, at := take()
-			if i >= g.Jobs {
+			if i >= g.Jobs || time.Since(began).Seconds() > g.Seconds {
 				return nil
 			}
 			time.Sleep(time.Until(at))
