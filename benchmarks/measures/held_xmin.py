@@ -47,6 +47,7 @@ def measure(bench: Bench) -> Figures:
             found.waits["held"].median("p99_ms"), found.waits["before"].median("p99_ms")
         )
         figures[f"{prefix}_pickup_p99_ms"] = found.waits["held"].median("p99_ms")
+        figures[f"{prefix}_sent_s"] = found.waits["held"].median("sent_s")
     bench.out.mkdir(parents=True, exist_ok=True)
     data = bench.out / "held_xmin.json"
     data.write_text(json.dumps(rounded(curves)) + "\n")
