@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def main(
     out: Path,
 ) -> None:
     """Measure the jobs on this machine."""
+    # Unwinds, so that no server or worker is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = _choose(only, MEASURES, "measure")
     wanted = _choose(peers, PEERS, "peer")
     refresh()
