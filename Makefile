@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer. All else is installed into .venv, by pip alone.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check test test-all demo bench-jobs docs clean
+.PHONY: help venv check test test-all demo bench-peers bench-jobs docs clean
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -37,7 +37,10 @@ test-all: check ## test, and what is slow or needs system packages (apt, when ro
 demo: venv ## The example on real data; FLIGHTS=n takes only n flights
 	$(BIN)/python -m examples.flights.demo
 
-bench-jobs: venv ## Measure the jobs on this machine
+bench-peers: venv ## Install the libraries that bench-jobs compares with
+	$(BIN)/python -m benchmarks.peers setup
+
+bench-jobs: venv ## Measure the jobs on this machine, beside those libraries
 	$(BIN)/python -m benchmarks.jobs
 
 docs: venv ## Write the generated pages of docs/ anew

@@ -1,198 +1,121 @@
-"""Jobs: bulk enqueue, drain and pick-up, on a real and durable PostgreSQL.
+"""Jobs: this library and its peers, in turn, on one PostgreSQL with durable commits.
 
-``python -m benchmarks.jobs [--jobs 100000] [--rounds 3]`` prints one JSON line at the
-end. Every figure is the median of the rounds; the limits beside them are raw SQL on the
-same server in the same rounds, so that the ratios mean something on a noisy machine.
+``python -m benchmarks.jobs`` tells each piece on stderr as it comes, and prints one
+JSON line at the end. docs/measured.md says how to read it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import platform
-import statistics
+import signal
 import sys
-import threading
-import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
-import psycopg
 
-from jobs_lib import App, Job, __version__
-from jobs_lib.devstack import PostgresServer
-from jobs_lib.schema import migrate
-from jobs_lib.service import Service
-from jobs_lib.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PICKUPS = 300
-
-
-class Bench:
-    """One server, one app with the default settings, one executor in this process."""
-
-    def __init__(self, url: str) -> None:
-        self.app = App("bench", settings=load_settings(database_url=url))
-        self.url = url
-        self.left = 0
-        self.done = threading.Event()
-        self.started_at = 0.0
-
-        @self.app.job(group="group")
-        def work(job: Job, i: int, group: str | None = None) -> None:
-            self.started_at = time.perf_counter()
-            self.left -= 1
-            if self.left <= 0:
-                self.done.set()
-
-        self.work = work
-
-    def enqueue(self, jobs: int, groups: int = 0) -> float:
-        """Jobs a second of one bulk call."""
-        self.left = jobs
-        self.done.clear()
-        payloads: list[dict[str, Any]] = [
-            {"i": i, "group": f"g{i % groups}"} if groups else {"i": i}
-            for i in range(jobs)
-        ]
-        started = time.perf_counter()
-        with psycopg.connect(self.url) as connection:
-            self.work.enqueue_many(connection, payloads)
-        took = time.perf_counter() - started
-        self._settle()
-        return jobs / took
-
-    def drain(self, jobs: int) -> float:
-        """Jobs a second, from the executor's start until the table is empty."""
-        with self._executing() as started, self._watching() as watching:
-            self.done.wait(600)
-            while watching.execute("select from jobs_lib.jobs limit 1").fetchone():
-                time.sleep(0.005)
-            return jobs / (time.perf_counter() - started)
-
-    def pick_up(self) -> list[float]:
-        """Milliseconds from the return of the commit to the handler's first line."""
-        found: list[float] = []
-        with self._executing(), psycopg.connect(self.url) as connection:
-            for i in range(PICKUPS):
-                self.left = 1
-                self.done.clear()
-                self.work.enqueue(connection, i=i)
-                connection.commit()
-                committed = time.perf_counter()
-                self.done.wait(10)
-                found.append(max(0.0, self.started_at - committed) * 1000)
-                time.sleep(0.01)
-        return found
-
-    def copy(self, jobs: int) -> float:
-        """Rows a second of a plain COPY of the same rows: what bounds the bulk call."""
-        line = b'local/1\twork\t\\N\tavailable\t{"i":1}\t\\N\t\\N\n'
-        block = line * 2_000
-        started = time.perf_counter()
-        with psycopg.connect(self.url) as connection:
-            cursor = connection.cursor()
-            with cursor.copy(
-                'copy jobs_lib.jobs (origin, type, "group", state, payload, run_at,'
-                " headers) from stdin"
-            ) as copy:
-                for _ in range(jobs // 2_000):
-                    copy.write(block)
-        took = time.perf_counter() - started
-        self._settle()
-        return jobs / took
-
-    def claim_and_delete(self, jobs: int) -> float:
-        """Rows a second of raw SQL that claims and completes 1,000 at a time."""
-        started = time.perf_counter()
-        with self._watching() as connection:
-            while (
-                connection.execute(
-                    "delete from jobs_lib.jobs where ctid = any (array("
-                    " select ctid from jobs_lib.jobs where origin = 'local/1'"
-                    " order by id limit 1000 for update skip locked))"
-                ).rowcount
-                > 0
-            ):
-                pass
-        return jobs / (time.perf_counter() - started)
-
-    @contextlib.contextmanager
-    def _executing(self) -> Iterator[float]:
-        service = Service(self.app, ["executor"])
-        started = time.perf_counter()
-        service.start()
-        try:
-            yield started
-        finally:
-            service.stop()
-
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            yield connection
-
-    def _settle(self) -> None:
-        """What the enqueue left to do must not be paid for by what comes next."""
-        with self._watching() as connection:
-            connection.execute("vacuum analyze jobs_lib.jobs")
-            connection.execute("checkpoint")
-
-
-def measure(bench: Bench, jobs: int, rounds: int) -> dict[str, float]:
-    """Median figures; the kinds of work alternate within each round."""
-    found: dict[str, list[float]] = {}
-
-    def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
-        click.echo(f"  {name}: {value:,.1f}", err=True)
-
-    for number in range(1, rounds + 1):
-        click.echo(f"round {number} of {rounds}", err=True)
-        note("bulk_jobs_s", bench.enqueue(jobs))
-        note("drain_jobs_s", bench.drain(jobs))
-        note("raw_copy_rows_s", bench.copy(jobs))
-        note("raw_claim_delete_rows_s", bench.claim_and_delete(jobs))
-        note("bulk_1000_groups_jobs_s", bench.enqueue(jobs, 1_000))
-        note("drain_1000_groups_jobs_s", bench.drain(jobs))
-        pickups = sorted(bench.pick_up())
-        note("pickup_p50_ms", pickups[len(pickups) // 2])
-        note("pickup_p99_ms", pickups[int(len(pickups) * 0.99)])
-    return {name: statistics.median(values) for name, values in found.items()}
+from benchmarks import pieces
+from benchmarks.bench import Bench, rounded
+from benchmarks.measures import MEASURES
+from benchmarks.peers.install import refresh
+from benchmarks.peers.peer import OURS, PEERS
+from benchmarks.server import OPTIONS, Server
 
 
 @click.command()
-@click.option("--jobs", default=100_000, show_default=True)
-@click.option("--rounds", default=3, show_default=True)
-def main(jobs: int, rounds: int) -> None:
-    """Measure bulk enqueue, drain and pick-up."""
-    with PostgresServer.ephemeral(
-        durable=True, options={"shared_buffers": "1GB", "jit": "off"}
-    ) as server:
-        migrate(server.url)
-        figures = measure(Bench(server.url), jobs, rounds)
-        with psycopg.connect(server.url) as connection:
-            version = connection.info.server_version
-    figures["bulk_vs_raw_copy"] = figures["bulk_jobs_s"] / figures["raw_copy_rows_s"]
-    figures["drain_vs_raw_claim_delete"] = (
-        figures["drain_jobs_s"] / figures["raw_claim_delete_rows_s"]
-    )
-    figures["groups_1000_vs_ungrouped"] = (
-        figures["drain_1000_groups_jobs_s"] / figures["drain_jobs_s"]
-    )
-    result: dict[str, Any] = {
-        "benchmark": "jobs",
-        "jobs": jobs,
-        "rounds": rounds,
-        "jobs_lib": __version__,
-        "postgresql": version,
-        "python": platform.python_version(),
-        **{name: round(value, 3) for name, value in figures.items()},
+@click.option("--only", help=f"Measures, by commas: {', '.join(MEASURES)}.")
+@click.option("--peers", help=f"Peers, by commas: {', '.join(PEERS)}. Default: all.")
+@click.option("--rounds", default=3, show_default=True, help="Of each piece.")
+@click.option("--quick", is_flag=True, help="A tenth of the jobs: is all in order?")
+@click.option(
+    "--held-seconds",
+    type=int,
+    help="How long the old transaction stays open. Default: 600, quick: 60.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/benchmarks"),
+    show_default=True,
+    help="The folder for curves.",
+)
+def main(
+    only: str | None,
+    peers: str | None,
+    rounds: int,
+    quick: bool,
+    held_seconds: int | None,
+    out: Path,
+) -> None:
+    """Measure the jobs on this machine."""
+    # Unwinds, so that no server or worker is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    chosen = _choose(only, MEASURES, "measure")
+    wanted = _choose(peers, PEERS, "peer")
+    refresh()
+    here = {name: PEERS[name] for name in wanted if PEERS[name].installed}
+    with Server() as server:
+        bench = Bench(
+            server,
+            here,
+            rounds=rounds,
+            quick=quick,
+            held_seconds=held_seconds or (60 if quick else 600),
+            out=out,
+        )
+        if missing := [name for name in wanted if name not in here]:
+            bench.tell(
+                f"not installed, so not measured: {', '.join(missing)} "
+                "(`python -m benchmarks.peers setup` installs them)"
+            )
+        header = _describe(bench, missing)
+        bench.tell(json.dumps(header))
+        figures: dict[str, Any] = {}
+        for name in chosen:
+            figures.update(bench.attempt_measure(name, MEASURES[name]))
+    result = {
+        **header,
+        **rounded(figures),
+        "noisy_rows": bench.noisy_rows,
+        "failures": bench.failures,
     }
     sys.stdout.write(json.dumps(result) + "\n")
+    sys.exit(1 if bench.failures else 0)
+
+
+def _choose(given: str | None, known: Any, kind: str) -> list[str]:
+    names = list(known) if given is None else [n for n in given.split(",") if n]
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"there is no {kind} {name!r}: they are {', '.join(known)}"
+            )
+    return names
+
+
+def _describe(bench: Bench, missing: list[str]) -> dict[str, Any]:
+    """What stands beside the figures: who was measured, and how."""
+    settings = pieces.run(bench.server, OURS, "settings")
+    shown = {"workers", "batch", "poll_interval", "history_days"}
+    return {
+        "benchmark": "jobs",
+        "quick": bench.quick,
+        "rounds": bench.rounds,
+        "jobs_lib": OURS.version,
+        "jobs_lib_processes": 1,
+        "jobs_lib_settings": {key: settings[key] for key in sorted(shown)},
+        "peers": {
+            name: {"version": peer.version, "drain": peer.drain}
+            for name, peer in bench.peers.items()
+        },
+        "peers_missing": missing,
+        "postgresql": bench.server.version,
+        "postgresql_settings": OPTIONS,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+    }
 
 
 if __name__ == "__main__":

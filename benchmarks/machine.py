@@ -1,0 +1,86 @@
+"""What processes have used, as Linux counts it in /proc."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds of CPU since their start: of a worker, a server, all of the machine."""
+
+    worker: float
+    server: float
+    harness: float
+    machine: float
+
+    def __sub__(self, earlier: Usage) -> Usage:
+        return Usage(
+            self.worker - earlier.worker,
+            self.server - earlier.server,
+            self.harness - earlier.harness,
+            self.machine - earlier.machine,
+        )
+
+    @property
+    def other(self) -> float:
+        """What processes that have no part in the measurement used."""
+        return max(0.0, self.machine - self.worker - self.server - self.harness)
+
+
+def read_usage(worker: int | None, server: int) -> Usage:
+    """Read the counters now.
+
+    Args:
+        worker: the process that is measured; None while there is none.
+        server: PostgreSQL's first process.
+    """
+    own = os.times()
+    return Usage(
+        worker=_cpu(worker)[0] if worker else 0.0,
+        server=_family_cpu(server),
+        harness=own.user + own.system,
+        machine=_machine_cpu(),
+    )
+
+
+def peak_rss_mb(pid: int) -> float:
+    """The most memory that a process ever had, in MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _family_cpu(parent: int) -> float:
+    """Of a process, its children, and those of its children that have ended."""
+    own, ended, _ = _cpu(parent)
+    total = own + ended
+    for entry in Path("/proc").glob("[0-9]*"):
+        used, of_ended, its_parent = _cpu(int(entry.name))
+        if its_parent == parent:
+            total += used + of_ended
+    return total
+
+
+def _cpu(pid: int) -> tuple[float, float, int]:
+    """Seconds of its own, of its children that have ended, and its parent."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0.0, 0
+    # The name in parentheses may hold anything, blanks and parentheses too.
+    fields = text.rpartition(")")[2].split()
+    ticks = [int(field) for field in fields[11:15]]
+    return (ticks[0] + ticks[1]) / _HZ, (ticks[2] + ticks[3]) / _HZ, int(fields[1])
+
+
+def _machine_cpu() -> float:
+    with Path("/proc/stat").open() as file:
+        ticks = [int(field) for field in file.readline().split()[1:9]]
+    idle, waiting = ticks[3:5]
+    return (sum(ticks) - idle - waiting) / _HZ

@@ -1,0 +1,37 @@
+"""The measures, by the names that ``--only`` takes, in the order in which they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.measures import (
+    drain,
+    enqueue,
+    groups,
+    held_xmin,
+    history,
+    memory,
+    pickup,
+    raw_sql,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.bench import Bench, Figures
+
+MEASURES: dict[str, Callable[[Bench], Figures]] = {
+    "drain": drain.measure,
+    "raw_sql": raw_sql.measure,
+    "groups": groups.measure,
+    "hot_group": groups.measure_hot,
+    "blocked_heads": groups.measure_blocked,
+    "pickup": pickup.measure,
+    "enqueue": enqueue.measure,
+    "bulk": enqueue.measure_bulk,
+    "history": history.measure,
+    "memory": memory.measure,
+    "drain_1m": drain.measure_1m,
+    "drain_10m": drain.measure_10m,
+    "held_xmin": held_xmin.measure,
+}

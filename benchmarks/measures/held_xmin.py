@@ -1,0 +1,145 @@
+"""An old transaction that stays open: nothing that dies after it began can be removed.
+
+Jobs are sent at a steady rate while somebody else's transaction is idle; then, with it
+still open, a bulk is drained. Before, the same without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import chart, pieces
+from benchmarks.bench import Rows, rounded
+from benchmarks.figures import bucketed, percentile, ratio
+from benchmarks.peers.peer import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.bench import Bench, Figures
+    from benchmarks.peers.peer import Peer
+    from benchmarks.worker import Row
+
+PER_SECOND = 800
+_CONNECTIONS = 4
+_COMPARED = ("graphile", "pgqueuer", "river")
+_DRAIN_SECONDS = 60.0
+
+
+def measure(bench: Bench) -> Figures:
+    """This library, and those peers that can keep up with the rate."""
+    figures: Figures = {}
+    curves: dict[str, Any] = {}
+    for name, peer in bench.everyone.items():
+        if peer is not OURS and name not in _COMPARED:
+            continue
+        found = _Held(bench, peer)
+        found.run()
+        curves[name] = found.curve
+        prefix = "held_xmin" if peer is OURS else f"held_xmin_{name}"
+        figures[f"{prefix}_drain_ratio"] = ratio(
+            found.drains["held"].median("jobs_s"),
+            found.drains["before"].median("jobs_s"),
+        )
+        figures[f"{prefix}_pickup_p99_x"] = ratio(
+            found.waits["held"].median("p99_ms"), found.waits["before"].median("p99_ms")
+        )
+        figures[f"{prefix}_pickup_p99_ms"] = found.waits["held"].median("p99_ms")
+        figures[f"{prefix}_sent_s"] = found.waits["held"].median("sent_s")
+    bench.out.mkdir(parents=True, exist_ok=True)
+    data = bench.out / "held_xmin.json"
+    data.write_text(json.dumps(rounded(curves)) + "\n")
+    drawn = chart.draw_held_xmin(data, bench.out / "held_xmin.svg")
+    bench.tell(f"curves: {data}" + (f", {drawn}" if drawn else "; no matplotlib"))
+    return figures
+
+
+class _Held:
+    """One peer before and under the open transaction."""
+
+    def __init__(self, bench: Bench, peer: Peer) -> None:
+        self._bench = bench
+        self._peer = peer
+        self.waits = {"before": Rows(), "held": Rows()}
+        self.drains = {"before": Rows(), "held": Rows()}
+        self.curve: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Everything, one after the other in one database."""
+        seconds = self._bench.held_seconds
+        self._bench.renew(self._peer)
+        self._wait("before", max(15, seconds // 10))
+        self._drain("before")
+        self._bench.renew(self._peer)
+        with _open_transaction(self._bench):
+            self._wait("held", seconds)
+            self._drain("held")
+
+    def _wait(self, when: str, seconds: int) -> None:
+        gap = 1_000 / PER_SECOND
+
+        def wait() -> Row:
+            row, points = pieces.pick_up(
+                self._bench.server,
+                self._peer,
+                PER_SECOND * seconds,
+                seconds,
+                gap_ms=(gap, gap),
+                connections=_CONNECTIONS,
+            )
+            if when == "held":
+                self.curve = make_curve(points, max(1, seconds // 60))
+            return row
+
+        name = f"{self._peer.name} {when}: pick-up at {PER_SECOND}/s for {seconds} s"
+        self._note(self.waits[when], self._bench.attempt(name, wait))
+
+    def _drain(self, when: str) -> None:
+        jobs = self._bench.size(100_000)
+
+        def drain() -> Row:
+            server, peer = self._bench.server, self._peer
+            pieces.run(server, peer, "bulk", jobs=jobs, mode="plain")
+            server.settle()
+            return pieces.drain(server, peer, jobs, _DRAIN_SECONDS)
+
+        for number in range(self._bench.rounds):
+            name = f"{self._peer.name} {when}: drain {number + 1}"
+            self._note(self.drains[when], self._bench.attempt(name, drain))
+
+    def _note(self, rows: Rows, row: Row | None) -> None:
+        if row is not None:
+            rows.rows.append(row)
+
+
+def make_curve(
+    points: list[tuple[float, float]], width: int
+) -> list[dict[str, float | None]]:
+    """Jobs started a second and their waits, in spans of ``width`` seconds.
+
+    Args:
+        points: for each job the second of its commit, and its wait in milliseconds.
+        width: seconds.
+    """
+    started = [(at + wait / 1e3, wait) for at, wait in points]
+    return [
+        {
+            "at_s": at,
+            "jobs_s": len(waits) / width,
+            "p50_ms": percentile(waits, 0.5),
+            "p99_ms": percentile(waits, 0.99),
+        }
+        for at, waits in bucketed(started, width)
+    ]
+
+
+@contextlib.contextmanager
+def _open_transaction(bench: Bench) -> Iterator[None]:
+    """A session that has taken its snapshot, and then does nothing."""
+    with bench.server.connect() as connection:
+        connection.execute("begin isolation level repeatable read")
+        connection.execute("select count(*) from pg_class")
+        yield
+        connection.execute("rollback")

@@ -1,0 +1,77 @@
+"""The same work with and without a history of finished jobs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks import pieces
+from benchmarks.figures import ratio
+from benchmarks.measures.drain import BOX_SECONDS
+from benchmarks.measures.pickup import wait
+from benchmarks.peers.peer import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from benchmarks.bench import Bench, Figures
+    from benchmarks.worker import Row
+
+_OFF = {"history_days": 0}
+_WITH: dict[str, Mapping[str, Any]] = {"on": {}, "off": _OFF}
+
+
+def measure(bench: Bench) -> Figures:
+    """Enqueue, pick-up and drain; only a completion writes history."""
+    kinds = {"enqueue": _enqueue, "pickup": wait_with, "drain": _drain}
+    found = {
+        f"{kind} history {name}": partial(piece, bench, settings)
+        for kind, piece in kinds.items()
+        for name, settings in _WITH.items()
+    }
+    rows = bench.alternate(found)
+    bench.server.forget()
+
+    def figure(kind: str, name: str, key: str) -> float | None:
+        return rows[f"{kind} history {name}"].median(key)
+
+    return {
+        "drain_100k_history_off_jobs_s": figure("drain", "off", "jobs_s"),
+        "drain_history_on_vs_off": ratio(
+            figure("drain", "on", "jobs_s"), figure("drain", "off", "jobs_s")
+        ),
+        "enqueue_1conn_history_off_jobs_s": figure("enqueue", "off", "jobs_s"),
+        "enqueue_history_on_vs_off": ratio(
+            figure("enqueue", "on", "jobs_s"), figure("enqueue", "off", "jobs_s")
+        ),
+        "pickup_p50_history_off_ms": figure("pickup", "off", "p50_ms"),
+        "pickup_p99_history_off_ms": figure("pickup", "off", "p99_ms"),
+        "pickup_history_on_vs_off": ratio(
+            figure("pickup", "off", "p50_ms"), figure("pickup", "on", "p50_ms")
+        ),
+    }
+
+
+def wait_with(bench: Bench, settings: Mapping[str, Any]) -> Row:
+    """Pick-up under these settings."""
+    return wait(bench, OURS, settings)
+
+
+def _enqueue(bench: Bench, settings: Mapping[str, Any]) -> Row:
+    bench.renew(OURS)
+    seconds = 1 if bench.quick else 4
+    return pieces.run(
+        bench.server,
+        OURS,
+        "enqueue",
+        connections=1,
+        seconds=seconds,
+        settings=dict(settings),
+    )
+
+
+def _drain(bench: Bench, settings: Mapping[str, Any]) -> Row:
+    jobs = bench.size(100_000)
+    bench.prepare(OURS, jobs)
+    return pieces.drain(bench.server, OURS, jobs, BOX_SECONDS, settings)

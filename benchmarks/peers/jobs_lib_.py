@@ -1,0 +1,155 @@
+"""This library, by its public interface and with its default settings."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from benchmarks.peers.adapter import (
+    database_address,
+    make_sink,
+    payload_of,
+    read_command,
+    say,
+    say_enqueued,
+    timetable,
+)
+from jobs_lib import App, Job
+from jobs_lib.schema import migrate
+from jobs_lib.service import Service
+from jobs_lib.settings import load_settings
+
+# As many as the other adapters give to one call, or more: millions do not fit at once.
+_SLICE = 100_000
+_BLOCKED_BEHIND = 3
+_PAD = "x" * 64 * 1024
+
+
+def make_app(given: dict[str, Any], sink: Any = None) -> App:
+    """An app with one type of jobs that do nothing."""
+    host, port = os.environ["PGHOST"], os.environ["PGPORT"]
+    user, database = os.environ["PGUSER"], os.environ["PGDATABASE"]
+    url = f"postgresql://{user}@{host}:{port}/{database}"
+    app = App(
+        "bench",
+        settings=load_settings(database_url=url, **given.get("settings", {})),
+    )
+
+    @app.job(group="k")
+    def noop(job: Job, i: int, k: str | None = None, pad: str = "") -> None:
+        sink.note(i, k)
+
+    return app
+
+
+def settings(given: dict[str, Any]) -> None:
+    """Say which settings are in force for a worker."""
+    shown = {"workers", "batch", "poll_interval", "history_days"}
+    say(**make_app(given).settings.model_dump(include=shown))
+
+
+def setup(given: dict[str, Any]) -> None:
+    """Make the tables."""
+    migrate(make_app(given).settings.database_url)
+
+
+def enqueue(given: dict[str, Any]) -> None:
+    """One job per transaction, a thread for each connection."""
+    noop = make_app(given).jobs["noop"]
+    latencies: list[float] = []
+    gate = threading.Barrier(given["connections"])
+
+    def one() -> None:
+        with psycopg.connect(database_address()) as connection:
+            noop.enqueue(connection, i=0)
+            connection.commit()
+            gate.wait()
+            until = time.perf_counter() + given["seconds"]
+            while (called := time.perf_counter()) < until:
+                noop.enqueue(connection, i=1)
+                connection.commit()
+                latencies.append(time.perf_counter() - called)
+
+    _in_threads([one] * given["connections"])
+    say_enqueued(latencies, given["seconds"])
+
+
+def bulk(given: dict[str, Any]) -> None:
+    """Many jobs in one call and one transaction."""
+    noop = make_app(given).jobs["noop"]
+    jobs, mode = given["jobs"], given["mode"]
+    with psycopg.connect(database_address()) as connection:
+        began = time.perf_counter()
+        if mode == "blocked":
+            _enqueue_blocked(noop, connection, jobs)
+        for start in range(0, jobs, _SLICE):
+            numbers = range(start, min(start + _SLICE, jobs))
+            if mode == "heavy":
+                payloads = [{"i": number, "pad": _PAD} for number in numbers]
+            else:
+                payloads = [payload_of(number, mode) for number in numbers]
+            noop.enqueue_many(connection, payloads)
+            connection.commit()
+        say(jobs=jobs, seconds=time.perf_counter() - began)
+
+
+def _enqueue_blocked(noop: Any, connection: Any, groups: int) -> None:
+    """Groups whose first job waits for a far time, as after a failure, and more."""
+    heads = ({"i": -1, "k": f"b{n}"} for n in range(groups))
+    later = datetime.now(UTC) + timedelta(days=1)
+    noop.options(run_at=later).enqueue_many(connection, heads)
+    connection.commit()
+    for _ in range(_BLOCKED_BEHIND):
+        behind = ({"i": -1, "k": f"b{n}"} for n in range(groups))
+        noop.enqueue_many(connection, behind)
+        connection.commit()
+
+
+def work(given: dict[str, Any]) -> None:
+    """Run jobs until the process is ended."""
+    service = Service(make_app(given, make_sink(given)), ["executor"])
+    say(event="ready", at=time.monotonic_ns())
+    service.run()
+
+
+def send(given: dict[str, Any]) -> None:
+    """One job after the other, on whichever connection is free when it is due."""
+    noop = make_app(given).jobs["noop"]
+    due_jobs = timetable(given)
+    taking = threading.Lock()
+    sent: list[str] = []
+
+    def one() -> None:
+        with psycopg.connect(database_address()) as connection:
+            while True:
+                with taking:
+                    number, due = next(due_jobs, (None, 0.0))
+                if number is None:
+                    return
+                time.sleep(max(0.0, due - time.monotonic()))
+                before = time.monotonic_ns()
+                noop.enqueue(connection, i=number)
+                connection.commit()
+                sent.append(f"{number} {before} {time.monotonic_ns()}\n")
+
+    _in_threads([one] * given["connections"])
+    with open(given["log"], "w") as log:
+        log.writelines(sent)
+
+
+def _in_threads(functions: list[Any]) -> None:
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    command, given = read_command()
+    globals()[command](given)
