@@ -6,6 +6,7 @@ __all__ = [
     "App",
     "ConfigurationError",
     "Discard",
+    "Draft",
     "EnqueueError",
     "Job",
     "JobsError",
@@ -29,6 +30,7 @@ from jobs_lib.errors import (
     NoTransactionError,
     PayloadError,
 )
+from jobs_lib.jobs.around import Draft
 from jobs_lib.jobs.model import Discard, Job, Snooze
 from jobs_lib.settings import Settings
 from jobs_lib.version import __version__

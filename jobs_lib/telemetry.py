@@ -14,6 +14,7 @@
     jobs.discarded     ids                           a discard is committed
     jobs.fenced        ids                           refused, or no longer there
     jobs.unknown       type, origin, count           no handler has this type
+    payload.large      type, bytes                   the first one of a type
     block.read         shard, rows                   the relay has read rows
     block.produced     shard, rows                   in Kafka, not deleted yet
     block.deleted      shard, rows                   exactly these are gone
@@ -46,6 +47,7 @@ _LOGGED = {
     "jobs.discarded": logging.WARNING,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
+    "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
 }
