@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from psycopg import sql
     from sqlalchemy import Connection as SQLAlchemyConnection
-    from sqlalchemy import TextClause
+    from sqlalchemy import CursorResult, TextClause
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncSession,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]
+Parameters: TypeAlias = "Mapping[str, str | bytes | None]"
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _WAY_OUT = (
     "give a psycopg Connection or AsyncConnection, or an SQLAlchemy Connection or "
@@ -69,15 +70,26 @@ class Statement:
         self.numbered = numbered.replace("%%", "%").encode()
         self._bound: TextClause | None = None
 
-    @property
-    def bound(self) -> TextClause:
-        """The form of SQLAlchemy, for any driver."""
-        if self._bound is None:
-            from sqlalchemy import text
+    def bound(self, parameters: Parameters) -> TextClause:
+        """The form of SQLAlchemy, for any driver.
 
+        asyncpg would take the type of each parameter from the cast around it, and then
+        refuse text for it: so each says what it is.
+        """
+        from sqlalchemy import LargeBinary, String, bindparam, text
+
+        if self._bound is None:
             escaped = self.named.replace(":", "\\:")
-            self._bound = text(_PARAMETER.sub(r":\1", escaped).replace("%%", "%"))
-        return self._bound
+            bound = text(_PARAMETER.sub(r":\1", escaped).replace("%%", "%"))
+            self._bound = bound.bindparams(
+                *(bindparam(name, type_=String()) for name in self.names)
+            )
+        binary = [
+            bindparam(name, type_=LargeBinary())
+            for name, value in parameters.items()
+            if isinstance(value, bytes)
+        ]
+        return self._bound.bindparams(*binary) if binary else self._bound
 
 
 class Statements:
@@ -99,7 +111,7 @@ class Fetch:
     """Run a statement; its rows are sent back."""
 
     statement: Statement
-    parameters: Mapping[str, str | bytes | None]
+    parameters: Parameters
 
 
 @dataclass(slots=True)
@@ -212,10 +224,13 @@ async def _run_psycopg_async(
 def _run_sqlalchemy(connection: SQLAlchemyConnection, step: Fetch | CopyIn) -> Rows:
     if isinstance(step, CopyIn):
         for fetch in step.instead():
-            connection.execute(fetch.statement.bound, fetch.parameters)
+            _execute(connection, fetch)
         return []
-    answer = connection.execute(step.statement.bound, step.parameters)
-    return [tuple(row) for row in answer]
+    return [tuple(row) for row in _execute(connection, step)]
+
+
+def _execute(connection: SQLAlchemyConnection, fetch: Fetch) -> CursorResult[Any]:
+    return connection.execute(fetch.statement.bound(fetch.parameters), fetch.parameters)
 
 
 def _registered(caller: Any) -> Any:
