@@ -274,6 +274,19 @@ def test_jobs_and_messages_follow_the_callers_transaction(app, notify, connect, 
     assert admin.execute("select id from orders").fetchall() == [(1,)]
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_enqueue_opens_the_transaction_that_sqlalchemy_commits(
+    app, notify, connect, driver
+):
+    with engine_of(app, driver) as engine, engine.connect() as connection:
+        notify.enqueue(connection, order=1)
+        connection.commit()
+        notify.enqueue(connection, order=2)
+    with connect() as connection:
+        rows = connection.execute("select payload from jobs_lib.jobs").fetchall()
+    assert rows == [({"order": 1},)]
+
+
 def test_a_connection_in_pipeline_mode_is_used_as_it_is(app, notify, connect):
     async def work():
         async with psycopg_pipeline(app) as hand:

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 ORIGINS = [f"local/{n}" for n in range(16)]
 OWNER = uuid4()
-INDEXES = {"jobs_pkey", "jobs_of_group", "jobs_due", "outbox_pkey", "outbox_of_key"}
+INDEXES = {
+    "jobs_pkey",
+    "jobs_of_group",
+    "jobs_due",
+    "jobs_unique",
+    "outbox_pkey",
+    "outbox_of_key",
+}
 
 
 class Plans:
@@ -115,6 +122,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
             )
         plans = Plans(connection)
         with plans.told(generic=generic) as told:
+            use_enqueue(database, connection)
             use_jobs(database, connection)
             use_outbox(database, connection)
     assert len(told) > 10
@@ -127,6 +135,14 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
             assert int(rows) < 5_000, plan
+
+
+def use_enqueue(database, connection) -> None:
+    """A job that is there already is looked up by its key."""
+    unique = make_app(database.url).job(name="work")(lambda job: None)
+    with connection.transaction():
+        for origin in ("local/1", "local/2"):
+            unique.options(unique="k", origin=origin).enqueue(connection)
 
 
 def use_jobs(database, connection) -> None:
