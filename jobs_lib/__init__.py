@@ -7,6 +7,7 @@ __all__ = [
     "Cancel",
     "ConfigurationError",
     "Discard",
+    "Draft",
     "EnqueueError",
     "Job",
     "JobsError",
@@ -31,6 +32,7 @@ from jobs_lib.errors import (
     NoTransactionError,
     PayloadError,
 )
+from jobs_lib.jobs.around import Draft
 from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
 from jobs_lib.settings import Settings
 from jobs_lib.version import __version__

@@ -20,6 +20,7 @@ from jobs_lib.outbox.topic import Topic
 from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
 from jobs_lib.schedule import Schedule
 from jobs_lib.settings import Settings, default_settings, require_database_url
+from jobs_lib.transaction import Pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
     from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
+    from jobs_lib.jobs.around import AroundEnqueue
+    from jobs_lib.jobs.options import Priority
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
     from jobs_lib.outbox.entity import Loader
     from jobs_lib.schedule import Missed
+    from jobs_lib.transaction import Transaction
 
 P = ParamSpec("P")
 V = TypeVar("V", default=Any)
@@ -61,7 +65,9 @@ class App:
         self.entities: dict[str, Entity] = {}
         self.around: list[Around] = []
         self._settings = settings
-        self._enqueuer = Enqueuer(self._queries)
+        self._enqueuer = Enqueuer(self._queries, lambda: self.settings)
+        self._around_enqueue: list[AroundEnqueue] = []
+        self._pools = Pools(lambda: self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -81,11 +87,41 @@ class App:
             pgbouncer=self.settings.pgbouncer,
         )
 
+    def transaction(self) -> Transaction:
+        """A transaction for what has nothing else to commit.
+
+        ``with app.transaction() as conn`` gives a psycopg connection of a pool, and
+        ``async with`` an asynchronous one. The end of the block commits, an error in it
+        rolls back.
+
+        Raises:
+            UnavailableError: on entering, when no connection is had within 30 s.
+        """
+        return self._pools.transaction()
+
+    def close(self) -> None:
+        """Close the connections that :meth:`transaction` has kept open."""
+        self._pools.close()
+
+    async def aclose(self) -> None:
+        """As :meth:`close`, for those of the running event loop."""
+        await self._pools.aclose()
+
+    def around_enqueue(self, hook: AroundEnqueue) -> AroundEnqueue:
+        """Declare a hook around every enqueue; the first one declared is outermost.
+
+        It is called with a :class:`Draft` of what is to be enqueued and ``call_next``,
+        and returns ``call_next(draft)``.
+        """
+        self._around_enqueue.append(hook)
+        return hook
+
     def job(
         self,
         *,
         name: str | None = None,
         group: GroupOf = None,
+        priority: Priority = "normal",
         retry: Retry | None = None,
         history: bool | timedelta = True,
         rules: Mapping[type[BaseException], Rule] | None = None,
@@ -104,6 +140,8 @@ class App:
             group: the jobs that run one after the other, in the order of enqueue: the
                 name of a parameter, or a function of all of them that returns a string.
                 Defaults to none: every job is independent.
+            priority: ``high`` before ``normal`` before ``batch``, within an origin;
+                a call may choose another. Defaults to ``normal``.
             retry: when a failed job runs again. Defaults to ``exponential()``.
             rules: what certain exceptions mean: a policy of their own, or ``Discard``
                 or ``Cancel``. The class closest to the exception's counts.
@@ -139,8 +177,9 @@ class App:
                 time_limit=time_limit,
                 rules=rules or {},
                 enqueuer=self._enqueuer,
-                payload_limit=lambda: self.settings.payload_limit,
                 names=names,
+                priority=priority,
+                around=self._around_enqueue,
             )
             self.jobs[type_name] = job_type
             return job_type

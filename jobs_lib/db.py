@@ -1,17 +1,16 @@
-"""PostgreSQL: connections, the named queries, and what callers hand us to write on."""
+"""PostgreSQL: connections, the named queries, and the channel of the hints."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, cast
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types.numeric import Int8Dumper
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -19,20 +18,15 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from jobs_lib.errors import (
     FencedError,
     JobsError,
-    NoTransactionError,
     SchemaVersionError,
     UnavailableError,
 )
+from jobs_lib.partitioner import murmur2
 from jobs_lib.settings import masked_url
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection as SQLAlchemyConnection
-    from sqlalchemy.orm import Session
-
-    Caller: TypeAlias = psycopg.Connection[Any] | SQLAlchemyConnection | Session
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
+_CHANNEL_LIMIT = 63
 
 
 class Queries(Mapping[str, sql.Composed]):
@@ -209,14 +203,6 @@ class Database:
             )
 
 
-def channel(schema: str) -> str:
-    """The name of the channel for hints; PostgreSQL takes 63 bytes."""
-    name = f"{schema}.jobs"
-    if len(name.encode()) < 64:
-        return name
-    return f"jobs_lib.{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-
-
 def prepare_connection(connection: psycopg.Connection[Any]) -> None:
     """Set what our own connections need.
 
@@ -246,45 +232,15 @@ def text_array(values: Sequence[str]) -> str:
     return "{" + joined + "}"
 
 
-def driver_connection(caller: Caller) -> psycopg.Connection[Any]:
-    """The psycopg connection behind what the caller has, inside its transaction.
+def channel(schema: str) -> str:
+    """The channel on which executors of a schema are told of new jobs.
 
-    Raises:
-        NoTransactionError: nothing would hold the caller's change and ours together.
+    The same name as the SQL function ``channel`` gives; 63 bytes at the most.
     """
-    connection: Any = caller
-    if not isinstance(caller, psycopg.Connection):
-        connection = _unwrap_sqlalchemy(caller)
-    if not isinstance(connection, psycopg.Connection):
-        kind = type(caller)
-        raise NoTransactionError(
-            f"cannot write on a {kind.__module__}.{kind.__qualname__}: give a psycopg "
-            "Connection, or an SQLAlchemy Connection or Session with the psycopg driver"
-        )
-    status = connection.info.transaction_status
-    if status == pq.TransactionStatus.IDLE and connection.autocommit:
-        raise NoTransactionError(
-            "this connection is in autocommit mode and no transaction is open, so the "
-            "job would be committed without your change: wrap both in "
-            "`with conn.transaction():`"
-        )
-    if status == pq.TransactionStatus.INERROR:
-        raise NoTransactionError(
-            "an earlier statement of this transaction failed: roll back first"
-        )
-    return connection
-
-
-def _unwrap_sqlalchemy(caller: Any) -> Any:
-    # By duck typing: a caller without SQLAlchemy must not pay for its import.
-    connect = getattr(caller, "connection", None)
-    if connect is None:
-        return caller
-    # A Session has connection() as a method; a Connection has it as an attribute.
-    opened = connect() if callable(connect) else caller
-    if not opened.in_transaction():
-        opened.begin()
-    return opened.connection.driver_connection
+    encoded = schema.encode()
+    if len(encoded) <= _CHANNEL_LIMIT - len(".jobs"):
+        return f"{schema}.jobs"
+    return f"{murmur2(encoded):08x}.jobs"
 
 
 @contextmanager

@@ -144,6 +144,15 @@ class Settings(BaseSettings):
         le=3_660,
         description="Days that finished jobs can still be looked up; 0 for not at all.",
     )
+    transactions: int = Field(
+        10,
+        ge=1,
+        le=1_000,
+        description="Connections that `app.transaction()` opens at the most.",
+    )
+    notify: bool = Field(
+        True, description="Whether an enqueue wakes executors that listen."
+    )
     payload_limit: int = Field(
         1_048_576, ge=1, description="Bytes that a job's payload may have as JSON."
     )

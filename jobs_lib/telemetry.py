@@ -19,6 +19,7 @@
     jobs.unknown       type, origin, count           no handler has this type
     ticks.enqueued     schedule, ticks               periodic jobs are in
     ticks.dropped      schedule, since, before       missed, and left out by rule
+    payload.large      type, bytes                   the first one of a type
     block.read         shard, rows                   the relay has read rows
     block.produced     shard, rows                   in Kafka, not deleted yet
     block.deleted      shard, rows                   exactly these are gone
@@ -54,6 +55,7 @@ _LOGGED = {
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
     "ticks.dropped": logging.WARNING,
+    "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
 }

@@ -1,7 +1,8 @@
-"""What the thread is doing now, for what it enqueues."""
+"""What the thread or task is doing now, for what it enqueues."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -26,3 +27,20 @@ def handling(origin: str) -> Iterator[None]:
         yield
     finally:
         handled.reset(token)
+
+
+def trace_headers() -> dict[str, str]:
+    """The headers of the active OpenTelemetry span; none without one.
+
+    They are those of the propagators that the application has chosen: by default
+    ``traceparent``, and ``tracestate`` and ``baggage`` where there is some.
+    """
+    # A span can be active only where somebody has imported this: we never do first.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+        return {}
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier

@@ -1,225 +1,220 @@
-"""Insert jobs in the caller's transaction."""
+"""Insert jobs in the caller's transaction: what to send, in which order."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
-import threading
+import re
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from psycopg.rows import tuple_row
-
-from jobs_lib.db import Queries, driver_connection
-from jobs_lib.errors import EnqueueError, PayloadError, TopicError
-from jobs_lib.jobs.context import current_origin
+from jobs_lib.callers import CopyIn, Fetch, Statements
+from jobs_lib.errors import TopicError
+from jobs_lib.jobs.copy import copy_blocks, copy_prefix, copy_suffix
+from jobs_lib.jobs.hints import EVERYWHERE, Hints
+from jobs_lib.jobs.options import PRIORITIES
 from jobs_lib.partitioner import choose_origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import psycopg
+    from jobs_lib.callers import Steps
+    from jobs_lib.db import Queries
+    from jobs_lib.jobs.options import Options
+    from jobs_lib.settings import Settings
 
-    from jobs_lib.db import Caller
-
-GROUP_LIMIT = 1_000
-"""Bytes that a group may have: it stands in an index."""
 _LOCKED_ONE_BY_ONE = 64
-_COPY_ROWS = 2_000
+_INSERTED_AT_ONCE = 1_000
+_LONGEST_RUN = 500
+_ORIGIN = re.compile(r"([a-zA-Z0-9._-]+)/[0-9]{1,9}")
 _cached_origin = lru_cache(maxsize=65_536)(choose_origin)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One job to be inserted, checked already."""
 
-    type: str
     payload: bytes
     group: str | None
-    run_at: datetime | None
-    origin: str | None
-    """Given by the caller; None to derive it."""
+    headers: str | None
+    options: Options
+    handled: str | None
+    """The origin of the record that is being handled."""
+
+
+@dataclass(slots=True)
+class Entries:
+    """Many jobs of one type to be inserted, checked already."""
+
+    payloads: list[bytes]
+    groups: Sequence[str | None] | None
+    """The group of each; None if no job has one."""
+    headers: str | None
+    options: Options
+    handled: str | None
+
+
+@dataclass(slots=True)
+class _Home:
+    topic: str
+    partitions: int
+    declared: frozenset[str]
+
+    def origin_of(self, group: str) -> str:
+        return _cached_origin(group, self.topic, self.partitions)
 
 
 class Enqueuer:
-    """Writes jobs into one schema."""
+    """Knows how jobs are written into one schema; runs nothing itself."""
 
-    def __init__(self, queries: Callable[[], Queries]) -> None:
-        self._load = queries
-        self._lock = threading.Lock()
-        self._topics: dict[str, int] = {}
-        self._home: str | None = None
-
-    def enqueue(self, caller: Caller, entry: Entry, *, ordered: bool) -> int:
-        """Insert one job; returns its id.
-
-        Raises:
-            EnqueueError: refused before any SQL; the transaction is intact.
-        """
-        connection = driver_connection(caller)
-        queries = self._load()
-        origin = self._choose_origin(connection, queries, entry)
-        query = "enqueue" if ordered and entry.group else "enqueue_unordered"
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(
-                queries[query],
-                {
-                    "origin": origin,
-                    "type": entry.type,
-                    "group": entry.group,
-                    "payload": entry.payload.decode(),
-                    "run_at": entry.run_at,
-                    "headers": None,
-                },
-                prepare=True,
-            )
-            return int(cast("tuple[int]", cursor.fetchone())[0])
-
-    def enqueue_many(
-        self, caller: Caller, entries: Iterable[Entry], *, ordered: bool
-    ) -> int:
-        """Insert many jobs by COPY, in the order given; returns how many.
-
-        All are checked before the first is sent.
-
-        Raises:
-            EnqueueError: one of them is refused; none is inserted.
-        """
-        connection = driver_connection(caller)
-        queries = self._load()
-        rows = [
-            (self._choose_origin(connection, queries, entry), entry)
-            for entry in entries
-        ]
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            if ordered:
-                _lock(cursor, queries, rows)
-            with cursor.copy(queries["copy_jobs"]) as copy:
-                for block in _copy_blocks(rows):
-                    copy.write(block)
-        return len(rows)
-
-    def _choose_origin(
-        self, connection: psycopg.Connection[Any], queries: Queries, entry: Entry
-    ) -> str:
-        if self._home is None:
-            self._read_topics(connection, queries)
-        home = cast("str", self._home)
-        if entry.origin is not None:
-            topic, slash, partition = entry.origin.rpartition("/")
-            if not slash or topic not in self._topics or not partition.isdigit():
-                known = ", ".join(sorted(self._topics))
-                raise TopicError(
-                    f"no topic is declared for the origin {entry.origin!r}: give "
-                    f"topic/partition with one of the topics {known}"
-                )
-            return entry.origin
-        if entry.group is not None:
-            return _cached_origin(entry.group, home, self._topics[home])
-        handled = current_origin()
-        if handled is not None:
-            return handled
-        return f"{home}/{random.randrange(self._topics[home])}"
-
-    def _read_topics(
-        self, connection: psycopg.Connection[Any], queries: Queries
+    def __init__(
+        self, queries: Callable[[], Queries], settings: Callable[[], Settings]
     ) -> None:
-        with self._lock, connection.cursor(row_factory=tuple_row) as cursor:
-            rows = cursor.execute(queries["read_topics"]).fetchall()
-            self._topics = {topic: partitions for topic, partitions, _ in rows}
-            homes = [topic for topic, _, home in rows if home]
-            if not homes:
-                raise TopicError(
-                    "no home topic is declared, so a job's origin cannot be computed: "
-                    "run `jobs-lib topics declare TOPIC --partitions N --home`"
+        self._statements = Statements(queries)
+        self._settings = settings
+        self._hints = Hints()
+        self._home: _Home | None = None
+
+    @property
+    def payload_limit(self) -> int:
+        """Bytes that a payload may have."""
+        return self._settings().payload_limit
+
+    def enqueue(self, entry: Entry) -> Steps[int]:
+        """Insert one job; returns its id, or that of the one with its unique key."""
+        home = self._home or (yield from self._read_home())
+        options = entry.options
+        origin = self._given_origin(home, options.origin)
+        if origin is None:
+            if entry.group is not None:
+                origin = home.origin_of(entry.group)
+            else:
+                origin = entry.handled or (
+                    f"{home.topic}/{random.randrange(home.partitions)}"
                 )
-            self._home = homes[0]
+        run_at = options.run_at
+        hint = None
+        if self._settings().notify:
+            hint = self._hints.choose(origin)
+        parameters: dict[str, str | bytes | None] = {
+            "origin": origin,
+            "type": options.type,
+            "group": entry.group,
+            "payload": entry.payload.decode(),
+            "run_at": None if run_at is None else run_at.isoformat(),
+            "priority": str(PRIORITIES[options.priority]),
+            "headers": entry.headers,
+            "unique_key": options.unique,
+            "ordered": "t" if options.ordered else "f",
+            "hint": hint,
+        }
+        rows = yield Fetch(self._statements["enqueue"], parameters)
+        return int(rows[0][0])
 
+    def enqueue_many(self, entries: Entries) -> Steps[int]:
+        """Insert many jobs in the order given; returns how many."""
+        home = self._home or (yield from self._read_home())
+        options = entries.options
+        given = self._given_origin(home, options.origin)
+        origin_of: dict[str | None, str] = {}
+        if entries.groups is not None:
+            groups = dict.fromkeys(g for g in entries.groups if g is not None)
+            origin_of.update(
+                (group, given or home.origin_of(group)) for group in groups
+            )
+            if options.ordered and groups:
+                yield self._lock(list(groups), origin_of)
+        ungrouped = given or entries.handled
 
-def check_group(type_name: str, group: object) -> str | None:
-    """The group if it can be stored.
+        def origins() -> Iterator[str]:
+            """The origin of each job; again from the start with each call."""
+            free = _spread(home, len(entries.payloads), ungrouped)
+            if entries.groups is None:
+                return free
+            return (
+                origin_of[group] if group is not None else next(free)
+                for group in entries.groups
+            )
 
-    Raises:
-        PayloadError: it is not a short, storable string.
-    """
-    if group is None:
-        return None
-    if not isinstance(group, str):
-        raise PayloadError(
-            f"the group of {type_name!r} must be a str or None, not {group!r}"
+        def lines() -> Iterator[bytes]:
+            groups = entries.groups or itertools.repeat(None)
+            heads = map(copy_prefix(options.type), origins(), groups)
+            return copy_blocks(heads, entries.payloads, copy_suffix(options, headers))
+
+        headers = entries.headers
+        yield CopyIn(
+            self._statements.load_queries()["copy_rows"],
+            lines(),
+            lambda: self._inserts(entries, origins()),
         )
-    try:
-        size = len(group.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= GROUP_LIMIT or "\0" in group:
-        raise PayloadError(
-            f"the group of {type_name!r} must have 1 to {GROUP_LIMIT} bytes of UTF-8 "
-            f"without NUL, not {group[:40]!r} ({len(group)} characters); None means "
-            "no group"
-        )
-    return group
+        if self._settings().notify and options.run_at is None:
+            yield Fetch(self._statements["hint"], {"hint": EVERYWHERE})
+        return len(entries.payloads)
+
+    def _lock(self, groups: list[str], origin_of: dict[str | None, str]) -> Fetch:
+        origins = json.dumps(sorted(set(origin_of.values())))
+        if len(groups) <= _LOCKED_ONE_BY_ONE:
+            return Fetch(
+                self._statements["lock_groups"],
+                {"origins": origins, "groups": json.dumps(groups)},
+            )
+        return Fetch(self._statements["lock_origins_of_groups"], {"origins": origins})
+
+    def _inserts(self, entries: Entries, origins: Iterable[str]) -> Iterator[Fetch]:
+        options = entries.options
+        groups = entries.groups or itertools.repeat(None)
+        rows = zip(origins, groups, entries.payloads, strict=False)
+        run_at = options.run_at
+        same: dict[str, str | bytes | None] = {
+            "type": options.type,
+            "state": "available" if run_at is None else "scheduled",
+            "run_at": None if run_at is None else run_at.isoformat(),
+            "priority": str(PRIORITIES[options.priority]),
+            "headers": entries.headers,
+        }
+        while some := list(itertools.islice(rows, _INSERTED_AT_ONCE)):
+            text = ",".join(
+                f"[{json.dumps(origin)},{json.dumps(group)},{payload.decode()}]"
+                for origin, group, payload in some
+            )
+            yield Fetch(self._statements["insert_rows"], {**same, "rows": f"[{text}]"})
+
+    def _given_origin(self, home: _Home, origin: str | None) -> str | None:
+        if origin is None:
+            return None
+        found = _ORIGIN.fullmatch(origin)
+        if not found or found[1] not in home.declared:
+            raise TopicError(
+                f"no topic is declared for the origin {origin!r}: give "
+                "topic/partition with one of the topics "
+                + ", ".join(sorted(home.declared))
+            )
+        return origin
+
+    def _read_home(self) -> Steps[_Home]:
+        rows = yield Fetch(self._statements["known_topics"], {})
+        homes = [
+            (topic, partitions) for topic, partitions, home in rows if home == "true"
+        ]
+        if not homes:
+            raise TopicError(
+                "no home topic is declared, so a job's origin cannot be computed: "
+                "run `jobs-lib topics declare TOPIC --partitions N --home`"
+            )
+        declared = frozenset(cast("str", row[0]) for row in rows)
+        self._home = _Home(homes[0][0], int(homes[0][1]), declared)
+        return self._home
 
 
-def check_run_at(type_name: str, run_at: datetime | None) -> datetime | None:
-    """The time if it can be stored.
-
-    Raises:
-        EnqueueError: it has no time zone.
-    """
-    if run_at is not None and run_at.utcoffset() is None:
-        raise EnqueueError(
-            f"run_at of {type_name!r} is {run_at.isoformat()} without a time zone: "
-            "give one, as in datetime.now(timezone.utc)"
-        )
-    return run_at
-
-
-def _lock(
-    cursor: psycopg.Cursor[Any], queries: Queries, rows: list[tuple[str, Entry]]
-) -> None:
-    groups = {entry.group: origin for origin, entry in rows if entry.group}
-    if not groups:
-        return
-    origins = sorted(set(groups.values()))
-    if len(groups) <= _LOCKED_ONE_BY_ONE:
-        cursor.execute(
-            queries["lock_groups"], {"origins": origins, "groups": list(groups)}
-        )
-    else:
-        cursor.execute(queries["lock_origins_of_groups"], {"origins": origins})
-
-
-def _copy_blocks(rows: list[tuple[str, Entry]]) -> Iterator[bytes]:
-    """COPY's text format, in blocks: one call per block, not per row."""
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, _COPY_ROWS)):
-        yield b"".join(_copy_line(origin, entry) for origin, entry in chunk)
-
-
-def _copy_line(origin: str, entry: Entry) -> bytes:
-    # JSON holds no raw tab or newline; backslashes are COPY's own escape.
-    payload = entry.payload.replace(b"\\", b"\\\\")
-    head = f"{origin}\t{entry.type}\t{_copy_text(entry.group)}\t".encode()
-    if entry.run_at is None:
-        return b"%savailable\t%s\t\\N\t\\N\n" % (head, payload)
-    return b"%sscheduled\t%s\t%s\t\\N\n" % (
-        head,
-        payload,
-        entry.run_at.isoformat().encode(),
-    )
-
-
-def _copy_text(value: str | None) -> str:
-    if value is None:
-        return "\\N"
-    if value.isalnum():
-        return value
+def _spread(home: _Home, count: int, origin: str | None) -> Iterator[str]:
+    """Origins for jobs without a group: in runs, which lie together in the index."""
+    if origin is not None:
+        return itertools.repeat(origin)
+    run = max(1, min(_LONGEST_RUN, count // home.partitions))
+    first = random.randrange(home.partitions)
     return (
-        value.replace("\\", "\\\\")
-        .replace("\t", "\\t")
-        .replace("\n", "\\n")
-        .replace("\r", "\\r")
+        f"{home.topic}/{(first + place // run) % home.partitions}"
+        for place in itertools.count()
     )

@@ -8,14 +8,29 @@ import re
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
+from pydantic_core import (
+    CoreConfig,
+    PydanticSerializationError,
+    SchemaSerializer,
+    SchemaValidator,
+)
 from typing_extensions import TypedDict
 
+from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.jobs.plain import list_of, only_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+LARGE = 65_536
+"""Bytes of a payload from which on a warning is given, once for each type."""
+
+_AT_ONCE = 1_000
+_EXPLAINED = 5
+# What Python reads of an integer, unless it is told otherwise.
+_DIGITS = 4_300
+_HUGE = re.compile(rb"\d{%d}" % (_DIGITS + 1))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CONFIG = ConfigDict(
     extra="forbid",
@@ -86,7 +101,16 @@ class Payload:
                 f"the handler of {type_name!r} has a parameter that has no JSON form: "
                 f"{error.message.splitlines()[0]}"
             ) from None
+        self.defaults = {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.default is not inspect.Parameter.empty
+        }
+        checked = only_plain(self._adapter.core_schema)
+        self._validator = SchemaValidator(checked)
+        self._many = SchemaValidator(list_of(checked))
         self._serializer = SchemaSerializer(self._adapter.core_schema, _WRITING)
+        self._warned = False
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's arguments by name.
@@ -111,27 +135,58 @@ class Payload:
                 would refuse the text, or it has more than ``limit`` bytes.
         """
         try:
-            checked = self._adapter.validate_python(values)
+            checked = self._validator.validate_python(values)
             encoded = self._serializer.to_json(checked, by_alias=True)
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise PayloadError(
-                f"the payload of {self.type_name!r} has no JSON form: {error}"
-            ) from None
-        if len(encoded) > limit:
-            raise PayloadError(
-                f"the payload of {self.type_name!r} has {len(encoded)} bytes, the "
-                f"limit is {limit} (JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and "
-                "enqueue where it lies"
-            )
-        if b"\\u0000" in encoded and _NUL.search(encoded):
-            raise PayloadError(
-                f"the payload of {self.type_name!r} holds a NUL character, which "
-                "PostgreSQL cannot store in JSON: remove it or encode it"
-            )
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise self._refuse_form(error) from None
+        size = len(encoded)
+        if size > limit:
+            raise self._refuse_size(size, limit)
+        if size >= LARGE:
+            self._warn(size)
+        if size > _DIGITS:
+            self._refuse_huge(encoded)
+        if b"\\u0000" in encoded:
+            self._refuse_nul(encoded)
         if b"NaN" in encoded or b"Infinity" in encoded:
             json.loads(encoded, parse_constant=self._refuse_constant)
+        return encoded
+
+    def encode_many(self, many: Sequence[Mapping[str, Any]], limit: int) -> list[bytes]:
+        """As :meth:`encode`, for many payloads, with what can be done at once done so.
+
+        Raises:
+            PayloadError: one of them is refused.
+        """
+        to_json = self._serializer.to_json
+        try:
+            encoded = [
+                to_json(values, by_alias=True)
+                for values in self._many.validate_python(many)
+            ]
+        except ValidationError as error:
+            raise PayloadError(self._explain("enqueued", error)) from None
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise self._refuse_form(error) from None
+        largest = max(map(len, encoded), default=0)
+        if largest > limit:
+            raise self._refuse_size(largest, limit)
+        if largest >= LARGE:
+            self._warn(largest)
+        if largest > _DIGITS:
+            for one in encoded:
+                self._refuse_huge(one)
+        for start in range(0, len(encoded), _AT_ONCE):
+            some = encoded[start : start + _AT_ONCE]
+            joined = b"".join(some)
+            if b"\\u0000" in joined:
+                for one in some:
+                    self._refuse_nul(one)
+            if b"NaN" in joined or b"Infinity" in joined:
+                for one in some:
+                    json.loads(one, parse_constant=self._refuse_constant)
         return encoded
 
     def decode(self, text: str) -> dict[str, Any]:
@@ -147,22 +202,54 @@ class Payload:
 
     def fill(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with the signature's defaults."""
-        defaults = {
-            name: parameter.default
-            for name, parameter in self.signature.parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        return defaults | values
+        return {**self.defaults, **values}
 
     def _explain(self, what: str, error: ValidationError) -> str:
+        found = error.errors(include_url=False, include_input=False)
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg'].lower()}"
-            for e in error.errors(include_url=False, include_input=False)
+            for e in found[:_EXPLAINED]
         )
+        if len(found) > _EXPLAINED:
+            problems += f"; and {len(found) - _EXPLAINED} more"
         return (
             f"the {what} payload does not fit the handler "
             f"{self.type_name}{self.signature}: {problems}"
         )
+
+    def _refuse_form(self, error: Exception) -> PayloadError:
+        return PayloadError(
+            f"the payload of {self.type_name!r} has no JSON form: {error}"
+        )
+
+    def _refuse_size(self, size: int, limit: int) -> PayloadError:
+        return PayloadError(
+            f"the payload of {self.type_name!r} has {size} bytes, the limit is {limit} "
+            "(JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue where it lies"
+        )
+
+    def _refuse_nul(self, encoded: bytes) -> None:
+        if _NUL.search(encoded):
+            raise PayloadError(
+                f"the payload of {self.type_name!r} holds a NUL character, which "
+                "PostgreSQL cannot store in JSON: remove it or encode it"
+            )
+
+    def _refuse_huge(self, encoded: bytes) -> None:
+        if _HUGE.search(encoded):
+            json.loads(encoded, parse_int=self._refuse_digits)
+
+    def _refuse_digits(self, digits: str) -> None:
+        if len(digits) > _DIGITS:
+            raise PayloadError(
+                f"the payload of {self.type_name!r} holds a number of {len(digits)} "
+                f"digits, and at most {_DIGITS} can be read again: send a string"
+            )
+
+    def _warn(self, size: int) -> None:
+        if not self._warned:
+            self._warned = True
+            telemetry.emit("payload.large", type=self.type_name, bytes=size)
 
     def _refuse_constant(self, constant: str) -> None:
         raise PayloadError(

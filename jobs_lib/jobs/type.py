@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypedDict,
+    cast,
+    overload,
+)
 
 from jobs_lib.backoff import Retry
-from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.jobs.enqueue import Enqueuer, Entry, check_group, check_run_at
+from jobs_lib.callers import perform
+from jobs_lib.errors import ConfigurationError, EnqueueError, PayloadError
+from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
+from jobs_lib.jobs.context import current_origin, trace_headers
+from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.model import Cancel, Discard, Job
+from jobs_lib.jobs.options import Options, Priority, check_headers, check_key
 from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from jobs_lib.db import Caller
+    from typing_extensions import Unpack
+
+    from jobs_lib.callers import AsyncCaller, Caller, Steps
 
 P = ParamSpec("P")
 Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
@@ -30,17 +53,15 @@ GroupOf = str | Callable[..., str | None] | None
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """How one call enqueues."""
+class Given(TypedDict, total=False):
+    """What :meth:`JobType.options` takes; each is explained in :class:`Options`."""
 
-    run_at: datetime | None = None
-    """When the job may run at the earliest, with a time zone. Defaults to now."""
-    origin: str | None = None
-    """The origin ``topic/partition``. Defaults to the group's, or the record's."""
-    ordered: bool = True
-    """Take the group's lock until the transaction ends, so that the group runs in the
-    order of commit. Without it nobody waits, and neighbours may swap."""
+    run_at: datetime | None
+    origin: str | None
+    ordered: bool
+    priority: Priority
+    unique: str | None
+    headers: Mapping[str, str]
 
 
 class JobType(Generic[P]):
@@ -60,8 +81,9 @@ class JobType(Generic[P]):
         time_limit: float | None,
         rules: Mapping[type[BaseException], Rule],
         enqueuer: Enqueuer,
-        payload_limit: Callable[[], int],
         names: Mapping[str, object],
+        priority: Priority = "normal",
+        around: Sequence[AroundEnqueue] = (),
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
@@ -72,7 +94,10 @@ class JobType(Generic[P]):
         self.name = name
         self.retry = retry
         self.payload = Payload(name, function, names)
-        self.options_ = Options()
+        try:
+            self.options_ = Options(name, priority=priority)
+        except EnqueueError as error:
+            raise ConfigurationError(str(error)) from None
         self.is_async = inspect.iscoroutinefunction(function)
         self.time_limit = time_limit
         self.rules = rules
@@ -95,7 +120,7 @@ class JobType(Generic[P]):
         self._group = group
         self._history = history
         self._enqueuer = enqueuer
-        self._payload_limit = payload_limit
+        self._around = around
         if isinstance(group, str) and group not in self.payload.signature.parameters:
             raise ConfigurationError(
                 f"the group of {name!r} is said to be its parameter {group!r}, but the "
@@ -123,29 +148,41 @@ class JobType(Generic[P]):
         kept = self._history()
         return None if kept is None else math.ceil(kept / timedelta(days=1))
 
-    def options(
-        self,
-        *,
-        run_at: datetime | None = None,
-        origin: str | None = None,
-        ordered: bool = True,
-    ) -> JobType[P]:
+    def options(self, **given: Unpack[Given]) -> JobType[P]:
         """The same type with other options for what is enqueued through it.
 
+        Args:
+            **given: ``run_at``, ``origin``, ``ordered``, ``priority``, ``unique`` and
+                ``headers``, as in :class:`Options`. What is not given stays.
+
         Raises:
-            EnqueueError: ``run_at`` has no time zone.
+            EnqueueError: one of them cannot be used.
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.options_ = Options(check_run_at(self.name, run_at), origin, ordered)
+        other.options_ = dataclasses.replace(self.options_, **given)
         return other
 
-    def enqueue(self, conn: Caller, *args: P.args, **kwargs: P.kwargs) -> int:
+    @overload
+    def enqueue(self, conn: Caller, *args: P.args, **kwargs: P.kwargs) -> int: ...
+
+    @overload
+    def enqueue(
+        self, conn: AsyncCaller, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def enqueue(
+        self, conn: Caller | AsyncCaller, *args: P.args, **kwargs: P.kwargs
+    ) -> int | Coroutine[Any, Any, int]:
         """Insert a job in the transaction of ``conn``; returns the job's id.
 
+        With an asynchronous connection the id is what ``await`` gives, and nothing is
+        inserted before it. With a unique key it may be the id of a job that waits or
+        runs already.
+
         Args:
-            conn: a psycopg Connection, or an SQLAlchemy Connection or Session that uses
-                the psycopg driver.
+            conn: a psycopg Connection or AsyncConnection; or an SQLAlchemy Connection,
+                Session, AsyncConnection or AsyncSession with any PostgreSQL driver.
             *args: the handler's arguments after ``job``.
             **kwargs: the same by name.
 
@@ -154,40 +191,113 @@ class JobType(Generic[P]):
             PayloadError: the arguments do not fit the signature, or cannot be stored.
             TopicError: the origin names a topic that nobody declared.
         """
-        entry = self._entry(self.payload.bind(args, kwargs))
-        return self._enqueuer.enqueue(conn, entry, ordered=self.options_.ordered)
+        values = self.payload.bind(args, kwargs)
+        if not self._around:
+            return perform(conn, self._one(values, self.options_))
+        return call_around(
+            self._around,
+            self._draft([values]),
+            lambda draft: perform(conn, self._one(draft.payloads[0], draft.options())),
+        )
 
-    def enqueue_many(self, conn: Caller, payloads: Iterable[Mapping[str, Any]]) -> int:
-        """Insert many jobs at once, by COPY, in the order given; returns how many.
+    @overload
+    def enqueue_many(
+        self, conn: Caller, payloads: Iterable[Mapping[str, Any]]
+    ) -> int: ...
 
-        All payloads are checked first, so either all are inserted or none. Each is held
-        in memory until then: enqueue millions in slices.
+    @overload
+    def enqueue_many(
+        self, conn: AsyncCaller, payloads: Iterable[Mapping[str, Any]]
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def enqueue_many(
+        self, conn: Caller | AsyncCaller, payloads: Iterable[Mapping[str, Any]]
+    ) -> int | Coroutine[Any, Any, int]:
+        """Insert many jobs at once in the order given; returns how many.
+
+        By COPY where psycopg is the driver, else by inserts of many rows. All payloads
+        are checked first, so either all are inserted or none. Each is held in memory
+        until then: enqueue millions in slices.
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: one of the payloads does not fit, or cannot be stored.
+            EnqueueError: the options have a unique key, which only one job could have.
         """
-        entries = [self._entry(dict(payload)) for payload in payloads]
-        return self._enqueuer.enqueue_many(conn, entries, ordered=self.options_.ordered)
-
-    def _entry(self, values: dict[str, Any]) -> Entry:
-        encoded = self.payload.encode(values, self._payload_limit())
-        return Entry(
-            self.name,
-            encoded,
-            check_group(self.name, self._choose_group(values)),
-            self.options_.run_at,
-            self.options_.origin,
+        if not self._around:
+            return perform(conn, self._many(list(payloads), self.options_))
+        return call_around(
+            self._around,
+            self._draft([dict(payload) for payload in payloads]),
+            lambda draft: perform(conn, self._many(draft.payloads, draft.options())),
         )
 
-    def _choose_group(self, values: dict[str, Any]) -> object:
-        if self._group is None:
+    def _draft(self, payloads: list[dict[str, Any]]) -> Draft:
+        given = self.options_
+        return Draft(
+            self.name,
+            payloads,
+            dict(given.headers),
+            given.run_at,
+            given.origin,
+            given.ordered,
+            given.priority,
+            given.unique,
+        )
+
+    def _one(self, values: dict[str, Any], options: Options) -> Steps[int]:
+        encoded = self.payload.encode(values, self._enqueuer.payload_limit)
+        group = None
+        if self._group is not None:
+            group = check_key(self.name, "group", self._choose_group(values))
+        entry = Entry(encoded, group, self._headers(options), options, current_origin())
+        return self._enqueuer.enqueue(entry)
+
+    def _many(
+        self, payloads: Sequence[Mapping[str, Any]], options: Options
+    ) -> Steps[int]:
+        if options.unique is not None:
+            raise EnqueueError(
+                f"enqueue_many cannot give the jobs of {self.name!r} one unique key: "
+                "only one of them could be inserted. Call enqueue for each"
+            )
+        encoded = self.payload.encode_many(payloads, self._enqueuer.payload_limit)
+        groups = None
+        if self._group is not None:
+            groups = [self._choose_group(values) for values in payloads]
+            self._check_groups(groups)
+        entries = Entries(
+            encoded,
+            cast("Sequence[str | None] | None", groups),
+            self._headers(options),
+            options,
+            current_origin(),
+        )
+        return self._enqueuer.enqueue_many(entries)
+
+    def _headers(self, options: Options) -> str | None:
+        traced = trace_headers()
+        if not traced and not options.headers:
             return None
-        filled = self.payload.fill(values)
+        headers = {**traced, **options.headers}
+        if traced:
+            check_headers(self.name, headers)
+        return json.dumps(headers, ensure_ascii=False)
+
+    def _check_groups(self, groups: list[object]) -> None:
+        if {type(group) for group in groups} <= {str, type(None)}:
+            groups = list(set(groups))
+        for group in groups:
+            check_key(self.name, "group", group)
+
+    def _choose_group(self, values: Mapping[str, Any]) -> object:
         if isinstance(self._group, str):
-            return filled[self._group]
+            if self._group in values:
+                return values[self._group]
+            return self.payload.defaults[self._group]
+        filled = self.payload.fill(dict(values))
         try:
-            return self._group(**filled)
+            return cast("Callable[..., str | None]", self._group)(**filled)
         except TypeError as error:
             raise PayloadError(
                 f"the group function of {self.name!r} cannot take the payload's fields "

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, overload
 
-from psycopg.rows import tuple_row
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypeVar
 
-from jobs_lib.db import driver_connection
+from jobs_lib.callers import Fetch, Statements, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.partitioner import choose_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from typing_extensions import TypeForm
 
-    from jobs_lib.db import Caller, Queries
+    from jobs_lib.callers import AsyncCaller, Caller, Steps
+    from jobs_lib.db import Queries
 
 V = TypeVar("V", default=Any)
 
@@ -39,7 +39,7 @@ class Topic(Generic[V]):
         self.name = name
         self.compacted = compacted
         self.partitions = partitions
-        self._queries = queries
+        self._statements = Statements(queries)
         self._shards: int | None = None
         try:
             self._adapter: TypeAdapter[V] = TypeAdapter(value)
@@ -49,6 +49,7 @@ class Topic(Generic[V]):
                 f"{error.message.splitlines()[0]}"
             ) from None
 
+    @overload
     def send(
         self,
         conn: Caller,
@@ -57,15 +58,36 @@ class Topic(Generic[V]):
         value: V,
         version: int | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> int:
+    ) -> int: ...
+
+    @overload
+    def send(
+        self,
+        conn: AsyncCaller,
+        *,
+        key: str | None,
+        value: V,
+        version: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def send(
+        self,
+        conn: Caller | AsyncCaller,
+        *,
+        key: str | None,
+        value: V,
+        version: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int | Coroutine[Any, Any, int]:
         """Write a record to the outbox in the transaction of ``conn``; returns its id.
 
         Records of one key reach the topic in the order in which their transactions
         commit: the key is locked until the transaction ends.
 
         Args:
-            conn: a psycopg Connection, or an SQLAlchemy Connection or Session that uses
-                the psycopg driver.
+            conn: a psycopg or SQLAlchemy connection or session, as for ``enqueue``;
+                with an asynchronous one the id is what ``await`` gives.
             key: the entity's stable key; None only where the topic is not compacted.
             value: the whole current state, of the type that the topic declares.
             version: grows with every change of the key's state.
@@ -75,11 +97,25 @@ class Topic(Generic[V]):
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: key or value cannot be stored.
         """
-        return self._write(conn, key, self.encode(value), version, headers)
+        self._check_key(key)
+        return perform(conn, self._write(key, self.encode(value), version, headers))
 
-    def tombstone(self, conn: Caller, *, key: str, version: int | None = None) -> int:
+    @overload
+    def tombstone(
+        self, conn: Caller, *, key: str, version: int | None = None
+    ) -> int: ...
+
+    @overload
+    def tombstone(
+        self, conn: AsyncCaller, *, key: str, version: int | None = None
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def tombstone(
+        self, conn: Caller | AsyncCaller, *, key: str, version: int | None = None
+    ) -> int | Coroutine[Any, Any, int]:
         """Write that the entity is gone: its key with a null value."""
-        return self._write(conn, key, None, version, None)
+        self._check_key(key)
+        return perform(conn, self._write(key, None, version, None))
 
     def encode(self, value: V) -> bytes:
         """The value as the record holds it: ``bytes`` as they are, else JSON.
@@ -101,33 +137,27 @@ class Topic(Generic[V]):
 
     def _write(
         self,
-        conn: Caller,
         key: str | None,
         value: bytes | None,
         version: int | None,
         headers: Mapping[str, str] | None,
-    ) -> int:
-        self._check_key(key)
-        connection = driver_connection(conn)
-        queries = self._queries()
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            if self._shards is None:
-                row = cursor.execute(queries["read_installation"]).fetchone()
-                self._shards = cast("tuple[Any, int]", row)[1]
-            query = "write_outbox" if key is not None else "write_outbox_keyless"
-            cursor.execute(
-                queries[query],
-                {
-                    "shard": choose_shard(self.name, key, self._shards),
-                    "topic": self.name,
-                    "key": key,
-                    "value": value,
-                    "version": version,
-                    "headers": json.dumps(dict(headers)) if headers else None,
-                },
-                prepare=True,
-            )
-            return int(cast("tuple[int]", cursor.fetchone())[0])
+    ) -> Steps[int]:
+        if self._shards is None:
+            rows = yield Fetch(self._statements["known_shards"], {})
+            self._shards = int(rows[0][0])
+        query = "write_outbox" if key is not None else "write_outbox_keyless"
+        rows = yield Fetch(
+            self._statements[query],
+            {
+                "shard": str(choose_shard(self.name, key, self._shards)),
+                "topic": self.name,
+                "key": key,
+                "value": value,
+                "version": None if version is None else str(version),
+                "headers": json.dumps(dict(headers)) if headers else None,
+            },
+        )
+        return int(rows[0][0])
 
     def _check_key(self, key: str | None) -> None:
         if key is None:

@@ -2,19 +2,30 @@
 
 -- name: write_outbox
 -- The key's lock comes first and the id is drawn after it: the ids of a key then rise in
--- the order in which their transactions commit, which is the order of sending.
+-- the order in which their transactions commit, which is the order of sending. Through
+-- any driver: parameters and result are text, the value is bytes, and all are cast.
 with locked as materialized (
-    select pg_advisory_xact_lock(hashtextextended(%(topic)s || chr(1) || %(key)s, 7603))
+    select pg_advisory_xact_lock(
+        hashtextextended(cast(%(topic)s as text) || chr(1) || cast(%(key)s as text), 7603)
+    )
 )
 insert into {schema}.outbox (shard, topic, key, value, version, headers)
-select %(shard)s, %(topic)s, %(key)s, %(value)s::bytea, %(version)s, %(headers)s::jsonb
+select
+    cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
+    cast(%(value)s as bytea), cast(%(version)s as bigint), cast(%(headers)s as jsonb)
 from locked
-returning id
+returning cast(id as text)
 
 -- name: write_outbox_keyless
 insert into {schema}.outbox (shard, topic, key, value, version, headers)
-values (%(shard)s, %(topic)s, %(key)s, %(value)s::bytea, %(version)s, %(headers)s::jsonb)
-returning id
+values (
+    cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
+    cast(%(value)s as bytea), cast(%(version)s as bigint), cast(%(headers)s as jsonb)
+)
+returning cast(id as text)
+
+-- name: known_shards
+select cast(shards as text) from {schema}.installation
 
 -- name: pending_shards
 -- Which of the owned shards have rows: one look into the index for each; the order keeps

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import class_row, tuple_row
 
-from jobs_lib.db import driver_connection
+from jobs_lib.callers import driver_connection
 from jobs_lib.errors import JobsError
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from jobs_lib.app import App
-    from jobs_lib.db import Caller, Database, Queries
+    from jobs_lib.callers import Caller
+    from jobs_lib.db import Database, Queries
     from jobs_lib.jobs.type import JobType
 
 _FINE = {Result.COMPLETED, Result.COMMITTED, Result.SNOOZED, Result.DISCARDED}

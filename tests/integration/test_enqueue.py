@@ -1,21 +1,37 @@
-"""Enqueue: in the caller's transaction, in the order of commit, refused at the door."""
+"""Enqueue: the origin, the order, the priority, the key and the hint of a job."""
 
 from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
+from psycopg import sql
 
-from jobs_lib import EnqueueError, Job, NoTransactionError, PayloadError
+from jobs_lib import ConfigurationError, Job
+from jobs_lib.db import channel
 from jobs_lib.errors import TopicError
 from jobs_lib.jobs.context import handling
 from jobs_lib.partitioner import choose_partition
-from jobs_lib.schema import sqlalchemy_url
 from tests.support.apps import make_app
+
+
+@pytest.fixture
+def locked_out(connect, wait_for):
+    """Waits until so many sessions wait for a lock of this database."""
+    watch = connect(autocommit=True)
+
+    def wait(count: int) -> None:
+        query = (
+            "select count(*) from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        wait_for(
+            lambda: watch.execute(query).fetchone() == (count,),
+            what=f"{count} wait for a lock",
+        )
+
+    return wait
 
 
 @pytest.fixture
@@ -27,155 +43,6 @@ def notify(database_url):
     def notify(job: Job, order: int, customer: str | None = None) -> None: ...
 
     return notify
-
-
-@pytest.fixture
-def engine(database_url):
-    """An SQLAlchemy engine on the test's database."""
-    engine = create_engine(sqlalchemy_url(database_url))
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def orders(connect):
-    """A table of the caller's own."""
-    with connect(autocommit=True) as connection:
-        connection.execute("create table orders (id int)")
-
-
-def count(connect, table: str) -> int:
-    with connect(autocommit=True) as connection:
-        return connection.execute(f"select count(*) from {table}").fetchone()[0]
-
-
-def with_psycopg(connect, engine, notify, fail):
-    with connect() as connection:
-        connection.execute("insert into orders values (1)")
-        notify.enqueue(connection, order=1)
-        fail()
-
-
-def with_psycopg_autocommit(connect, engine, notify, fail):
-    with connect(autocommit=True) as connection, connection.transaction():
-        connection.execute("insert into orders values (1)")
-        notify.enqueue(connection, order=1)
-        fail()
-
-
-def with_sqlalchemy_connection(connect, engine, notify, fail):
-    with engine.begin() as connection:
-        notify.enqueue(connection, order=1)
-        connection.execute(text("insert into orders values (1)"))
-        fail()
-
-
-def with_sqlalchemy_session(connect, engine, notify, fail):
-    with Session(engine) as session, session.begin():
-        session.execute(text("insert into orders values (1)"))
-        notify.enqueue(session, order=1)
-        fail()
-
-
-WAYS = [
-    with_psycopg,
-    with_psycopg_autocommit,
-    with_sqlalchemy_connection,
-    with_sqlalchemy_session,
-]
-
-
-@pytest.mark.guarantee("S2")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_commit_keeps_the_change_and_the_job(connect, engine, notify, orders, way):
-    way(connect, engine, notify, lambda: None)
-    assert (count(connect, "orders"), count(connect, "jobs_lib.jobs")) == (1, 1)
-
-
-@pytest.mark.guarantee("S2")
-@pytest.mark.parametrize("way", WAYS)
-def test_an_error_after_the_enqueue_keeps_neither(connect, engine, notify, orders, way):
-    def fail():
-        raise RuntimeError("after the enqueue")
-
-    with pytest.raises(RuntimeError, match="after the enqueue"):
-        way(connect, engine, notify, fail)
-    assert (count(connect, "orders"), count(connect, "jobs_lib.jobs")) == (0, 0)
-
-
-def test_a_rolled_back_savepoint_keeps_no_job(connect, notify):
-    with connect() as connection:
-        notify.enqueue(connection, order=1)
-        with connection.transaction(force_rollback=True):
-            notify.enqueue(connection, order=2)
-    with connect() as connection:
-        kept = connection.execute("select payload from jobs_lib.jobs").fetchall()
-    assert kept == [({"order": 1},)]
-
-
-@pytest.mark.guarantee("W15")
-def test_an_autocommit_connection_without_a_transaction_is_refused(
-    connect, engine, database_url, notify
-):
-    app = make_app(database_url)
-    topic = app.topic("orders")
-    with connect(autocommit=True) as connection:
-        with pytest.raises(NoTransactionError, match=r"with conn.transaction\(\)"):
-            notify.enqueue(connection, order=1)
-        with pytest.raises(NoTransactionError, match=r"with conn.transaction\(\)"):
-            notify.enqueue_many(connection, [{"order": 1}])
-        with pytest.raises(NoTransactionError, match=r"with conn.transaction\(\)"):
-            topic.send(connection, key="1", value={})
-    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-    with autocommit.connect() as connection, pytest.raises(NoTransactionError):
-        notify.enqueue(connection, order=1)
-    with pytest.raises(NoTransactionError, match="psycopg Connection"):
-        notify.enqueue(object(), order=1)
-    assert count(connect, "jobs_lib.jobs") == 0
-    assert count(connect, "jobs_lib.outbox") == 0
-
-
-def test_an_enqueue_on_a_failed_transaction_says_so(connect, notify):
-    with connect() as connection:
-        with pytest.raises(psycopg.errors.DivisionByZero):
-            connection.execute("select 1/0")
-        with pytest.raises(NoTransactionError, match="roll back first"):
-            notify.enqueue(connection, order=1)
-        connection.rollback()
-
-
-@pytest.mark.parametrize(
-    ("payload", "match"),
-    [
-        ({}, "order"),
-        ({"order": "seven"}, "order"),
-        ({"order": 1, "colour": "red"}, "colour"),
-        ({"order": 1, "customer": "a\0b"}, "NUL"),
-        ({"order": 1, "customer": "\ud800"}, "order|JSON|customer"),
-        ({"order": 1, "customer": ""}, "1 to 1000 bytes"),
-        ({"order": 1, "customer": "x" * 1001}, "1 to 1000 bytes"),
-    ],
-)
-def test_what_cannot_be_stored_is_refused_and_the_transaction_lives_on(
-    connect, notify, payload, match
-):
-    with connect() as connection:
-        notify.enqueue(connection, order=1)
-        with pytest.raises(PayloadError, match=match):
-            notify.enqueue(connection, **payload)
-        with pytest.raises(PayloadError, match=match):
-            notify.enqueue_many(connection, [{"order": 2}, payload])
-        notify.enqueue(connection, order=3)
-    with connect() as connection:
-        kept = connection.execute(
-            "select payload from jobs_lib.jobs order by id"
-        ).fetchall()
-    assert kept == [({"order": 1},), ({"order": 3},)]
-
-
-def test_a_time_without_a_zone_is_refused(notify):
-    with pytest.raises(EnqueueError, match="time zone"):
-        notify.options(run_at=datetime(2026, 1, 1))
 
 
 @pytest.mark.guarantee("S8")
@@ -202,7 +69,10 @@ def test_the_origin_is_the_groups_else_the_handled_records(connect, notify):
             notify.options(origin="elsewhere/1").enqueue(connection, order=6)
 
 
-def test_ids_of_a_group_are_drawn_in_the_order_of_commit(connect, notify, wait_for):
+@pytest.mark.parametrize("by_sql", [False, True], ids=["python", "sql"])
+def test_ids_of_a_group_are_drawn_in_the_order_of_commit(
+    connect, notify, locked_out, by_sql
+):
     # The second enqueue starts while the first transaction is open, and must wait.
     first = connect()
     early = notify.enqueue(first, order=1, customer="c")
@@ -210,19 +80,17 @@ def test_ids_of_a_group_are_drawn_in_the_order_of_commit(connect, notify, wait_f
 
     def enqueue():
         with connect() as second:
-            late.append(notify.enqueue(second, order=2, customer="c"))
+            if by_sql:
+                row = second.execute(
+                    "select jobs_lib.enqueue('notify', \"group\" => 'c')"
+                ).fetchone()
+                late.append(row[0])
+            else:
+                late.append(notify.enqueue(second, order=2, customer="c"))
 
     thread = threading.Thread(target=enqueue)
     thread.start()
-    watch = connect(autocommit=True)
-    wait_for(
-        lambda: watch.execute(
-            "select count(*) from pg_locks where locktype = 'advisory' and not granted"
-            " and database = (select oid from pg_database"
-            "                 where datname = current_database())"
-        ).fetchone()[0],
-        what="the second enqueue waits for the group's lock",
-    )
+    locked_out(1)
     # Drawn while the other waits: it must still get the lower id.
     between = notify.enqueue(first, order=3, customer="c")
     first.commit()
@@ -239,46 +107,110 @@ def test_without_order_nobody_waits(connect, notify):
     first.rollback()
 
 
-@pytest.mark.parametrize("groups", [3, 200])
-def test_a_bulk_enqueue_waits_for_its_groups_too(connect, notify, groups):
+@pytest.mark.guarantee("J10", "FJ13")
+def test_of_fifty_with_one_key_one_is_inserted_and_all_get_its_id(
+    connect, notify, locked_out
+):
+    unique = notify.options(unique="invoice-7")
+    # Not even an uncommitted one: all wait for it, and it is rolled back.
     first = connect()
-    notify.enqueue(first, order=1, customer="c1")
-    payloads = [{"order": n, "customer": f"c{n}"} for n in range(groups)]
-    with connect() as second:
-        second.execute("set lock_timeout = '200ms'")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            notify.enqueue_many(second, payloads)
+    swallowed = unique.enqueue(first, order=0)
+    found: list[int] = []
+
+    def enqueue(n):
+        with connect() as connection:
+            found.append(unique.enqueue(connection, order=n))
+
+    threads = [threading.Thread(target=enqueue, args=(n,)) for n in range(50)]
+    for thread in threads:
+        thread.start()
+    locked_out(50)
     first.rollback()
+    for thread in threads:
+        thread.join()
+    with connect() as connection:
+        rows = connection.execute("select id from jobs_lib.jobs").fetchall()
+        assert rows == [(found[0],)]
+        assert found == [found[0]] * 50
+        assert found[0] != swallowed
+        # Another type, another key and none at all are not held up.
+        connection.execute(
+            "select jobs_lib.enqueue('other', unique_key => 'invoice-7')"
+        )
+        notify.options(unique="invoice-8").enqueue(connection, order=1)
+        notify.enqueue(connection, order=1)
+        assert unique.enqueue(connection, order=1) == found[0]
+        rows = connection.execute("select count(*) from jobs_lib.jobs").fetchone()
+        assert rows == (4,)
+        # Once it has finished, the key is free.
+        connection.execute("delete from jobs_lib.jobs where id = %s", (found[0],))
+        assert unique.enqueue(connection, order=1) != found[0]
 
 
-def test_a_bulk_enqueue_keeps_order_and_every_character(connect, database_url):
+def test_priority_and_headers_are_stored(database_url, connect):
     app = make_app(database_url)
 
-    @app.job(group="key")
-    def store(job: Job, key: str, text: str) -> None: ...
+    @app.job(priority="batch")
+    def load(job: Job, n: int) -> None: ...
 
-    awkward = [
-        "tab\there",
-        "line\nbreak",
-        "back\\slash",
-        "\\N",
-        'quo"te',
-        "ü€𝄞",
-        "\r\x01",
-    ]
-    payloads = [{"key": f"k\\{text}", "text": text} for text in awkward]
     with connect() as connection:
-        assert store.enqueue_many(connection, payloads) == len(awkward)
-    with connect() as connection:
+        load.enqueue(connection, n=1)
+        load.options(priority="high", headers={"tenant": "ä"}).enqueue(connection, n=2)
+        load.options(headers={"a": "b"}).options(priority="normal").enqueue_many(
+            connection, [{"n": 3}]
+        )
         rows = connection.execute(
-            'select payload, "group" from jobs_lib.jobs order by id'
+            "select priority, headers from jobs_lib.jobs order by id"
         ).fetchall()
-    assert rows == [(payload, payload["key"]) for payload in payloads]
+    assert rows == [(-1, None), (1, {"tenant": "ä"}), (0, {"a": "b"})]
+    with pytest.raises(ConfigurationError, match="urgent"):
+        app.job(name="other", priority="urgent")(  # type: ignore[arg-type]
+            lambda job: None
+        )
 
 
-def test_a_bulk_enqueue_can_be_for_later(connect, notify):
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
+def heard_from(listener) -> list[str]:
+    """What has been notified until now."""
+    listener.execute("select 1")
+    return [notice.payload for notice in listener.notifies(timeout=0)]
+
+
+def test_an_enqueue_tells_executors_when_it_commits(connect, database_url, notify):
+    listener = connect(autocommit=True)
+    listener.execute('listen "jobs_lib.jobs"')
     with connect() as connection:
-        notify.options(run_at=tomorrow).enqueue_many(connection, [{"order": 1}])
-        row = connection.execute("select state, run_at from jobs_lib.jobs").fetchone()
-    assert row == ("scheduled", tomorrow)
+        notify.options(origin="local/3").enqueue(connection, order=1)
+        assert heard_from(listener) == []
+    assert heard_from(listener) == ["local/3"]
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    quiet = make_app(database_url, notify=False)
+    quiet.job(name="quiet")(lambda job: None)
+    with connect() as connection:
+        # Not for later, not where it is turned off, not for one that is there already.
+        notify.options(run_at=tomorrow, unique="k").enqueue(connection, order=2)
+        notify.options(run_at=tomorrow).enqueue_many(connection, [{"order": 2}])
+        notify.options(unique="k").enqueue(connection, order=2)
+        quiet.jobs["quiet"].enqueue(connection)
+        quiet.jobs["quiet"].enqueue_many(connection, [{}])
+        connection.execute("select jobs_lib.enqueue('notify', notify => false)")
+    assert heard_from(listener) == []
+    with connect() as connection:
+        notify.enqueue_many(connection, [{"order": 3}, {"order": 4}])
+    assert heard_from(listener) == [""]
+    with connect() as connection:
+        connection.execute("select jobs_lib.enqueue('notify', origin => 'local/5')")
+    assert heard_from(listener) == ["local/5"]
+
+
+@pytest.mark.parametrize("schema", ["jobs_lib", 'we"ird; Ünï', "ü" * 31])
+def test_the_channel_is_the_same_in_python_and_sql(connect, schema):
+    with connect() as connection:
+        identifier = sql.Identifier(schema)
+        if schema != "jobs_lib":
+            connection.execute(sql.SQL("create schema {}").format(identifier))
+        body = "select prosrc from pg_proc where proname = 'channel'"
+        source = connection.execute(body).fetchone()[0]
+        path = sql.SQL("set local search_path to {}, jobs_lib").format(identifier)
+        connection.execute(path)
+        assert connection.execute(source).fetchone() == (channel(schema),)
+    assert len(channel(schema).encode()) <= 63

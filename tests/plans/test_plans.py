@@ -30,6 +30,7 @@ INDEXES = {
     "jobs_of_group",
     "jobs_of_priority",
     "jobs_due",
+    "jobs_unique",
     "outbox_pkey",
     "outbox_of_key",
 }
@@ -124,6 +125,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
             )
         plans = Plans(connection)
         with plans.told(generic=generic) as told:
+            use_enqueue(database, connection)
             use_jobs(database, connection)
             use_outbox(database, connection)
     assert len(told) > 10
@@ -136,6 +138,14 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
             assert int(rows) < 5_000, plan
+
+
+def use_enqueue(database, connection) -> None:
+    """A job that is there already is looked up by its key."""
+    unique = make_app(database.url).job(name="work")(lambda job: None)
+    with connection.transaction():
+        for origin in ("local/1", "local/2"):
+            unique.options(unique="k", origin=origin).enqueue(connection)
 
 
 def use_jobs(database, connection) -> None:

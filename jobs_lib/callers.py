@@ -1,0 +1,306 @@
+"""What callers hand us to write on, and how a statement runs there.
+
+What is to be done is a generator of steps, so that it is written once; here it is run
+on what the caller has, in the transaction that is open there:
+
+    psycopg Connection, AsyncConnection           the driver's own connection
+    SQLAlchemy with psycopg, sync and async       the driver's connection behind it
+    SQLAlchemy with psycopg2, asyncpg, …          SQLAlchemy's execute
+
+Every parameter is text or bytes, and every result is text: the statements cast them, so
+that no driver has to know more types.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from jobs_lib import direct
+from jobs_lib.errors import NoTransactionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+
+    from psycopg import sql
+    from sqlalchemy import Connection as SQLAlchemyConnection
+    from sqlalchemy import CursorResult, TextClause
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncSession,
+        async_scoped_session,
+    )
+    from sqlalchemy.orm import Session, scoped_session
+
+    from jobs_lib.db import Queries
+
+    Caller: TypeAlias = (
+        psycopg.Connection[Any] | SQLAlchemyConnection | Session | scoped_session[Any]
+    )
+    AsyncCaller: TypeAlias = (
+        psycopg.AsyncConnection[Any]
+        | AsyncConnection
+        | AsyncSession
+        | async_scoped_session[Any]
+    )
+
+R = TypeVar("R")
+Rows = list[tuple[Any, ...]]
+Parameters: TypeAlias = "Mapping[str, str | bytes | None]"
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_WAY_OUT = (
+    "give a psycopg Connection or AsyncConnection, or an SQLAlchemy Connection or "
+    "Session, sync or async, on PostgreSQL"
+)
+
+
+class Statement:
+    """A named query in the form of each driver."""
+
+    def __init__(self, query: sql.Composed) -> None:
+        self.named = query.as_string()
+        self.names = list(dict.fromkeys(_PARAMETER.findall(self.named)))
+        places = {name: f"${n}" for n, name in enumerate(self.names, 1)}
+        numbered = _PARAMETER.sub(lambda found: places[found[1]], self.named)
+        self.numbered = numbered.replace("%%", "%").encode()
+        self._bound: TextClause | None = None
+
+    def bound(self, parameters: Parameters) -> TextClause:
+        """The form of SQLAlchemy, for any driver.
+
+        asyncpg would take the type of each parameter from the cast around it, and then
+        refuse text for it: so each says what it is.
+        """
+        from sqlalchemy import LargeBinary, String, bindparam, text
+
+        if self._bound is None:
+            escaped = self.named.replace(":", "\\:")
+            bound = text(_PARAMETER.sub(r":\1", escaped).replace("%%", "%"))
+            self._bound = bound.bindparams(
+                *(bindparam(name, type_=String()) for name in self.names)
+            )
+        binary = [
+            bindparam(name, type_=LargeBinary())
+            for name, value in parameters.items()
+            if isinstance(value, bytes)
+        ]
+        return self._bound.bindparams(*binary) if binary else self._bound
+
+
+class Statements:
+    """The statements of one schema by name, each compiled when it is first used."""
+
+    def __init__(self, queries: Callable[[], Queries]) -> None:
+        self.load_queries = queries
+        self._compiled: dict[str, Statement] = {}
+
+    def __getitem__(self, name: str) -> Statement:
+        found = self._compiled.get(name)
+        if found is None:
+            found = self._compiled[name] = Statement(self.load_queries()[name])
+        return found
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Run a statement; its rows are sent back."""
+
+    statement: Statement
+    parameters: Parameters
+
+
+@dataclass(slots=True)
+class CopyIn:
+    """Send blocks of rows by COPY; without COPY, run these statements instead."""
+
+    query: sql.Composed
+    blocks: Iterable[bytes]
+    instead: Callable[[], Iterable[Fetch]]
+
+
+Steps: TypeAlias = "Generator[Fetch | CopyIn, Rows, R]"
+
+
+def perform(
+    caller: Caller | AsyncCaller, steps: Steps[R]
+) -> R | Coroutine[Any, Any, R]:
+    """Run the steps in the caller's transaction; for async ones, when it is awaited.
+
+    Raises:
+        NoTransactionError: nothing would hold the caller's change and ours together.
+    """
+    if isinstance(caller, psycopg.Connection):
+        _check(caller)
+        return _drive(lambda step: _run_psycopg(caller, step), steps)
+    if is_async(caller):
+        return _perform_async(caller, steps)
+    connection = _unwrap(caller)
+    if isinstance(connection, psycopg.Connection):
+        return perform(connection, steps)
+    return _drive(lambda step: _run_sqlalchemy(connection, step), steps)
+
+
+def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
+    """The psycopg connection that a caller writes on.
+
+    Raises:
+        NoTransactionError: it writes on something else.
+    """
+    if not isinstance(caller, psycopg.Connection) and not is_async(caller):
+        caller = _unwrap(caller)
+    if not isinstance(caller, psycopg.Connection):
+        raise NoTransactionError(
+            "this needs a synchronous connection of psycopg, or SQLAlchemy with psycopg"
+        )
+    return caller
+
+
+def is_async(caller: object) -> TypeGuard[AsyncCaller]:
+    """Whether what is done on it has to be awaited."""
+    caller = _registered(caller)
+    return isinstance(caller, psycopg.AsyncConnection) or hasattr(caller, "run_sync")
+
+
+async def _perform_async(caller: Any, steps: Steps[R]) -> R:
+    connection = _registered(caller)
+    if not isinstance(connection, psycopg.AsyncConnection):
+        connection = await connection.run_sync(_unwrap)
+        if not isinstance(connection, psycopg.AsyncConnection):
+            return cast(
+                "R",
+                await _registered(caller).run_sync(
+                    lambda _: _drive(lambda s: _run_sqlalchemy(connection, s), steps)
+                ),
+            )
+    _check(connection)
+    answer: Rows | None = None
+    while True:
+        try:
+            step = steps.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return cast("R", end.value)
+        answer = await _run_psycopg_async(connection, step)
+
+
+def _drive(run: Callable[[Fetch | CopyIn], Rows], steps: Steps[R]) -> R:
+    answer: Rows | None = None
+    while True:
+        try:
+            step = steps.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return cast("R", end.value)
+        answer = run(step)
+
+
+def _run_psycopg(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> Rows:
+    if isinstance(step, CopyIn):
+        with connection.cursor() as cursor, cursor.copy(step.query) as copy:
+            for block in step.blocks:
+                copy.write(block)
+        return []
+    with connection.lock:
+        exchange = direct.exchange(connection, step.statement, step.parameters)
+        if exchange is not None:
+            try:
+                return connection.wait(exchange)
+            except BaseException:
+                direct.abandon(connection.pgconn)
+                raise
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(step.statement.named, step.parameters).fetchall()
+
+
+async def _run_psycopg_async(
+    connection: psycopg.AsyncConnection[Any], step: Fetch | CopyIn
+) -> Rows:
+    if isinstance(step, CopyIn):
+        async with connection.cursor() as cursor, cursor.copy(step.query) as copy:
+            for block in step.blocks:
+                await copy.write(block)
+        return []
+    async with connection.lock:
+        exchange = direct.exchange(connection, step.statement, step.parameters)
+        if exchange is not None:
+            try:
+                return await connection.wait(exchange)
+            except BaseException:
+                direct.abandon(connection.pgconn)
+                raise
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(step.statement.named, step.parameters)
+        return await cursor.fetchall()
+
+
+def _run_sqlalchemy(connection: SQLAlchemyConnection, step: Fetch | CopyIn) -> Rows:
+    if isinstance(step, CopyIn):
+        for fetch in step.instead():
+            _execute(connection, fetch)
+        return []
+    return [tuple(row) for row in _execute(connection, step)]
+
+
+def _execute(connection: SQLAlchemyConnection, fetch: Fetch) -> CursorResult[Any]:
+    return connection.execute(fetch.statement.bound(fetch.parameters), fetch.parameters)
+
+
+def _registered(caller: Any) -> Any:
+    """The session of this thread or task behind a scoped one."""
+    registry = getattr(caller, "registry", None)
+    return caller if registry is None else registry()
+
+
+def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    status = connection.pgconn.transaction_status
+    if status == pq.TransactionStatus.IDLE and connection.autocommit:
+        _refuse_autocommit("`with conn.transaction():`")
+    if status == pq.TransactionStatus.INERROR:
+        _refuse_failed()
+
+
+def _refuse_autocommit(way_out: str) -> None:
+    raise NoTransactionError(
+        "this connection is in autocommit mode and no transaction is open, so the job "
+        f"would be committed without your change: wrap both in {way_out}"
+    )
+
+
+def _refuse_failed() -> None:
+    raise NoTransactionError(
+        "an earlier statement of this transaction failed: roll back first"
+    )
+
+
+def _unwrap(caller: Any) -> Any:
+    """The psycopg connection behind an SQLAlchemy one; that itself for other drivers.
+
+    By duck typing: a caller without SQLAlchemy must not pay for its import.
+    """
+    caller = _registered(caller)
+    connect = getattr(caller, "connection", None)
+    # A Session has connection() as a method; a Connection has it as an attribute.
+    opened = connect() if callable(connect) else caller
+    dialect = getattr(opened, "dialect", None)
+    if getattr(dialect, "name", None) != "postgresql":
+        kind = type(caller)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise NoTransactionError(
+            f"cannot write on a {name}: {_WAY_OUT}"
+            if dialect is None
+            else f"cannot write on {dialect.name}: {_WAY_OUT}"
+        )
+    if not opened.in_transaction():
+        opened.begin()
+    driver = opened.connection.driver_connection
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return driver
+    if getattr(opened.connection.dbapi_connection, "autocommit", False):
+        _refuse_autocommit("a transaction of a connection without AUTOCOMMIT")
+    info = getattr(driver, "info", None)  # psycopg2 has it, asyncpg does not
+    if getattr(info, "transaction_status", None) == pq.TransactionStatus.INERROR:
+        _refuse_failed()
+    return opened

@@ -1,0 +1,116 @@
+"""One statement on a psycopg connection in one round trip, its BEGIN included.
+
+psycopg's cursors cost more time here than the server takes: they adapt and prepare, and
+send BEGIN on its own. What this module does not cover goes through a cursor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import generators, pq
+from psycopg.errors import error_from_result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from psycopg.abc import PQGen
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from jobs_lib.callers import Rows, Statement
+
+_IDLE = pq.TransactionStatus.IDLE
+_OPEN = pq.TransactionStatus.INTRANS
+_NO_PIPELINE = pq.PipelineStatus.OFF
+_GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+
+
+def exchange(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    statement: Statement,
+    parameters: Mapping[str, str | bytes | None],
+) -> PQGen[Rows] | None:
+    """What the connection has to wait for; None where a cursor must do it.
+
+    The connection's lock must be held until the wait is over. The statement is not
+    prepared: psycopg drops every prepared one after a rollback, ours among them.
+    """
+    pgconn = connection.pgconn
+    status = pgconn.transaction_status
+    if (
+        pgconn.pipeline_status != _NO_PIPELINE
+        or pgconn.parameter_status(b"client_encoding") != b"UTF8"
+    ):
+        return None
+    values = [
+        value.encode() if isinstance(value, str) else value
+        for value in map(parameters.__getitem__, statement.names)
+    ]
+    formats = None
+    if any(isinstance(parameters[name], bytes) for name in statement.names):
+        formats = [int(isinstance(parameters[name], bytes)) for name in statement.names]
+    if status == _OPEN:
+        return _send(pgconn, statement.numbered, values, formats)
+    if (
+        status == _IDLE
+        and connection.isolation_level is None
+        and connection.read_only is None
+        and connection.deferrable is None
+    ):
+        return _begin_and_send(pgconn, statement.numbered, values, formats)
+    return None
+
+
+def abandon(pgconn: PGconn) -> None:
+    """Leave a connection usable, or closed, whose wait was interrupted or failed."""
+    if pgconn.pipeline_status == _NO_PIPELINE:
+        return
+    try:
+        pgconn.exit_pipeline_mode()
+    except psycopg.Error:
+        pgconn.finish()
+
+
+def _send(
+    pgconn: PGconn,
+    query: bytes,
+    values: list[bytes | None],
+    formats: list[int] | None,
+) -> PQGen[Rows]:
+    pgconn.send_query_params(query, values, param_formats=formats)
+    (result,) = yield from generators.execute(pgconn)
+    return _rows(result)
+
+
+def _begin_and_send(
+    pgconn: PGconn,
+    query: bytes,
+    values: list[bytes | None],
+    formats: list[int] | None,
+) -> PQGen[Rows]:
+    pgconn.enter_pipeline_mode()
+    pgconn.send_query_params(b"BEGIN", None)
+    pgconn.send_query_params(query, values, param_formats=formats)
+    pgconn.pipeline_sync()
+    yield from generators.send(pgconn)
+    begun = yield from generators.fetch_many(pgconn)
+    results = yield from generators.fetch_many(pgconn)
+    yield from generators.fetch_many(pgconn)
+    pgconn.exit_pipeline_mode()
+    for result in begun:
+        _rows(result)
+    return _rows(results[0])
+
+
+def _rows(result: PGresult) -> Rows:
+    if result.status not in _GOOD:
+        raise error_from_result(result)
+    return [
+        tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
+        for row in range(result.ntuples)
+    ]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

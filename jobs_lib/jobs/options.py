@@ -1,0 +1,137 @@
+"""How one call enqueues: the options, and what of them can be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from jobs_lib.errors import EnqueueError, PayloadError
+
+Priority = Literal["high", "normal", "batch"]
+PRIORITIES: Mapping[Priority, int] = {"high": 1, "normal": 0, "batch": -1}
+GROUP_LIMIT = 1_000
+"""Bytes that a group or a unique key may have: they stand in an index."""
+HEADERS_LIMIT = 8_192
+"""Bytes that a job's headers may have as JSON."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+# A session's time zone must not carry it into the year 10000, which no driver reads.
+_LATEST = datetime(9999, 12, 30, tzinfo=UTC)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How one call enqueues; checked when it is made."""
+
+    type: str
+    run_at: datetime | None = None
+    """When the job may run at the earliest, with a time zone. Defaults to now."""
+    origin: str | None = None
+    """The origin ``topic/partition``. Defaults to the group's, or the record's."""
+    ordered: bool = True
+    """Take the group's lock until the transaction ends, so that the group runs in the
+    order of commit. Without it nobody waits, and neighbours may swap."""
+    priority: Priority = "normal"
+    """``high`` before ``normal`` before ``batch``."""
+    unique: str | None = None
+    """At most one unfinished job of the type has this key."""
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Context that travels with the job."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be stored."""
+        check_run_at(self.type, self.run_at)
+        check_key(self.type, "unique key", self.unique)
+        check_headers(self.type, self.headers)
+        if not isinstance(self.priority, str) or self.priority not in PRIORITIES:
+            raise EnqueueError(
+                f"the priority of {self.type!r} is {self.priority!r}: give one of "
+                f"{', '.join(PRIORITIES)}"
+            )
+
+
+def check_key(type_name: str, what: str, key: object) -> str | None:
+    """The group or unique key if it can be stored.
+
+    Raises:
+        PayloadError: it is not a short, storable string.
+    """
+    if key is None:
+        return None
+    if not isinstance(key, str):
+        raise PayloadError(
+            f"the {what} of {type_name!r} must be a str or None, not {key!r}"
+        )
+    if not 0 < _size(key) <= GROUP_LIMIT or "\0" in key:
+        raise PayloadError(
+            f"the {what} of {type_name!r} must have 1 to {GROUP_LIMIT} bytes of UTF-8 "
+            f"without NUL, not {key[:40]!r} ({len(key)} characters); None means "
+            f"no {what}"
+        )
+    return key
+
+
+def check_run_at(type_name: str, run_at: object) -> None:
+    """Refuse a time that the server or a reader could not take.
+
+    Raises:
+        EnqueueError: it has no time zone, is too far away, or does not exist.
+    """
+    if run_at is None:
+        return
+    if not isinstance(run_at, datetime):
+        raise EnqueueError(
+            f"run_at of {type_name!r} must be a datetime or None, not {run_at!r}"
+        )
+    if run_at.utcoffset() is None:
+        raise EnqueueError(
+            f"run_at of {type_name!r} is {run_at.isoformat()} without a time zone: "
+            "give one, as in datetime.now(timezone.utc)"
+        )
+    try:
+        instant = run_at.astimezone(UTC)
+    except OverflowError:
+        instant = None
+    if instant is None or not _EARLIEST <= instant < _LATEST:
+        raise EnqueueError(
+            f"run_at of {type_name!r} is {run_at.isoformat()}, and must lie in the "
+            "years 2000 to 9999; None means now"
+        )
+    back = instant.astimezone(run_at.tzinfo)
+    if abs(back.replace(tzinfo=None) - run_at.replace(tzinfo=None)) > timedelta(0):
+        raise EnqueueError(
+            f"run_at of {type_name!r} is {run_at.isoformat()}, a time that does not "
+            f"exist in {run_at.tzinfo}: clocks are put forward there"
+        )
+
+
+def check_headers(type_name: str, headers: object) -> None:
+    """Refuse headers that are no short mapping of strings to strings.
+
+    Raises:
+        PayloadError: they cannot be stored.
+    """
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(text, str) and _size(text) >= 0 and "\0" not in text
+        for pair in headers.items()
+        for text in pair
+    ):
+        raise PayloadError(
+            f"the headers of {type_name!r} must map str to str, in UTF-8 without NUL"
+        )
+    size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
+    if size > HEADERS_LIMIT:
+        raise PayloadError(
+            f"the headers of {type_name!r} have {size} bytes as JSON, the limit is "
+            f"{HEADERS_LIMIT}: put into the payload what the handler works with"
+        )
+
+
+def _size(text: str) -> int:
+    """Bytes of UTF-8; -1 if there is a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1

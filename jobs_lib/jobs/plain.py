@@ -1,0 +1,89 @@
+"""Values of a parameter that takes anything: only what JSON gives back as it was.
+
+Pydantic writes a datetime or a set that it finds where a type leaves open what comes,
+and it would come back as a string or a list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import core_schema
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+# What takes anything in pydantic's schemas: where nothing is said about the values.
+_OPEN = {
+    "list": "items_schema",
+    "set": "items_schema",
+    "frozenset": "items_schema",
+    "dict": "values_schema",
+}
+_ANY = core_schema.any_schema()
+_PARTS = {"fields", "choices", "definitions"}
+
+
+def only_plain(schema: CoreSchema) -> CoreSchema:
+    """The schema, with a check wherever it leaves open what comes."""
+    return cast("CoreSchema", _walk(schema))
+
+
+def list_of(schema: CoreSchema) -> CoreSchema:
+    """A list of what the schema describes."""
+    if schema["type"] == "definitions":
+        inner = core_schema.list_schema(schema["schema"])
+        return core_schema.definitions_schema(inner, schema["definitions"])
+    return core_schema.list_schema(schema)
+
+
+def check_plain(value: Any) -> Any:
+    """The value, if JSON has a form for it that gives it back.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list):
+        for one in value:
+            check_plain(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {key!r} is no str")
+            check_plain(one)
+    else:
+        name = type(value).__name__
+        raise ValueError(
+            f"a {name} has no JSON form that gives it back: annotate the parameter "
+            f"with the type, or send a str, number, list or dict"
+        )
+    return value
+
+
+def _walk(schema: Any) -> Any:
+    """A schema, or a list or mapping of schemas."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_walk(one) for one in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if not isinstance(kind, str):
+        # By name: the fields of a class, or the choices of a tagged union.
+        return {name: _walk(one) for name, one in schema.items()}
+    if kind == "any":
+        return core_schema.no_info_after_validator_function(
+            check_plain, cast("CoreSchema", schema)
+        )
+    # Not into values of the user's that lie in the schema: defaults and the like.
+    walked = {
+        key: _walk(part) if key.endswith("schema") or key in _PARTS else part
+        for key, part in schema.items()
+    }
+    if kind == "dict" and schema.get("keys_schema", _ANY)["type"] == "any":
+        walked["keys_schema"] = core_schema.str_schema()
+    values = _OPEN.get(kind)
+    if values is not None and values not in walked:
+        walked[values] = _walk(_ANY)
+    return walked

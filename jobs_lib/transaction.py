@@ -1,0 +1,176 @@
+"""Transactions for callers who have nothing else to commit, on pooled connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+
+from jobs_lib.errors import UnavailableError
+from jobs_lib.settings import masked_url, require_database_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+
+    import psycopg
+
+    from jobs_lib.settings import Settings
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+    AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+_OPTIONS = {
+    "connect_timeout": 10,
+    "application_name": "jobs_lib transaction",
+    "keepalives_idle": 30,
+}
+_WAIT = 30.0
+"""Seconds that a caller waits for a connection."""
+
+
+class Pools:
+    """The pools of an application, one for each process and event loop."""
+
+    def __init__(self, settings: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._pool: tuple[int, ConnectionPool[Connection]] | None = None
+        self._async_pools: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]
+        ] = WeakKeyDictionary()
+
+    def transaction(self) -> Transaction:
+        """A transaction that commits at the end of its block."""
+        return Transaction(self)
+
+    def pool(self) -> ConnectionPool[Connection]:
+        """The pool of this process: a fork does not use its parent's."""
+        found = self._pool
+        if found is None or found[0] != os.getpid():
+            with self._lock:
+                found = self._pool
+                if found is None or found[0] != os.getpid():
+                    found = self._pool = (os.getpid(), self._open())
+        return found[1]
+
+    async def async_pool(self) -> AsyncConnectionPool[AsyncConnection]:
+        """The pool of the running event loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._async_pools.get(loop)
+        if pool is None:
+            settings = self._settings()
+            pool = self._async_pools[loop] = AsyncConnectionPool(
+                require_database_url(settings),
+                min_size=0,
+                max_size=settings.transactions,
+                timeout=_WAIT,
+                kwargs=dict(_OPTIONS),
+                check=_check_async,
+                open=False,
+            )
+            await pool.open()
+        return pool
+
+    def close(self) -> None:
+        """Close this process's pool; it opens again when it is used."""
+        with self._lock:
+            found, self._pool = self._pool, None
+        if found is not None and found[0] == os.getpid():
+            found[1].close()
+
+    async def aclose(self) -> None:
+        """Close the pool of the running event loop."""
+        pool = self._async_pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.close()
+
+    def unavailable(self) -> UnavailableError:
+        """What a person can act on instead of the pool's error."""
+        settings = self._settings()
+        return UnavailableError(
+            f"no connection to the database at {masked_url(settings.database_url)} was "
+            f"free within {_WAIT:g} s: does it answer, and are {settings.transactions} "
+            "transactions at once enough (JOBS_LIB_TRANSACTIONS)?"
+        )
+
+    def _open(self) -> ConnectionPool[Connection]:
+        settings = self._settings()
+        return ConnectionPool(
+            require_database_url(settings),
+            min_size=0,
+            max_size=settings.transactions,
+            timeout=_WAIT,
+            kwargs=dict(_OPTIONS),
+            check=_check,
+            open=True,
+        )
+
+
+class Transaction:
+    """Gives a connection in a transaction: by ``with``, or by ``async with``.
+
+    It is committed at the end of the block, and rolled back by an error.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._given: AbstractContextManager[Connection] | None = None
+        self._given_async: AbstractAsyncContextManager[AsyncConnection] | None = None
+
+    def __enter__(self) -> Connection:
+        self._given = self._pools.pool().connection()
+        try:
+            return self._given.__enter__()
+        except PoolTimeout:
+            raise self._pools.unavailable() from None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._given is not None
+        return self._given.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> AsyncConnection:
+        self._given_async = (await self._pools.async_pool()).connection()
+        try:
+            return await self._given_async.__aenter__()
+        except PoolTimeout:
+            raise self._pools.unavailable() from None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._given_async is not None
+        return await self._given_async.__aexit__(kind, error, traceback)
+
+
+def _check(connection: psycopg.Connection[Any]) -> None:
+    if _hung_up(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _check_async(connection: psycopg.AsyncConnection[Any]) -> None:
+    if _hung_up(connection):
+        await AsyncConnectionPool.check_connection(connection)
+
+
+def _hung_up(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+) -> bool:
+    """Whether the server has said something on an idle connection: mostly good-bye."""
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))

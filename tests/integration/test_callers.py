@@ -1,0 +1,429 @@
+"""Enqueue and send on everything that a caller may have."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import (
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from jobs_lib import Job, NoTransactionError
+from jobs_lib.schema import sqlalchemy_url
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class UndoError(Exception):
+    """Raised to roll back."""
+
+
+@dataclass
+class Hand:
+    """What a caller has in hand, and how it works with it."""
+
+    caller: Any
+    execute: Callable[[str], Any]
+    savepoint: Callable[[], Any]
+
+
+async def settle(result):
+    """The result of a call on a connection of either kind."""
+    return await result if inspect.isawaitable(result) else result
+
+
+@asynccontextmanager
+async def either(manager):
+    """A context manager of either kind."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as value:
+            yield value
+    else:
+        with manager as value:
+            yield value
+
+
+@asynccontextmanager
+async def psycopg_connection(app):
+    with psycopg.connect(app.settings.database_url) as connection:
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_in_autocommit(app):
+    url = app.settings.database_url
+    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_serializable(app):
+    with psycopg.connect(app.settings.database_url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_in_latin1(app):
+    with psycopg.connect(
+        app.settings.database_url, client_encoding="latin1"
+    ) as connection:
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_pipeline(app):
+    with (
+        psycopg.connect(app.settings.database_url) as connection,
+        connection.pipeline(),
+    ):
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def psycopg_async(app):
+    url = app.settings.database_url
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def app_transaction(app):
+    with app.transaction() as connection:
+        yield Hand(connection, connection.execute, connection.transaction)
+
+
+@asynccontextmanager
+async def app_transaction_async(app):
+    try:
+        async with app.transaction() as connection:
+            yield Hand(connection, connection.execute, connection.transaction)
+    finally:
+        await app.aclose()
+
+
+@contextmanager
+def engine_of(app, driver, **options):
+    """An SQLAlchemy engine that leaves no connection open."""
+    url = sqlalchemy_url(app.settings.database_url)
+    engine = create_engine(url.set(drivername=f"postgresql+{driver}"), **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def async_engine_of(app, driver, **options):
+    """An asynchronous one."""
+    url = sqlalchemy_url(app.settings.database_url)
+    engine = create_async_engine(url.set(drivername=f"postgresql+{driver}"), **options)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def sqlalchemy_connection(driver):
+    @asynccontextmanager
+    async def open(app):
+        with engine_of(app, driver) as engine, engine.begin() as connection:
+            yield Hand(
+                connection,
+                lambda sql: connection.execute(text(sql)),
+                connection.begin_nested,
+            )
+
+    open.__name__ = f"sqlalchemy_connection_{driver}"
+    return open
+
+
+def sqlalchemy_session(driver, *, scoped=False):
+    @asynccontextmanager
+    async def open(app):
+        with engine_of(app, driver) as engine:
+            registry = scoped_session(sessionmaker(engine))
+            with registry() as session, session.begin():
+                caller = registry if scoped else session
+                yield Hand(
+                    caller, lambda sql: session.execute(text(sql)), session.begin_nested
+                )
+
+    open.__name__ = f"sqlalchemy_{'scoped_' if scoped else ''}session_{driver}"
+    return open
+
+
+def sqlalchemy_async_connection(driver):
+    @asynccontextmanager
+    async def open(app):
+        async with (
+            async_engine_of(app, driver) as engine,
+            engine.begin() as connection,
+        ):
+            yield Hand(
+                connection,
+                lambda sql: connection.execute(text(sql)),
+                connection.begin_nested,
+            )
+
+    open.__name__ = f"sqlalchemy_async_connection_{driver}"
+    return open
+
+
+def sqlalchemy_async_session(driver, *, scoped=False):
+    @asynccontextmanager
+    async def open(app):
+        async with async_engine_of(app, driver) as engine:
+            registry = async_scoped_session(
+                async_sessionmaker(engine), asyncio.current_task
+            )
+            async with registry() as session, session.begin():
+                caller = registry if scoped else session
+                yield Hand(
+                    caller, lambda sql: session.execute(text(sql)), session.begin_nested
+                )
+            await registry.remove()
+
+    open.__name__ = f"sqlalchemy_async_{'scoped_' if scoped else ''}session_{driver}"
+    return open
+
+
+WAYS = [
+    psycopg_connection,
+    psycopg_in_autocommit,
+    psycopg_serializable,
+    psycopg_in_latin1,
+    psycopg_async,
+    app_transaction,
+    app_transaction_async,
+    *(sqlalchemy_connection(driver) for driver in ("psycopg", "psycopg2")),
+    *(sqlalchemy_session(driver) for driver in ("psycopg", "psycopg2")),
+    sqlalchemy_session("psycopg", scoped=True),
+    *(sqlalchemy_async_connection(driver) for driver in ("psycopg", "asyncpg")),
+    *(sqlalchemy_async_session(driver) for driver in ("psycopg", "asyncpg")),
+    sqlalchemy_async_session("asyncpg", scoped=True),
+]
+
+
+@pytest.fixture
+def app(database_url):
+    """An app whose pooled connections are closed at the end."""
+    app = make_app(database_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def notify(app):
+    """A job type with a group."""
+
+    @app.job(group="customer")
+    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
+
+    return notify
+
+
+@pytest.mark.guarantee("S2", "J1", "FJ14")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_jobs_and_messages_follow_the_callers_transaction(app, notify, connect, way):
+    topic = app.topic("orders")
+    admin = connect(autocommit=True)
+    admin.execute("create table orders (id int)")
+
+    async def work(*, fail):
+        async with way(app) as hand:
+            caller = hand.caller
+            first = await settle(notify.enqueue(caller, order=1, customer="ünal:1 %s"))
+            assert isinstance(first, int)
+            await settle(hand.execute("insert into orders values (1)"))
+            with suppress(UndoError):
+                async with either(hand.savepoint()):
+                    await settle(notify.enqueue(caller, order=2))
+                    raise UndoError
+            many = [{"order": n, "customer": "back\\slash"} for n in (3, 4)]
+            assert await settle(notify.enqueue_many(caller, many)) == 2
+            sent = await settle(topic.send(caller, key="k", value={"a": 1}, version=7))
+            assert isinstance(sent, int)
+            if fail:
+                raise UndoError
+
+    with pytest.raises(UndoError):
+        asyncio.run(work(fail=True))
+    for table in ("orders", "jobs_lib.jobs", "jobs_lib.outbox"):
+        assert admin.execute(f"select count(*) from {table}").fetchone() == (0,)
+    asyncio.run(work(fail=False))
+    rows = admin.execute(
+        "select (payload ->> 'order')::int, \"group\" from jobs_lib.jobs order by id"
+    ).fetchall()
+    assert rows == [(1, "ünal:1 %s"), (3, "back\\slash"), (4, "back\\slash")]
+    assert admin.execute(
+        "select key, value, version from jobs_lib.outbox"
+    ).fetchall() == [("k", b'{"a":1}', 7)]
+    assert admin.execute("select id from orders").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_an_enqueue_opens_the_transaction_that_sqlalchemy_commits(
+    app, notify, connect, driver
+):
+    with engine_of(app, driver) as engine, engine.connect() as connection:
+        notify.enqueue(connection, order=1)
+        connection.commit()
+        notify.enqueue(connection, order=2)
+    with connect() as connection:
+        rows = connection.execute("select payload from jobs_lib.jobs").fetchall()
+    assert rows == [({"order": 1},)]
+
+
+def test_a_connection_in_pipeline_mode_is_used_as_it_is(app, notify, connect):
+    async def work():
+        async with psycopg_pipeline(app) as hand:
+            notify.enqueue(hand.caller, order=1)
+
+    asyncio.run(work())
+    with connect() as connection:
+        assert connection.execute("select count(*) from jobs_lib.jobs").fetchone() == (
+            1,
+        )
+
+
+@pytest.mark.guarantee("W15")
+def test_without_a_transaction_everything_is_refused(app, notify, connect):
+    topic = app.topic("orders")
+
+    def refused(caller):
+        for call in (
+            lambda: notify.enqueue(caller, order=1),
+            lambda: notify.enqueue_many(caller, [{"order": 1}]),
+            lambda: topic.send(caller, key="1", value={}),
+        ):
+            with pytest.raises(NoTransactionError, match="wrap both in"):
+                call()
+
+    refused(connect(autocommit=True))
+    for driver in ("psycopg", "psycopg2"):
+        with engine_of(app, driver, isolation_level="AUTOCOMMIT") as engine:
+            with engine.connect() as connection:
+                refused(connection)
+            with Session(engine) as session:
+                refused(session)
+
+    async def refused_async():
+        async with await psycopg.AsyncConnection.connect(
+            app.settings.database_url, autocommit=True
+        ) as connection:
+            with pytest.raises(NoTransactionError, match="wrap both in"):
+                await notify.enqueue(connection, order=1)
+        for driver in ("psycopg", "asyncpg"):
+            async with (
+                async_engine_of(app, driver, isolation_level="AUTOCOMMIT") as engine,
+                engine.connect() as connection,
+            ):
+                with pytest.raises(NoTransactionError, match="wrap both in"):
+                    await notify.enqueue(connection, order=1)
+
+    asyncio.run(refused_async())
+    with connect() as connection:
+        for table in ("jobs", "outbox"):
+            row = connection.execute(
+                f"select count(*) from jobs_lib.{table}"
+            ).fetchone()
+            assert row == (0,)
+
+
+def test_what_is_no_connection_to_postgresql_is_refused(notify):
+    with pytest.raises(NoTransactionError, match=r"builtins\.object: give a psycopg"):
+        notify.enqueue(object(), order=1)
+    with (
+        create_engine("sqlite://").connect() as connection,
+        pytest.raises(NoTransactionError, match="cannot write on sqlite"),
+    ):
+        notify.enqueue(connection, order=1)
+
+
+def test_on_a_failed_transaction_it_says_so(app, notify, connect):
+    with connect() as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("select 1/0")
+        with pytest.raises(NoTransactionError, match="roll back first"):
+            notify.enqueue(connection, order=1)
+        connection.rollback()
+    with engine_of(app, "psycopg2") as engine, engine.connect() as connection:
+        with pytest.raises(Exception, match="division by zero"):
+            connection.execute(text("select 1/0"))
+        with pytest.raises(NoTransactionError, match="roll back first"):
+            notify.enqueue(connection, order=1)
+
+
+def test_an_enqueue_that_the_server_refuses_leaves_a_usable_connection(notify, connect):
+    connection = connect()
+    admin = connect(autocommit=True)
+    notify.enqueue(connection, order=1)
+    connection.rollback()
+    admin.execute("alter table jobs_lib.jobs rename to gone")
+    # BEGIN and the statement travel together: the error must not leave a pipeline.
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        notify.enqueue(connection, order=1)
+    connection.rollback()
+    admin.execute("alter table jobs_lib.gone rename to jobs")
+    notify.enqueue(connection, order=1)
+    connection.commit()
+    assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (1,)
+
+
+def test_a_cancelled_enqueue_leaves_a_usable_connection(app, notify, connect, wait_for):
+    first = connect()
+    notify.enqueue(first, order=1, customer="c")
+    watch = connect(autocommit=True)
+
+    def waits():
+        return watch.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+            " and database = (select oid from pg_database"
+            "                 where datname = current_database())"
+        ).fetchone()[0]
+
+    async def work():
+        connection = await psycopg.AsyncConnection.connect(app.settings.database_url)
+        task = asyncio.create_task(notify.enqueue(connection, order=2, customer="c"))
+        await asyncio.to_thread(wait_for, waits, what="the enqueue waits for the group")
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            # While the error is alive, too.
+            await connection.rollback()
+        await notify.enqueue(connection, order=3)
+        await connection.commit()
+        await connection.close()
+
+    asyncio.run(work())
+    first.rollback()
+    assert watch.execute("select payload from jobs_lib.jobs").fetchall() == [
+        ({"order": 3},)
+    ]
+
+
+def test_a_pooled_connection_that_the_server_has_closed_is_replaced(
+    app, notify, connect
+):
+    with app.transaction() as connection:
+        pid = connection.info.backend_pid
+    admin = connect(autocommit=True)
+    admin.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    with app.transaction() as connection:
+        assert connection.info.backend_pid != pid
+        notify.enqueue(connection, order=1)
+    assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (1,)
