@@ -1,52 +1,28 @@
-"""The executor's dispatcher: one thread that talks to the database.
-
-It settles what has ended and claims more, both in one round trip, while the workers run
-what was claimed before. Between two rounds it sleeps until something ends, until there
-is a hint of new work, or until it is time to look by itself.
-"""
+"""The executor, put together: dispatchers that claim and settle, a crew that runs."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import int_array
-from jobs_lib.executor.courier import Courier
-from jobs_lib.executor.ended import Ended
-from jobs_lib.executor.loop import Loop
+from jobs_lib.executor.crew import Crew
+from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.executor.pace import Pace
-from jobs_lib.executor.survey import Survey
-from jobs_lib.executor.wakeup import Wakeup
-from jobs_lib.executor.workers import Workers
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.model import Lane
-from jobs_lib.jobs.run import Runner
-from jobs_lib.jobs.transaction import Lender
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from uuid import UUID
 
-    import psycopg
-
     from jobs_lib.db import Database
-    from jobs_lib.executor.courier import Answer, Statement
-    from jobs_lib.jobs.claim import Item
-    from jobs_lib.jobs.complete import Settlement
-    from jobs_lib.jobs.model import Job, Outcome
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
     from jobs_lib.settings import Settings
 
-_SETTLE_WITHIN = 0.005
-_HOARDED = 1.0
-"""Seconds that a claimed job may wait for a worker before it is given back."""
+_DISPATCHERS = 2
+"""While one waits for the database, the other makes sense of what it got from it."""
 
 
 class Executor:
@@ -61,84 +37,36 @@ class Executor:
         settings: Settings,
         around: Sequence[Around] = (),
     ) -> None:
-        self._database = database
-        self._owner = owner
-        # One connection more than workers, so that handlers cannot starve each other.
-        self._pool = database.pool("handlers", settings.workers + 1)
-        self._async_pool = database.async_pool("handlers", settings.async_workers)
-        self._claimer = Claimer(owner, installation, types)
-        self._completer = Completer(owner, types)
-        lender = Lender(
-            types,
-            database.queries,
-            owner,
-            self._pool.connection,
-            self._borrow_async,
-        )
-        self._runner = Runner(types, lender, around)
-        self._wakeup = Wakeup(database, listens=database.listens)
-        self._ended = Ended(self._wakeup.set)
-        limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
-        self._workers = Workers(
-            settings.workers, self._runner, self._ended, limits, self._put_lane
-        )
-        self._loop = Loop(
-            settings.async_workers,
-            self._runner,
-            self._ended,
-            limits,
-            self._put_lane,
-            self._async_pool.close,
-        )
-        self._has_loop = any(t.is_async for t in types.values())
-        workers = settings.workers + self._has_loop * settings.async_workers
-        self._pace = Pace(workers, settings.batch)
-        self._survey = Survey(self._claimer, owner, settings.poll_interval)
-        self._commands: deque[Callable[[], None]] = deque()
-        self._completed: list[Job] = []
-        self._outcomes: list[Outcome] = []
-        self._early: list[Outcome] = []
-        """What a claim settled without a run; for the next round."""
-        self._ended_lanes: list[Lane] = []
-        self._doubtful = False
-        """Whether what is to be settled may have been written already."""
-        self._leaving: list[threading.Event] = []
-        """Told as soon as what was given back is written."""
-        self._put_at = 0.0
-        self._quiescing = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._dispatch, name="jobs_lib dispatcher", daemon=True
-        )
+        self._crew = Crew(database, types, owner, settings, around, self._wake)
+        alone = threading.Lock()
+        self._dispatchers = [
+            Dispatcher(
+                database,
+                Claimer(owner, installation, types, first, _DISPATCHERS, alone),
+                Completer(owner, types),
+                self._crew,
+                Pace(self._crew.size, settings.batch // _DISPATCHERS),
+                settings.poll_interval,
+            )
+            for first in range(_DISPATCHERS)
+        ]
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
-        self._workers.start()
-        if self._has_loop:
-            self._loop.start()
-        self._thread.start()
+        self._crew.start()
+        for dispatcher in self._dispatchers:
+            dispatcher.start()
 
     def stop(self) -> None:
         """Stop the threads. Call after the origins have been released."""
-        self._stopping.set()
-        self._wakeup.set()
-        self._thread.join()
-        self._workers.stop()
-        if self._has_loop:
-            self._loop.stop()
-        self._pool.close(timeout=1)
+        for dispatcher in self._dispatchers:
+            dispatcher.stop()
+        self._crew.stop()
 
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
-
-        def join() -> None:
-            self._claimer.add(origins)
-            if self._quiescing:
-                self._claimer.retire(origins)
-            # Look first: something may be paused.
-            self._survey.stir(0.0)
-
-        self._do(join)
+        for dispatcher, share in self._share(origins):
+            dispatcher.acquire({origin: origins[origin] for origin in share})
 
     def quiesce(self, timeout: float) -> list[int]:
         """Claim nothing more, and wait up to ``timeout`` seconds for what is running.
@@ -146,230 +74,30 @@ class Executor:
         Returns the ids of the jobs that still run then: they are released, which burns
         no attempt, and can commit nothing any more.
         """
-        quiet = threading.Event()
-        unfinished: list[int] = []
         deadline = time.monotonic() + timeout
-        self._quiescing = True
-
-        def wait() -> None:
-            jobs = self._claimer.retire(list(self._claimer.positions))
-            unfinished[:] = [job.id for job in jobs if job.started]
-            if unfinished and time.monotonic() < deadline:
-                self._commands.append(wait)
-            else:
-                quiet.set()
-
-        self._do(wait)
-        quiet.wait(timeout + 1.0)
-        return unfinished
+        waits = [dispatcher.quiesce(deadline) for dispatcher in self._dispatchers]
+        return [job_id for wait in waits for job_id in wait()]
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop claiming from origins; wait for their running jobs, and settle them."""
-        quiet = threading.Event()
         deadline = time.monotonic() + timeout
+        waits = [
+            dispatcher.release(share, deadline)
+            for dispatcher, share in self._share(origins)
+        ]
+        for wait in waits:
+            wait()
 
-        def leave() -> None:
-            jobs = self._claimer.retire(origins)
-            running = any(job.started for job in jobs)
-            if running and time.monotonic() < deadline and not self._stopping.is_set():
-                # Again after the next outcome: settled under the epoch we still have.
-                self._commands.append(leave)
-            else:
-                self._claimer.given_back += self._claimer.drop(origins)
-                self._leaving.append(quiet)
+    def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
+        shares: list[set[str]] = [set() for _ in self._dispatchers]
+        for origin in origins:
+            shares[int(origin.rpartition("/")[2]) % _DISPATCHERS].add(origin)
+        return [
+            (dispatcher, frozenset(share))
+            for dispatcher, share in zip(self._dispatchers, shares, strict=True)
+            if share
+        ]
 
-        self._do(leave)
-        # A dispatcher that cannot reach the database must not hold up the hand-over.
-        quiet.wait(timeout + 1.0)
-
-    @asynccontextmanager
-    async def _borrow_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        await self._async_pool.open()
-        async with self._async_pool.connection() as connection:
-            yield connection
-
-    def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        self._wakeup.set()
-
-    # The dispatcher's thread
-
-    def _dispatch(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                with self._database.connect("executor") as connection:
-                    courier = Courier(
-                        connection,
-                        self._database.queries,
-                        prepare=self._database.prepares,
-                    )
-                    self._recover(courier)
-                    while not self._stopping.is_set():
-                        self._round(courier)
-                        failures = 0
-                    self._round(courier)
-            except Exception as error:
-                failures += 1
-                self._doubtful = True
-                telemetry.emit("loop.failed", loop="executor", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
-        self._wakeup.close()
-
-    def _recover(self, courier: Courier) -> None:
-        """A claim whose answer was lost took nothing; its row must not say else."""
-        seqs = self._claimer.flight.claims
-        parameters = {"owner": self._owner, "seqs": int_array(seqs)}
-        statement = ("forget_claims", parameters)
-        _, failure = courier.exchange([statement])
-        if failure:
-            raise failure
-
-    def _round(self, courier: Courier) -> None:
-        for _ in range(len(self._commands)):
-            self._commands.popleft()()
-        self._collect()
-        settlements = self._completer.prepare(
-            self._completed, self._outcomes, self._claimer.epochs
-        )
-        settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
-        settle += self._trim()
-        survey = self._survey.prepare(
-            busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
-        )
-        claim = self._prepare_claim()
-        hurried = bool(self._leaving) or self._stopping.is_set()
-        if not settle:
-            # Committed in a job's own transaction, or dropped: nothing to write.
-            self._settled([], [])
-        if settle or survey or claim or hurried:
-            settle += self._end_claims()
-        batches = [b for b in (settle, *survey, claim) if b]
-        if not batches:
-            self._sleep()
-            return
-        answers, failure = courier.exchange(*batches)
-        answers += [None] * (len(batches) - len(answers))
-        found = dict(zip(map(id, batches), answers, strict=True))
-        # The claim first: what it passed over belongs to lanes that may have ended.
-        if claim and (answer := found[id(claim)]) is not None:
-            self._claimed(answer)
-        if settle and (answer := found[id(settle)]) is not None:
-            self._settled(settlements, answer)
-        for batch in survey:
-            if (answer := found[id(batch)]) is not None:
-                self._survey.read(batch, answer)
-        if self._survey.cancelled:
-            self._cancel()
-        if failure:
-            raise failure
-
-    def _collect(self) -> None:
-        completed, outcomes, lanes = self._ended.take()
-        self._completed += completed
-        self._outcomes += outcomes + self._early
-        self._ended_lanes += lanes
-        self._early = []
-        self._pace.note(len(completed) + len(outcomes))
-        self._ended.wake_at = max(1, self._pace.limit // 8)
-
-    def _trim(self) -> list[Statement]:
-        """Take out of the claims what does not run under them."""
-        given_back = self._claimer.given_back
-        if not given_back:
-            return []
-        seqs = sorted({job.lane.seq for job in given_back})
-        ids = [job.id for job in given_back]
-        parameters = {"seqs": int_array(seqs), "ids": int_array(ids)}
-        return [("trim_claims", {"owner": self._owner, **parameters})]
-
-    def _end_claims(self) -> list[Statement]:
-        """Remove the claims whose jobs have ended; not worth a round trip alone."""
-        seqs = self._claimer.flight.ended_claims()
-        if not seqs:
-            return []
-        return [("end_claims", {"owner": self._owner, "seqs": int_array(seqs)})]
-
-    def _prepare_claim(self) -> list[Statement]:
-        limit = self._pace.limit
-        room = limit - len(self._claimer.flight)
-        # Few and large claims: a trickle of small ones costs a round trip each.
-        starving = self._workers.is_starving and self._loop.is_starving
-        if room <= 0 or (room < limit // 2 and not starving):
-            return []
-        parameters = self._claimer.prepare(room)
-        return [("claim", parameters)] if parameters else []
-
-    def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
-        for settlement, rows in zip(settlements, answer, strict=False):
-            self._completer.read(settlement, rows, again=self._doubtful)
-        flight = self._claimer.flight
-        for job in self._completed:
-            flight.land(job)
-        freed: list[Lane] = []
-        for outcome in self._outcomes:
-            flight.land(outcome.job)
-            if outcome.frees is not None:
-                freed.append(outcome.frees)
-        for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
-            flight.end_lane(lane)
-        self._completed, self._outcomes, self._ended_lanes = [], [], []
-        self._doubtful = False
-        self._claimer.given_back.clear()
-        if startable := [lane for lane in freed if lane.jobs]:
-            self._put(startable)
-        for event in self._leaving:
-            event.set()
-        self._leaving.clear()
-
-    def _claimed(self, answer: Answer) -> None:
-        items, outcomes = self._claimer.read(answer[0])
-        self._early += outcomes
-        if items:
-            self._survey.stir()
-            self._put(items)
-
-    def _put(self, items: Sequence[Item]) -> None:
-        self._put_at = time.monotonic()
-        if not self._has_loop:
-            self._workers.put(items)
-            return
-        for_loop = [item for item in items if self._runner.is_async(_head(item))]
-        for_threads = [item for item in items if not self._runner.is_async(_head(item))]
-        if for_loop:
-            self._loop.put(for_loop)
-        if for_threads:
-            self._workers.put(for_threads)
-
-    def _put_lane(self, lane: Lane) -> None:
-        self._put([lane])
-
-    def _sleep(self) -> None:
-        if time.monotonic() - self._put_at > _HOARDED:
-            self._take_back()
-        seconds = self._survey.seconds_left()
-        if self._ended:
-            seconds = min(seconds, _SETTLE_WITHIN)
-        for origin in self._wakeup.wait(seconds):
-            self._claimer.hint(origin)
-
-    def _take_back(self) -> None:
-        """What has waited for long may run elsewhere, and is not cut off by a crash."""
-        self._put_at = time.monotonic()
-        for item in [*self._workers.take_back(), *self._loop.take_back()]:
-            self._claimer.take_back(item)
-        for lane in self._claimer.flight.lanes.values():
-            self._claimer.shorten(lane)
-
-    def _cancel(self) -> None:
-        """Tell running jobs that somebody asked them to stop."""
-        for job_id in self._survey.cancelled:
-            job = self._claimer.flight.jobs.get(job_id)
-            if job is not None and not job.cancel_requested:
-                job.cancel_requested = True
-                if self._runner.is_async(job):
-                    self._loop.cancel(job)
-
-
-def _head(item: Item) -> Job:
-    return item.jobs[0] if isinstance(item, Lane) else item
+    def _wake(self) -> None:
+        for dispatcher in self._dispatchers:
+            dispatcher.wake()

@@ -13,7 +13,6 @@ from jobs_lib.jobs.model import Job, Lane
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from jobs_lib.executor.ended import Ended
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.run import Runner
 
@@ -32,15 +31,15 @@ class Loop:
         self,
         count: int,
         runner: Runner,
-        ended: Ended,
         limits: Mapping[str, float],
+        starving: Callable[[], None],
         pass_on: Callable[[Lane], None],
         close: Callable[[], Awaitable[None]],
     ) -> None:
         self._count = count
         self._runner = runner
-        self._ended = ended
         self._limits = limits
+        self._starving = starving
         self._pass_on = pass_on
         self._close = close
         self._ready: deque[Item] = deque()
@@ -134,7 +133,7 @@ class Loop:
             try:
                 item = self._ready.popleft()
             except IndexError:
-                self._ended.wake()
+                self._starving()
                 waiting = asyncio.get_running_loop().create_future()
                 self._idle.append(waiting)
                 await waiting
@@ -153,7 +152,7 @@ class Loop:
             job.started = False
             return False
         if job.cancel_requested:
-            return self._ended.add(job, self._runner.cancelled(job))
+            return job.lane.ended.add(job, self._runner.cancelled(job))
         task = asyncio.current_task()
         assert task is not None
         limit = self._limits.get(job.type) if self._limits else None
@@ -165,7 +164,7 @@ class Loop:
         # A cancellation was the job's, not the task's.
         while task.cancelling() and not self._stopping:
             task.uncancel()
-        return self._ended.add(job, outcome)
+        return job.lane.ended.add(job, outcome)
 
     async def _run_lane(self, lane: Lane) -> None:
         jobs = lane.jobs
@@ -181,9 +180,9 @@ class Loop:
             if not await self._run(job):
                 lane.failed = True
                 break
-        self._ended.add_lane(lane)
+        lane.ended.add_lane(lane)
         if lane.failed or not self._ready:
-            self._ended.wake()
+            lane.ended.wake()
 
     async def _watch(self) -> None:
         while True:

@@ -11,7 +11,6 @@ from jobs_lib.jobs.sweep import Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from jobs_lib.executor.courier import Answer, Statement
     from jobs_lib.jobs.claim import Claimer
@@ -30,11 +29,10 @@ class Survey:
     enqueues sends no more than one hint in a few milliseconds.
     """
 
-    def __init__(self, claimer: Claimer, owner: UUID, poll_interval: float) -> None:
+    def __init__(self, claimer: Claimer, poll_interval: float) -> None:
         self.cancelled: frozenset[int] = frozenset()
         """Jobs that were asked to stop."""
         self._claimer = claimer
-        self._owner = owner
         self._longest = poll_interval
         self._pause = _SHORTEST_PAUSE
         self._next_at = 0.0
@@ -95,7 +93,7 @@ class Survey:
         return {
             "origins": text_array(list(active)),
             "epochs": int_array(p.epoch for p in active.values()),
-            "owner": self._owner,
+            "owner": self._claimer.owner,
             "limit": _PROMOTE_LIMIT,
         }
 

@@ -15,7 +15,6 @@ from jobs_lib.jobs.model import Job, Lane
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from jobs_lib.executor.ended import Ended
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.run import Runner
 
@@ -38,8 +37,8 @@ class Workers:
         self,
         count: int,
         runner: Runner,
-        ended: Ended,
         limits: Mapping[str, float],
+        starving: Callable[[], None],
         pass_on: Callable[[Lane], None],
     ) -> None:
         """Make the threads.
@@ -47,13 +46,13 @@ class Workers:
         Args:
             count: threads.
             runner: runs one job.
-            ended: takes what has ended.
             limits: of the types that have a time limit, in seconds.
+            starving: called when there is nothing left to run.
             pass_on: takes a lane whose next job is not for these threads.
         """
         self._runner = runner
-        self._ended = ended
         self._limits = limits
+        self._starving = starving
         self._pass_on = pass_on
         self._ready: deque[Item] = deque()
         self._condition = threading.Condition()
@@ -114,7 +113,7 @@ class Workers:
             try:
                 item = self._ready.popleft()
             except IndexError:
-                self._ended.wake()
+                self._starving()
                 with self._condition:
                     self._idle += 1
                     self._condition.wait_for(
@@ -134,10 +133,10 @@ class Workers:
             job.started = False
             return False
         if job.cancel_requested:
-            return self._ended.add(job, self._runner.cancelled(job))
+            return job.lane.ended.add(job, self._runner.cancelled(job))
         limit = self._limits.get(job.type) if self._limits else None
         if limit is None:
-            return self._ended.add(job, self._runner.run(job))
+            return job.lane.ended.add(job, self._runner.run(job))
         thread = threading.get_ident()
         job.deadline = time.monotonic() + limit
         self._timed[thread] = job
@@ -145,7 +144,7 @@ class Workers:
         outcome = self._runner.run(job)
         if self._timed.pop(thread, None) is None:
             return None  # the watcher has ended it, and whatever it did is refused
-        return self._ended.add(job, outcome)
+        return job.lane.ended.add(job, outcome)
 
     def _run_lane(self, lane: Lane) -> bool | None:
         jobs = lane.jobs
@@ -164,9 +163,9 @@ class Workers:
             if not going:
                 lane.failed = True
                 break
-        self._ended.add_lane(lane)
+        lane.ended.add_lane(lane)
         if lane.failed or not self._ready:
-            self._ended.wake()
+            lane.ended.wake()
         return True
 
     # The watcher's thread
@@ -198,9 +197,9 @@ class Workers:
                 stack="".join(traceback.format_stack(frame)) if frame else "",
             )
             job.timed_out = True
-            self._ended.add(job, self._runner.time_out(job))
+            job.lane.ended.add(job, self._runner.time_out(job))
             if job.group is not None:
                 job.lane.failed = True
-                self._ended.add_lane(job.lane)
-                self._ended.wake()
+                job.lane.ended.add_lane(job.lane)
+                job.lane.ended.wake()
             self._add_thread()

@@ -10,12 +10,14 @@ nothing.
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs_lib import telemetry
 from jobs_lib.db import int_array, text_array
+from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.flight import Flight
 from jobs_lib.jobs.last import Last, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
@@ -46,8 +48,30 @@ class Claimer:
     """The owner's side of the claim; used by one thread."""
 
     def __init__(
-        self, owner: UUID, installation: UUID, types: Mapping[str, JobType[Any]]
+        self,
+        owner: UUID,
+        installation: UUID,
+        types: Mapping[str, JobType[Any]],
+        first: int = 0,
+        step: int = 1,
+        alone: threading.Lock | None = None,
     ) -> None:
+        """Prepare to claim.
+
+        Args:
+            owner: the process, as it owns origins.
+            installation: the database's identity.
+            types: the handlers, by the name of their type.
+            first: numbers of claims are this one,
+            step: and every so many further, since an owner may have several claimers.
+            alone: held while a suspect is in flight, by one of those claimers.
+        """
+        self.owner = owner
+        self.first = first
+        self.step = step
+        self.ended = Ended()
+        """Where what was claimed ends."""
+        self._alone = alone or threading.Lock()
         self.flight = Flight()
         self.positions: dict[str, Position] = {}
         self.extra: dict[int, str] = {}
@@ -56,7 +80,6 @@ class Claimer:
         """Claimed, but they will not run under this claim."""
         self.prioritized = False
         """Whether there are jobs that are not of normal priority."""
-        self._owner = owner
         self._installation = installation
         self._types = types
         self._known = sorted(types)
@@ -67,7 +90,7 @@ class Claimer:
         }
         self._paused: dict[str, frozenset[str]] = {}
         self._order: deque[str] = deque()
-        self._seq = 0
+        self._seq = first
         self._suspects: dict[int, str] = {}
         self._suspect = 0
         self._asked: dict[tuple[str, int], int] = {}
@@ -149,7 +172,8 @@ class Claimer:
             self.flight.behind
             or self.extra
             or self.flight.late
-            or (self._suspects and self._suspect not in self.flight.jobs)
+            or (self._suspects and not self._alone.locked())
+            or (self._suspect and self._suspect not in self.flight.jobs)
             or any(position.deep for position in self.active().values())
         )
 
@@ -179,14 +203,14 @@ class Claimer:
             extra.append((self._suspects[suspect], suspect))
         if room <= 0 or not (deep or behind or extra):
             return None
-        self._seq += 1
+        self._seq += self.step
         self._following = [(o, g) for o, g, _ in behind]
         self._tried = [i for _, i in extra]
         touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
         # Groups that are asked for anyway need no look for their heads.
         busy = [*self.flight.lanes, *self._following]
         return {
-            "owner": self._owner,
+            "owner": self.owner,
             "seq": self._seq,
             "types": self.types,
             "known": self._known,
@@ -222,7 +246,11 @@ class Claimer:
     def _choose_suspect(self) -> int:
         if self._suspect in self.flight.jobs:
             return 0
-        self._suspect = next(iter(self._suspects), 0)
+        if self._suspect:
+            self._suspect = 0
+            self._alone.release()
+        if self._suspects and self._alone.acquire(blocking=False):
+            self._suspect = next(iter(self._suspects))
         return self._suspect
 
     def _size_windows(self, deep: list[str], room: int) -> dict[str, Any]:
@@ -337,7 +365,7 @@ class Claimer:
 
     def _open_lane(self, origin: str, group: str | None) -> Lane:
         epoch = self.positions[origin].epoch
-        return Lane(origin, epoch, group, self._seq, self._installation)
+        return Lane(origin, epoch, group, self._seq, self._installation, self.ended)
 
     def _note(self, row: tuple[Any, ...], taken: set[tuple[str, int]]) -> None:
         kind, origin, job_id, type_, group, count, _, level = row[:8]

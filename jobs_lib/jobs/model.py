@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from jobs_lib.jobs.ended import Ended
     from jobs_lib.jobs.transaction import Transaction
 
 
@@ -32,6 +33,8 @@ class Lane:
     """The claim that took them."""
     installation: UUID
     """Of the database that holds the jobs: ids are unique only there."""
+    ended: Ended
+    """Where its jobs end."""
     jobs: deque[Job] = field(default_factory=deque)
     """Those of a group that have not started yet."""
     last: int = 0

@@ -168,6 +168,8 @@ where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
 -- name: forget_claims
 -- After a lost connection: a claim whose answer never came took nothing.
 delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s::bigint[])
+    -- An owner's other claimers number theirs by other remainders.
+    and seq %% %(step)s = %(first)s
 
 -- name: complete_own
 select {schema}.complete_job(

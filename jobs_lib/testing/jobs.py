@@ -199,7 +199,7 @@ class Jobs:
         def enqueue_and_run(
             job_type: JobType[Any], conn: Caller, *args: Any, **kwargs: Any
         ) -> int:
-            job_id = cast("int", enqueue(job_type, conn, *args, **kwargs))
+            job_id = enqueue(job_type, conn, *args, **kwargs)
             ours = self.app.jobs.get(job_type.name)
             if ours is not None and ours.function is job_type.function:
                 run_inside(job_type, conn, job_id, self._database.queries)

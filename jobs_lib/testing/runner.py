@@ -21,6 +21,7 @@ from jobs_lib.callers import driver_connection
 from jobs_lib.errors import JobsError
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.model import Discard, Job, Lane, Result, Snooze
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
@@ -196,7 +197,7 @@ def read_installation(connection: psycopg.Connection[Any], queries: Queries) -> 
 def make_job(row: Row, installation: UUID, epoch: int = 0) -> Job:
     """The job of a row, at its next attempt, in a lane of its own."""
     return Job(
-        Lane(row.origin, epoch, row.group, 0, installation),
+        Lane(row.origin, epoch, row.group, 0, installation, Ended()),
         row.id,
         row.type,
         row.group,

@@ -153,7 +153,7 @@ def use_jobs(database, connection) -> None:
     types = {"work": make_app("").job(name="work")(lambda job: None)}
     claimer = Claimer(OWNER, UUID(int=1), types)
     completer = Completer(OWNER, types)
-    survey = Survey(claimer, OWNER, 0.01)
+    survey = Survey(claimer, 0.01)
     courier = Courier(connection, database.queries, prepare=True)
 
     def send(*statements):

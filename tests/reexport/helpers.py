@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.model import Job, Lane
 from jobs_lib.outbox.entity import Entity
 
@@ -58,7 +59,7 @@ def make_job(database: Database, **values):
             yield connection
 
     return Job(
-        lane=Lane("local/0", 1, None, 1, INSTALLATION),
+        lane=Lane("local/0", 1, None, 1, INSTALLATION, Ended()),
         id=values.get("id", 1),
         type="jobs_lib.reexport",
         group=None,

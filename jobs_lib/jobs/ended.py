@@ -16,8 +16,9 @@ _STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
 class Ended:
     """Filled by many threads, emptied by the dispatcher's."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Told when it is time to look."""
         self.wake_at = 1
         """So many completed jobs are worth a round trip."""
         self._completed: deque[Job] = deque()

@@ -1,0 +1,118 @@
+"""All that run jobs: threads for plain handlers, an event loop for async ones."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.loop import Loop
+from jobs_lib.executor.workers import Workers
+from jobs_lib.jobs.model import Lane
+from jobs_lib.jobs.run import Runner
+from jobs_lib.jobs.transaction import Lender
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.jobs.claim import Item
+    from jobs_lib.jobs.ended import Ended
+    from jobs_lib.jobs.model import Job
+    from jobs_lib.jobs.run import Around
+    from jobs_lib.jobs.type import JobType
+    from jobs_lib.settings import Settings
+
+
+class Crew:
+    """Takes jobs and lanes, and runs each where its handler belongs."""
+
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, JobType[Any]],
+        owner: UUID,
+        settings: Settings,
+        around: Sequence[Around],
+        starving: Callable[[], None],
+    ) -> None:
+        # One connection more than workers, so that handlers cannot starve each other.
+        self._pool = database.pool("handlers", settings.workers + 1)
+        self._async_pool = database.async_pool("handlers", settings.async_workers)
+        lender = Lender(
+            types, database.queries, owner, self._pool.connection, self._borrow_async
+        )
+        self._runner = Runner(types, lender, around)
+        limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
+        self._workers = Workers(
+            settings.workers, self._runner, limits, starving, self._put_lane
+        )
+        self._loop = Loop(
+            settings.async_workers,
+            self._runner,
+            limits,
+            starving,
+            self._put_lane,
+            self._async_pool.close,
+        )
+        self._has_loop = any(t.is_async for t in types.values())
+        self.size = settings.workers + self._has_loop * settings.async_workers
+        """Jobs that may run at once."""
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._workers.start()
+        if self._has_loop:
+            self._loop.start()
+
+    def stop(self) -> None:
+        """Start nothing more, and cancel what runs on the loop."""
+        self._workers.stop()
+        if self._has_loop:
+            self._loop.stop()
+        self._pool.close(timeout=1)
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether nothing waits to be run."""
+        return self._workers.is_starving and self._loop.is_starving
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Run these, in this order."""
+        if not self._has_loop:
+            self._workers.put(items)
+            return
+        for_loop = [item for item in items if self._runner.is_async(_head(item))]
+        for_threads = [item for item in items if not self._runner.is_async(_head(item))]
+        if for_loop:
+            self._loop.put(for_loop)
+        if for_threads:
+            self._workers.put(for_threads)
+
+    def take_back(self, ended: Ended) -> list[Item]:
+        """What nobody has begun, of those that end there."""
+        taken = [*self._workers.take_back(), *self._loop.take_back()]
+        ours = [item for item in taken if _head(item).lane.ended is ended]
+        if others := [item for item in taken if _head(item).lane.ended is not ended]:
+            self.put(others[::-1])
+        return ours
+
+    def cancel(self, job: Job) -> None:
+        """Tell a running handler to stop, if it can be told."""
+        if self._runner.is_async(job):
+            self._loop.cancel(job)
+
+    def _put_lane(self, lane: Lane) -> None:
+        self.put([lane])
+
+    @asynccontextmanager
+    async def _borrow_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        await self._async_pool.open()
+        async with self._async_pool.connection() as connection:
+            yield connection
+
+
+def _head(item: Item) -> Job:
+    return item.jobs[0] if isinstance(item, Lane) else item

@@ -1,0 +1,318 @@
+"""A dispatcher: one thread that talks to the database.
+
+It settles what has ended and claims more, both in one round trip, while the workers run
+what was claimed before. Between two rounds it sleeps until something ends, until there
+is a hint of new work, or until it is time to look by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import int_array
+from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.survey import Survey
+from jobs_lib.executor.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jobs_lib.db import Database
+    from jobs_lib.executor.courier import Answer, Statement
+    from jobs_lib.executor.crew import Crew
+    from jobs_lib.executor.pace import Pace
+    from jobs_lib.jobs.claim import Claimer, Item
+    from jobs_lib.jobs.complete import Completer, Settlement
+    from jobs_lib.jobs.model import Job, Lane, Outcome
+
+_SETTLE_WITHIN = 0.005
+_HOARDED = 1.0
+"""Seconds that a claimed job may wait for a worker before it is given back."""
+
+
+class Dispatcher:
+    """Claims and settles the jobs of some origins."""
+
+    def __init__(
+        self,
+        database: Database,
+        claimer: Claimer,
+        completer: Completer,
+        crew: Crew,
+        pace: Pace,
+        poll_interval: float,
+    ) -> None:
+        self._database = database
+        self._claimer = claimer
+        self._completer = completer
+        self._crew = crew
+        self._pace = pace
+        self._survey = Survey(claimer, poll_interval)
+        self._wakeup = Wakeup(database, listens=database.listens)
+        self._ended = claimer.ended
+        self._ended.wake = self._wakeup.set
+        self._commands: deque[Callable[[], None]] = deque()
+        self._completed: list[Job] = []
+        self._outcomes: list[Outcome] = []
+        self._early: list[Outcome] = []
+        """What a claim settled without a run; for the next round."""
+        self._ended_lanes: list[Lane] = []
+        self._doubtful = False
+        """Whether what is to be settled may have been written already."""
+        self._leaving: list[threading.Event] = []
+        """Told as soon as what was given back is written."""
+        self._put_at = 0.0
+        self._quiescing = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._dispatch, name="jobs_lib dispatcher", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread; nothing is claimed until origins are acquired."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread. Call after the origins have been released."""
+        self._stopping.set()
+        self._wakeup.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Look whether there is something to do, from any thread."""
+        self._wakeup.set()
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """Start to claim from origins at these epochs."""
+
+        def join() -> None:
+            self._claimer.add(origins)
+            if self._quiescing:
+                self._claimer.retire(origins)
+            # Look first: something may be paused.
+            self._survey.stir(0.0)
+
+        self._do(join)
+
+    def quiesce(self, deadline: float) -> Callable[[], list[int]]:
+        """Claim nothing more; the function returned waits for what is running."""
+        quiet = threading.Event()
+        unfinished: list[int] = []
+        self._quiescing = True
+
+        def leave() -> None:
+            jobs = self._claimer.retire(list(self._claimer.positions))
+            unfinished[:] = [job.id for job in jobs if job.started]
+            if unfinished and time.monotonic() < deadline:
+                self._commands.append(leave)
+            else:
+                quiet.set()
+
+        def wait() -> list[int]:
+            quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
+            return unfinished
+
+        self._do(leave)
+        return wait
+
+    def release(self, origins: frozenset[str], deadline: float) -> Callable[[], None]:
+        """Stop claiming from origins; the function returned waits for what is running.
+
+        What of them has ended by then is settled.
+        """
+        quiet = threading.Event()
+
+        def leave() -> None:
+            jobs = self._claimer.retire(origins)
+            running = any(job.started for job in jobs)
+            if running and time.monotonic() < deadline and not self._stopping.is_set():
+                # Again after the next outcome: settled under the epoch we still have.
+                self._commands.append(leave)
+            else:
+                self._claimer.given_back += self._claimer.drop(origins)
+                self._leaving.append(quiet)
+
+        def wait() -> None:
+            # A dispatcher that cannot reach the database must not hold up a hand-over.
+            quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
+
+        self._do(leave)
+        return wait
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wakeup.set()
+
+    # The dispatcher's thread
+
+    def _dispatch(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("executor") as connection:
+                    courier = Courier(
+                        connection,
+                        self._database.queries,
+                        prepare=self._database.prepares,
+                    )
+                    self._recover(courier)
+                    while not self._stopping.is_set():
+                        self._round(courier)
+                        failures = 0
+                    self._round(courier)
+            except Exception as error:
+                failures += 1
+                self._doubtful = True
+                telemetry.emit("loop.failed", loop="executor", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+        self._wakeup.close()
+
+    def _recover(self, courier: Courier) -> None:
+        """A claim whose answer was lost took nothing; its row must not say else."""
+        parameters = {
+            "owner": self._claimer.owner,
+            "seqs": int_array(self._claimer.flight.claims),
+            "first": self._claimer.first,
+            "step": self._claimer.step,
+        }
+        statement = ("forget_claims", parameters)
+        _, failure = courier.exchange([statement])
+        if failure:
+            raise failure
+
+    def _round(self, courier: Courier) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()()
+        self._collect()
+        settlements = self._completer.prepare(
+            self._completed, self._outcomes, self._claimer.epochs
+        )
+        settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
+        settle += self._trim()
+        survey = self._survey.prepare(
+            busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
+        )
+        claim = self._prepare_claim()
+        hurried = bool(self._leaving) or self._stopping.is_set()
+        if not settle:
+            # Committed in a job's own transaction, or dropped: nothing to write.
+            self._settled([], [])
+        if settle or survey or claim or hurried:
+            settle += self._end_claims()
+        batches = [b for b in (settle, *survey, claim) if b]
+        if not batches:
+            self._sleep()
+            return
+        answers, failure = courier.exchange(*batches)
+        answers += [None] * (len(batches) - len(answers))
+        found = dict(zip(map(id, batches), answers, strict=True))
+        # The claim first: what it passed over belongs to lanes that may have ended.
+        if claim and (answer := found[id(claim)]) is not None:
+            self._claimed(answer)
+        if settle and (answer := found[id(settle)]) is not None:
+            self._settled(settlements, answer)
+        for batch in survey:
+            if (answer := found[id(batch)]) is not None:
+                self._survey.read(batch, answer)
+        if self._survey.cancelled:
+            self._cancel()
+        if failure:
+            raise failure
+
+    def _collect(self) -> None:
+        completed, outcomes, lanes = self._ended.take()
+        self._completed += completed
+        self._outcomes += outcomes + self._early
+        self._ended_lanes += lanes
+        self._early = []
+        self._pace.note(len(completed) + len(outcomes))
+        self._ended.wake_at = max(1, self._pace.limit // 8)
+
+    def _trim(self) -> list[Statement]:
+        """Take out of the claims what does not run under them."""
+        given_back = self._claimer.given_back
+        if not given_back:
+            return []
+        seqs = sorted({job.lane.seq for job in given_back})
+        ids = [job.id for job in given_back]
+        parameters = {"seqs": int_array(seqs), "ids": int_array(ids)}
+        return [("trim_claims", {"owner": self._claimer.owner, **parameters})]
+
+    def _end_claims(self) -> list[Statement]:
+        """Remove the claims whose jobs have ended; not worth a round trip alone."""
+        seqs = self._claimer.flight.ended_claims()
+        if not seqs:
+            return []
+        return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
+
+    def _prepare_claim(self) -> list[Statement]:
+        limit = self._pace.limit
+        room = limit - len(self._claimer.flight)
+        # Few and large claims: a trickle of small ones costs a round trip each.
+        if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
+            return []
+        parameters = self._claimer.prepare(room)
+        return [("claim", parameters)] if parameters else []
+
+    def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
+        for settlement, rows in zip(settlements, answer, strict=False):
+            self._completer.read(settlement, rows, again=self._doubtful)
+        flight = self._claimer.flight
+        for job in self._completed:
+            flight.land(job)
+        freed: list[Lane] = []
+        for outcome in self._outcomes:
+            flight.land(outcome.job)
+            if outcome.frees is not None:
+                freed.append(outcome.frees)
+        for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
+            flight.end_lane(lane)
+        self._completed, self._outcomes, self._ended_lanes = [], [], []
+        self._doubtful = False
+        self._claimer.given_back.clear()
+        if startable := [lane for lane in freed if lane.jobs]:
+            self._put(startable)
+        for event in self._leaving:
+            event.set()
+        self._leaving.clear()
+
+    def _claimed(self, answer: Answer) -> None:
+        items, outcomes = self._claimer.read(answer[0])
+        self._early += outcomes
+        if items:
+            self._survey.stir()
+            self._put(items)
+
+    def _put(self, items: Sequence[Item]) -> None:
+        self._put_at = time.monotonic()
+        self._crew.put(items)
+
+    def _sleep(self) -> None:
+        if time.monotonic() - self._put_at > _HOARDED:
+            self._take_back()
+        seconds = self._survey.seconds_left()
+        if self._ended:
+            seconds = min(seconds, _SETTLE_WITHIN)
+        for origin in self._wakeup.wait(seconds):
+            self._claimer.hint(origin)
+
+    def _take_back(self) -> None:
+        """What has waited for long may run elsewhere, and is not cut off by a crash."""
+        self._put_at = time.monotonic()
+        for item in self._crew.take_back(self._ended):
+            self._claimer.take_back(item)
+        for lane in self._claimer.flight.lanes.values():
+            self._claimer.shorten(lane)
+
+    def _cancel(self) -> None:
+        """Tell running jobs that somebody asked them to stop."""
+        for job_id in self._survey.cancelled:
+            job = self._claimer.flight.jobs.get(job_id)
+            if job is not None and not job.cancel_requested:
+                job.cancel_requested = True
+                self._crew.cancel(job)
