@@ -45,7 +45,7 @@ class Executor:
                 Claimer(owner, installation, types, first, _DISPATCHERS, alone),
                 Completer(owner, types),
                 self._crew,
-                Pace(self._crew.size, settings.batch // _DISPATCHERS),
+                Pace(self._crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
                 settings.poll_interval,
             )
             for first in range(_DISPATCHERS)

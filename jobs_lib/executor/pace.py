@@ -16,9 +16,9 @@ class Pace:
     waits for few, and what another process could run is not hoarded here.
     """
 
-    def __init__(self, workers: int, batch: int) -> None:
-        self._least = min(batch, 2 * workers)
-        self._most = batch
+    def __init__(self, least: int, most: int) -> None:
+        self._least = max(1, min(least, most))
+        self._most = most
         self._ended = 0
         self._since = time.monotonic()
         self.limit = self._least
