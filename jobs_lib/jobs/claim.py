@@ -327,7 +327,7 @@ class Claimer:
                 lane.more = row[12]
             job = Job(
                 lane, job_id, type_, group, row[5] + row[6] + 1, row[6], row[7], row[8],
-                row[9], row[10], row[11],
+                row[9], row[10], row[11], row[15],
             )  # fmt: skip
             jobs.append(job)
             flying[job_id] = job

@@ -65,6 +65,7 @@ class Completer:
         left = [job for job in completed if not job.completed]
         if left:
             parameters = self._address(left, epochs) | self._kept
+            parameters["places"] = text_array([job.place for job in left])
             settlements.append(Settlement("complete", parameters, left))
         batches: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in outcomes:

@@ -71,6 +71,8 @@ class Job:
     enqueued_at: datetime
     headers: dict[str, str] | None
     """Context that travels with the job, such as a trace."""
+    place: str = field(default="(0,0)", repr=False)
+    """Where its row lay when it was claimed, as PostgreSQL's ctid."""
     started: bool = False
     completed: bool = False
     """Set once its completion is known to be committed."""

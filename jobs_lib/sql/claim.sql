@@ -70,7 +70,7 @@ looked as materialized (
     ) as w(origin, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             -- The other priorities have windows of their own. What may have killed a
             -- process runs with no other suspect beside it.
             j.state = 'available' and j.priority = 0 and j.crashes = 0
@@ -83,7 +83,7 @@ looked as materialized (
     -- Wide windows, where the last ones held little that could run: they end before
     -- they have more than `cap` jobs that can run at once.
     select w.origin, 0, c.id, c.type, c."group", c.attempt, c.crashes, c.priority,
-        c.payload, c.run_at, c.enqueued_at, c.headers, c.state, c.runs
+        c.payload, c.run_at, c.enqueued_at, c.headers, c.state, c.tid, c.runs
     from unnest(
         %(wide_origins)s::text[], %(wide_cursors)s::bigint[], %(wide_sizes)s::bigint[],
         %(caps)s::bigint[]
@@ -92,7 +92,7 @@ looked as materialized (
         select r.*, count(*) filter (where r.runs and r."group" is null)
             over (order by r.id) as free
         from (
-            select j.*, j.state = 'available' and j.priority = 0 and j.crashes = 0
+            select j.*, j.ctid as tid, j.state = 'available' and j.priority = 0 and j.crashes = 0
                 and j.type = any (%(types)s::text[]) as runs
             from {schema}.jobs j
             where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
@@ -107,7 +107,7 @@ looked as materialized (
     ) as w(origin, level, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             j.state = 'available' and j.crashes = 0 and j.type = any (%(types)s::text[])
         from {schema}.jobs j
         where j.origin = w.origin and j.priority = w.level and j.priority <> 0
@@ -122,7 +122,7 @@ looked as materialized (
     cross join lateral (
         -- `offset 0` keeps the planner from turning this into a join over all rows.
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             j.state = 'available' and (j.crashes = 0 or j.id = %(suspect)s)
                 and j.type = any (%(types)s::text[])
         from {schema}.jobs j where j.origin = x.origin and j.id = x.id offset 0
@@ -182,7 +182,7 @@ lanes as materialized (
             ) over by_id as able
         from (
             select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-                j.run_at, j.enqueued_at, j.headers, j.state
+                j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
             from {schema}.jobs j
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
@@ -211,36 +211,38 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
     -- Of what runs last only: is the newest still waiting, and how long did the oldest?
     t.state = 'scheduled',
     case when t.type = any (%(last_types)s::text[])
-        then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end
+        then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end,
+    -- Where the row lies: its completion finds it there without the index.
+    t.tid::text
 from (
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
-        enqueued_at, headers, state, false as cut
+        enqueued_at, headers, state, tid, false as cut
     from looked where runs and "group" is null
     union all
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
-        enqueued_at, headers, state, cut
+        enqueued_at, headers, state, tid, cut
     from lanes where runs
 ) t
 union all
 -- How far each window went, and how many rows it held: a full one has more behind it.
 select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, null, null,
-    null, bool_or(l.runs), null, null
+    null, bool_or(l.runs), null, null, null
 from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
 select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
-    null, null
+    null, null, null
 from first f join busy b on b.origin = f.origin and b."group" = f."group"
 union all
 select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
-    null, null, null, null
+    null, null, null, null, null
 from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
 group by l.origin, l.type
 union all
 -- Suspects, who wait for their turn.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
-    null, null
+    null, null, null
 from (
     select origin, id, state, crashes, runs from looked
     union all

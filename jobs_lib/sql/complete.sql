@@ -11,16 +11,29 @@ with own as materialized (
     order by o.origin
     for share of o
 ),
+done as materialized (
+    select * from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+    where d.origin in (select origin from own)
+),
+-- Where the claim found them. Nobody moves a row that is in flight, hardly ever: one
+-- that is not there any more, or another that is there now, makes no difference.
+found as materialized (
+    select j.ctid as at, j.origin, j.id from {schema}.jobs j
+    where j.ctid = any (%(places)s::tid[])
+),
 completed as (
     delete from {schema}.jobs where ctid = any (array(
+        -- `is true` keeps these from becoming joins: by the statistics of an emptied
+        -- table they would compare each with each.
+        select found.at from found where (found.id in (select done.id from done)) is true
+        union all
         -- One index look-up a row, whatever the statistics say of an emptied table.
-        select row.ctid
-        from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+        select row.ctid from done
         cross join lateral (
             select j.ctid from {schema}.jobs j
-            where j.origin = d.origin and j.id = d.id offset 0
+            where j.origin = done.origin and j.id = done.id offset 0
         ) row
-        where d.origin in (select origin from own)
+        where (done.id in (select found.id from found)) is not true
     ))
     returning id, origin, type, "group", attempt + crashes + 1 as attempt, enqueued_at
 ),
