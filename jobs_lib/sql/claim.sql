@@ -197,7 +197,11 @@ claimed as (
         select id from looked where runs and "group" is null
         union all
         select id from lanes where runs
-    ) taken having count(*) > 0
+    ) taken
+    having count(*) > 0
+        -- If the server crashes and forgets this row, only the note is lost that these
+        -- jobs may have been running: not worth a wait for the disk.
+        and set_config('synchronous_commit', 'off', true) is not null
 )
 select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.priority,
     -- A large payload is read when its job starts: a batch of them must not fill the
