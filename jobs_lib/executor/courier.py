@@ -41,20 +41,22 @@ class Courier:
         sent: list[list[psycopg.Cursor[Any]]] = []
         failure = None
         try:
+            if len(batches) == len(batches[0]) == 1:
+                # Alone it needs no pipeline, whose making costs more than a claim.
+                sent.append([self._execute(*batches[0][0])])
+                return [self._read(cursors) for cursors in sent], None
             with self._connection.pipeline() as pipeline:
                 for batch in batches:
-                    cursors: list[psycopg.Cursor[Any]] = []
-                    for name, parameters in batch:
-                        cursor = self._connection.cursor(binary=True)
-                        cursor.execute(
-                            self._queries[name], parameters, prepare=self._prepare
-                        )
-                        cursors.append(cursor)
+                    cursors = [self._execute(*statement) for statement in batch]
                     pipeline.sync()
                     sent.append(cursors)
         except psycopg.Error as error:
             failure = error
         return [self._read(cursors) for cursors in sent], failure
+
+    def _execute(self, name: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[Any]:
+        cursor = self._connection.cursor(binary=True)
+        return cursor.execute(self._queries[name], parameters, prepare=self._prepare)
 
     def _read(self, cursors: list[psycopg.Cursor[Any]]) -> Answer | None:
         if self._connection.broken:

@@ -46,14 +46,28 @@ class Dispatcher:
         crew: Crew,
         pace: Pace,
         poll_interval: float,
+        hinted: Callable[[str], None] | None,
     ) -> None:
+        """Prepare to dispatch.
+
+        Args:
+            database: where the jobs are.
+            claimer: claims some of them.
+            completer: settles them.
+            crew: runs them.
+            pace: says how many may be in flight.
+            poll_interval: seconds between two looks, when idle.
+            hinted: is told the hints that come; None not to listen to any.
+        """
         self._database = database
         self._claimer = claimer
         self._completer = completer
         self._crew = crew
         self._pace = pace
         self._survey = Survey(claimer, poll_interval)
-        self._wakeup = Wakeup(database, listens=database.listens)
+        listens = database.listens and hinted is not None
+        self._wakeup = Wakeup(database, listens=listens)
+        self._hinted = hinted or self.hint
         self._ended = claimer.ended
         self._ended.wake = self._wakeup.set
         self._commands: deque[Callable[[], None]] = deque()
@@ -195,7 +209,7 @@ class Dispatcher:
         settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
         settle += self._trim()
         survey = self._survey.prepare(
-            busy=len(self._claimer.flight) > 0, hinted=self._wakeup.is_listening
+            busy=len(self._claimer.flight) > 0, hinted=self._database.listens
         )
         claim = self._prepare_claim()
         hurried = bool(self._leaving) or self._stopping.is_set()
@@ -256,8 +270,8 @@ class Dispatcher:
         # Few and large claims: a trickle of small ones costs a round trip each.
         if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
             return []
-        parameters = self._claimer.prepare(room)
-        return [("claim", parameters)] if parameters else []
+        claim = self._claimer.prepare(room)
+        return [claim] if claim else []
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
         for settlement, rows in zip(settlements, answer, strict=False):
@@ -299,7 +313,11 @@ class Dispatcher:
         if self._ended:
             seconds = min(seconds, _SETTLE_WITHIN)
         for origin in self._wakeup.wait(seconds):
-            self._claimer.hint(origin)
+            self._hinted(origin)
+
+    def hint(self, origin: str) -> None:
+        """Somebody says that there is something new in an origin, from any thread."""
+        self._do(lambda: self._claimer.hint(origin))
 
     def _take_back(self) -> None:
         """What has waited for long may run elsewhere, and is not cut off by a crash."""

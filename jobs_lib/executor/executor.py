@@ -47,6 +47,8 @@ class Executor:
                 self._crew,
                 Pace(self._crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
                 settings.poll_interval,
+                # One listens for all.
+                None if first else self._hint,
             )
             for first in range(_DISPATCHERS)
         ]
@@ -88,10 +90,18 @@ class Executor:
         for wait in waits:
             wait()
 
+    def _hint(self, origin: str) -> None:
+        """Pass a hint on; one without an origin is for all."""
+        if origin:
+            self._dispatchers[_place(origin)].hint(origin)
+        else:
+            for dispatcher in self._dispatchers:
+                dispatcher.hint("")
+
     def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
         shares: list[set[str]] = [set() for _ in self._dispatchers]
         for origin in origins:
-            shares[int(origin.rpartition("/")[2]) % _DISPATCHERS].add(origin)
+            shares[_place(origin)].add(origin)
         return [
             (dispatcher, frozenset(share))
             for dispatcher, share in zip(self._dispatchers, shares, strict=True)
@@ -101,3 +111,7 @@ class Executor:
     def _wake(self) -> None:
         for dispatcher in self._dispatchers:
             dispatcher.wake()
+
+
+def _place(origin: str) -> int:
+    return int(origin.rpartition("/")[2]) % _DISPATCHERS

@@ -178,12 +178,15 @@ class Claimer:
         )
 
     def hint(self, origin: str) -> None:
-        """Somebody says that there is something new in this origin."""
+        """Somebody says that there is something new in this origin; "" is in any."""
         if position := self.positions.get(origin):
             position.deep = True
+        elif not origin:
+            for position in self.positions.values():
+                position.deep = True
 
-    def prepare(self, room: int) -> dict[str, Any] | None:
-        """The parameters of the query ``claim`` for about ``room`` jobs.
+    def prepare(self, room: int) -> tuple[str, dict[str, Any]] | None:
+        """A query that claims about ``room`` jobs, and its parameters.
 
         None when there is nothing to look at.
         """
@@ -204,12 +207,16 @@ class Claimer:
         if room <= 0 or not (deep or behind or extra):
             return None
         self._seq += self.step
+        if len(deep) == 1 and not (behind or extra or self.prioritized):
+            position = self.positions[deep[0]]
+            if position.plain and position.growth == 1:
+                return "claim_plain", self._prepare_plain(deep[0], position, room)
         self._following = [(o, g) for o, g, _ in behind]
         self._tried = [i for _, i in extra]
         touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
         # Groups that are asked for anyway need no look for their heads.
         busy = [*self.flight.lanes, *self._following]
-        return {
+        parameters = {
             "owner": self.owner,
             "seq": self._seq,
             "types": self.types,
@@ -229,6 +236,24 @@ class Claimer:
             "next_origins": text_array([o for o, _, _ in behind]),
             "next_groups": text_array([g for _, g, _ in behind]),
             "next_ids": int_array(at for _, _, at in behind),
+        }
+        return "claim", parameters
+
+    def _prepare_plain(
+        self, origin: str, position: Position, room: int
+    ) -> dict[str, Any]:
+        size = max(2, room)
+        position.deep = False
+        self._asked = {(origin, 0): size}
+        self._following, self._tried = [], []
+        return {
+            "owner": self.owner,
+            "seq": self._seq,
+            "types": self.types,
+            "origin": origin,
+            "epoch": position.epoch,
+            "cursor": position.cursor,
+            "size": size,
         }
 
     def _choose_behind(
@@ -377,8 +402,10 @@ class Claimer:
             if level:
                 position.levels[level] = max(position.levels[level], job_id)
             else:
-                position.cursor = max(position.cursor, job_id)
-                full = full or position.growth > 1
+                position.cursor = max(position.cursor, job_id or 0)
+                position.plain = row[12]
+                # What is not plain stops a plain claim: another one takes it.
+                full = full or position.growth > 1 or not job_id or not position.plain
                 barren = full and (origin, 0) not in taken
                 position.growth = min(position.growth * 4, WIDEST) if barren else 1
             position.deep |= full

@@ -23,6 +23,8 @@ class Position:
     """How far the sweep has come, where it takes several slices."""
     deep: bool = False
     """Whether there may be more behind the cursor."""
+    plain: bool = True
+    """Whether what came last was plain: see the query ``claim_plain``."""
     growth: int = 1
     """How much wider the next window is, since the last ones held nothing to run."""
     leaving: bool = False

@@ -166,7 +166,7 @@ def use_jobs(database, connection) -> None:
     for growth in (1, 4):
         for position in claimer.positions.values():
             position.deep, position.growth = True, growth
-        items, _ = claimer.read(send(("claim", claimer.prepare(200)))[0])
+        items, _ = claimer.read(send(claimer.prepare(200))[0])
         jobs = [j for item in items for j in getattr(item, "jobs", [item])]
         assert len(jobs) > 50
         outcomes = [
@@ -180,6 +180,8 @@ def use_jobs(database, connection) -> None:
         asked = {"origin": ORIGINS[0], "cursor": 0, "groups": "{g1}", "limit": 100}
         send(("jump", asked))
         send(("payload", {"origin": ORIGINS[0], "id": 1}))
+        position = claimer.positions[ORIGINS[0]]
+        send(("claim_plain", claimer._prepare_plain(ORIGINS[0], position, 100)))
         for job in jobs:
             claimer.flight.land(job)
         for lane in list(claimer.flight.lanes.values()):
