@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.claim import Claimer
 
 _BUSY_PAUSE = 0.05
-_SHORTEST_PAUSE = 0.005
+_SHORTEST_PAUSE = 0.006
 _HINTED = 10
 """With hints coming, so many times fewer looks will do."""
 _PROMOTE_LIMIT = 1_000
@@ -25,8 +25,7 @@ _PROMOTE_LIMIT = 1_000
 class Survey:
     """When to look, and what follows from it; used by the dispatcher's thread.
 
-    After something has happened the pauses are short, and double up to the longest: who
-    enqueues sends no more than one hint in a few milliseconds.
+    After something has happened the next look comes soon, then they become rare.
     """
 
     def __init__(self, claimer: Claimer, poll_interval: float) -> None:
@@ -60,8 +59,13 @@ class Survey:
             self._due_at = math.inf
             batches.append([("promote", self._prepare_promote())])
         if now >= self._next_at:
-            longest = self._longest * (_HINTED if hinted else 1)
-            self._pause = min(self._pause * 2, longest)
+            # Whoever enqueues sends one hint in five milliseconds: one look after that
+            # finds what came behind the last hint. Without hints the pauses double.
+            self._pause = (
+                self._longest * _HINTED
+                if hinted
+                else min(self._pause * 2, self._longest)
+            )
             self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
             parameters = {
                 "origins": text_array(list(active)),

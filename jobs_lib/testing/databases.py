@@ -6,11 +6,12 @@ import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+from pytest_postgresql.janitor import DatabaseJanitor
 from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
@@ -101,26 +102,33 @@ class Databases:
 
     @contextmanager
     def _made_from(self, template: str) -> Iterator[str]:
-        name = f"test_{uuid4().hex[:12]}"
-        with self._connect() as connection:
-            query = sql.SQL("create database {} template {}").format(
-                sql.Identifier(name), sql.Identifier(template)
-            )
-            if connection.info.server_version >= _STRATEGIES:
-                # Half the time of writing every page to the log, as is the default.
-                query += sql.SQL(" strategy file_copy")
-            connection.execute(query)
-        url = make_url(self._server_url).set(database=name)
-        try:
+        url = make_url(self._server_url)
+        janitor = Janitor(
+            user=url.username or "",
+            password=None if url.password is None else str(url.password),
+            host=url.host or "",
+            port=url.port or 5432,
+            dbname=f"test_{uuid4().hex[:12]}",
+            template_dbname=template,
+            maintenance_dbname=url.database or "postgres",
+        )
+        # Whoever is still connected at the end, such as a process that was killed, is
+        # disconnected.
+        with janitor:
+            url = url.set(database=janitor.dbname)
             yield url.render_as_string(hide_password=False)
-        finally:
-            with self._connect() as connection:
-                connection.execute(
-                    # Whoever is still connected, such as a process that was killed.
-                    sql.SQL("drop database {} with (force)").format(
-                        sql.Identifier(name)
-                    )
-                )
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._server_url, autocommit=True)
+
+class Janitor(DatabaseJanitor):
+    """pytest-postgresql's, which copies a template's files where the server can."""
+
+    def init(self) -> None:
+        """Create the database."""
+        with self.cursor() as cursor:
+            self.copies = cursor.connection.info.server_version >= _STRATEGIES
+        super().init()
+
+    def _build_create_database_sql(self) -> sql.Composed:
+        query = super()._build_create_database_sql()
+        # Half the time of writing every page to the log, as is the default.
+        return query + sql.SQL(" strategy file_copy") if self.copies else query
