@@ -9,6 +9,7 @@ __all__ = [
     "Discard",
     "Draft",
     "EnqueueError",
+    "Item",
     "Job",
     "JobsError",
     "NoTransactionError",
@@ -33,6 +34,7 @@ from jobs_lib.errors import (
     PayloadError,
 )
 from jobs_lib.jobs.around import Draft
+from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
 from jobs_lib.settings import Settings
 from jobs_lib.version import __version__

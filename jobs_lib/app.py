@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from typing_extensions import TypeVar
 
@@ -13,6 +13,7 @@ from jobs_lib.backoff import Retry
 from jobs_lib.consuming.declared import Declared, read_model_applier
 from jobs_lib.db import Database, load_queries
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.batch import find_item_type, make_schema
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.jobs.type import JobType
 from jobs_lib.outbox.entity import Entity
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
     from jobs_lib.jobs.around import AroundEnqueue
+    from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.options import Priority
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 V = TypeVar("V", default=Any)
 A = TypeVar("A", bound="Around")
+T = TypeVar("T")
 
 
 class App:
@@ -180,6 +183,72 @@ class App:
                 names=names,
                 priority=priority,
                 around=self._around_enqueue,
+            )
+            self.jobs[type_name] = job_type
+            return job_type
+
+        return declare
+
+    def batch(
+        self,
+        *,
+        size: int = 100,
+        name: str | None = None,
+        group: GroupOf = None,
+        priority: Priority = "normal",
+        retry: Retry | None = None,
+        history: bool | timedelta = True,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+    ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
+        """Declare a function that handles several jobs of a type in one call.
+
+        It is called with a list of :class:`Item`, each a job and its payload; ``T`` is
+        the payload's schema. :meth:`Item.fail` fails one of them. When the handler
+        raises, each of them is handled in a call of its own, so that only those fail
+        that cannot be handled.
+
+        Args:
+            size: jobs that one call takes at the most.
+            name: as for :meth:`job`, and so the others.
+            group: the order within a group is kept.
+            priority: see there.
+            retry: see there.
+            history: see there.
+            rules: see there.
+
+        Raises:
+            ConfigurationError: the name is taken, or the signature is another one.
+        """
+        frame = sys._getframe(1)
+        names = {**frame.f_globals, **frame.f_locals}
+        if not 2 <= size <= 10_000:
+            raise ConfigurationError(
+                f"a batch has 2 to 10,000 jobs, not {size}: for one use @app.job"
+            )
+
+        def declare(function: Callable[[list[Item[T]]], None]) -> JobType[[T]]:
+            type_name = name or str(getattr(function, "__name__", ""))
+            if type_name in self.jobs:
+                raise ConfigurationError(
+                    f"the job type {type_name!r} is declared twice"
+                )
+            job_type: JobType[[T]] = JobType(
+                cast("Any", function),
+                name=type_name,
+                group=group,
+                retry=retry or Retry(),
+                history=lambda: self._choose_history(history),
+                last_only=False,
+                debounce=0.0,
+                max_wait=None,
+                time_limit=None,
+                rules=rules or {},
+                enqueuer=self._enqueuer,
+                names=names,
+                priority=priority,
+                around=self._around_enqueue,
+                batch=size,
+                schema=make_schema(find_item_type(function, type_name, names)),
             )
             self.jobs[type_name] = job_type
             return job_type

@@ -121,6 +121,8 @@ class Workers:
                     )
                     self._idle -= 1
                 continue
+            if self._runner.has_batches and self._run_batch(item):
+                continue
             going = self._run if isinstance(item, Job) else self._run_lane
             if going(item) is None:  # type: ignore[arg-type]
                 return  # another thread has taken this one's place
@@ -166,6 +168,52 @@ class Workers:
         lane.ended.add_lane(lane)
         if lane.failed or not self._ready:
             lane.ended.wake()
+        return True
+
+    def _run_batch(self, item: Item) -> bool:
+        """Run it with others of its type in one call; False if it is for none."""
+        head = item if isinstance(item, Job) else item.jobs[0]
+        size = self._runner.batch_size(head)
+        if size == 1:
+            return False
+        jobs: list[Job] = []
+        lanes: list[Lane] = []
+        while True:
+            if isinstance(item, Lane):
+                lanes.append(item)
+                while item.jobs and item.jobs[0].type == head.type and len(jobs) < size:
+                    jobs.append(item.jobs.popleft())
+            else:
+                jobs.append(item)
+            if len(jobs) == size:
+                break
+            try:
+                item = self._ready.popleft()
+            except IndexError:
+                break
+            following = item if isinstance(item, Job) else item.jobs[0]
+            if following.type != head.type:
+                self._ready.appendleft(item)
+                break
+        jobs = [job for job in jobs if not job.lane.dropped]
+        for job in jobs:
+            job.started = True
+        self._ran += len(jobs)
+        for job, outcome in zip(jobs, self._runner.run_batch(jobs), strict=True):
+            lane = job.lane
+            if job.group is not None and lane.failed and not job.completed:
+                # It stands behind one that has failed: order is order.
+                job.started = False
+                lane.jobs.append(job)
+                continue
+            if not lane.ended.add(job, outcome) and job.group is not None:
+                lane.failed = True
+        for lane in lanes:
+            if lane.failed or lane.dropped or not lane.jobs:
+                lane.ended.add_lane(lane)
+                lane.ended.wake()
+            else:
+                self._ready.append(lane)
         return True
 
     # The watcher's thread

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError, UnavailableError
+from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handled
 from jobs_lib.jobs.model import (
     Cancel,
@@ -51,6 +52,7 @@ class Runner:
         self._lender = lender
         self._lend = lender.lend
         self._types = types
+        self.has_batches = any(t.batch > 1 for t in types.values())
         plain = [one for one in around if not asyncio.iscoroutinefunction(one)]
         waiting = [one for one in around if asyncio.iscoroutinefunction(one)]
         self._functions = {
@@ -75,6 +77,48 @@ class Runner:
         except BaseException as error:
             outcome = self._explain(job, error)
         return self._finish(job, outcome)
+
+    def run_batch(self, jobs: Sequence[Job]) -> list[Outcome | None]:
+        """Run several jobs of one type in one call; what became of each."""
+        ends: dict[int, Outcome | None] = {}
+        items: list[Item[Any]] = []
+        for job in jobs:
+            if telemetry.listened():
+                telemetry.emit("job.started", job=job)
+            job.lend = self._lend
+            try:
+                items.append(Item(job, self._decode(job)["payload"]))
+            except Exception as error:
+                ends[job.id] = self._finish(job, self._explain(job, error))
+        if items:
+            ends |= self._handle(items)
+        return [ends[job.id] for job in jobs]
+
+    def _handle(self, items: list[Item[Any]]) -> dict[int, Outcome | None]:
+        ends: dict[int, Outcome | None] = {}
+        function: Callable[..., Any] = self._types[items[0].job.type].function
+        try:
+            function(items)
+        except BaseException as error:
+            if len(items) > 1:
+                # Which of them it was, each alone will show.
+                stopped: set[int] = set()
+                for item in items:
+                    job, lane = item.job, id(item.job.lane)
+                    item.failure, job.lend = None, self._lend
+                    if job.group is not None and lane in stopped:
+                        ends[job.id] = Outcome(job, Result.SNOOZED)
+                        continue
+                    ends |= self._handle([item])
+                    if ends[job.id] is not None:
+                        stopped.add(lane)
+                return ends
+            items[0].failure = error
+        for item in items:
+            failed = item.failure
+            outcome = self._explain(item.job, failed) if failed else None
+            ends[item.job.id] = self._finish(item.job, outcome)
+        return ends
 
     async def run_async(self, job: Job) -> Outcome | None:
         """The same for an async handler."""
@@ -159,6 +203,10 @@ class Runner:
             return self.time_out(job)
         # The executor stops: the job is released, and no attempt burnt.
         return Outcome(job, Result.SNOOZED)
+
+    def batch_size(self, job: Job) -> int:
+        """How many jobs of the type one call takes."""
+        return self._types[job.type].batch
 
     def is_async(self, job: Job) -> bool:
         """Whether the job's handler belongs on an event loop."""

@@ -84,6 +84,8 @@ class JobType(Generic[P]):
         names: Mapping[str, object],
         priority: Priority = "normal",
         around: Sequence[AroundEnqueue] = (),
+        batch: int = 1,
+        schema: Callable[..., Any] | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
@@ -93,7 +95,9 @@ class JobType(Generic[P]):
         self.function = function
         self.name = name
         self.retry = retry
-        self.payload = Payload(name, function, names)
+        self.payload = Payload(name, schema or function, names)
+        self.batch = batch
+        """Jobs that one call of the handler takes at the most."""
         try:
             self.options_ = Options(name, priority=priority)
         except EnqueueError as error:

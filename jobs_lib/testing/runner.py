@@ -19,6 +19,7 @@ from psycopg.rows import class_row, tuple_row
 
 from jobs_lib.callers import driver_connection
 from jobs_lib.errors import JobsError
+from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.ended import Ended
@@ -91,7 +92,9 @@ class OneByOne:
         installation = read_installation(connection, self._database.queries)
         job = make_job(row, installation, epoch)
         self._raised.clear()
-        if self._runner.is_async(job):
+        if self._runner.batch_size(job) > 1:
+            (outcome,) = self._runner.run_batch([job])
+        elif self._runner.is_async(job):
             outcome = asyncio.run(self._runner.run_async(job))
         else:
             outcome = self._runner.run(job)
@@ -179,7 +182,11 @@ def run_inside(
     job.lend = cast("Any", savepoint)
     try:
         with handling(row.origin):
-            job_type.function(job, **job_type.payload.decode(row.payload))
+            values = job_type.payload.decode(row.payload)
+            if job_type.batch > 1:
+                cast("Any", job_type.function)([Item(job, values["payload"])])
+            else:
+                job_type.function(job, **values)
     except Snooze:
         return
     except Discard:
