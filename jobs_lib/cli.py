@@ -85,7 +85,14 @@ def run(app: str, without: tuple[str, ...]) -> None:
 
 @cli.command()
 @app_argument
-def executor(app: str) -> None:
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Share the work between so many processes.",
+)
+def executor(app: str, processes: int) -> None:
     """Run the executor as a sidecar of the service with the same pod name.
 
     It runs the jobs of the partitions that the service beside it has, without joining
@@ -93,7 +100,12 @@ def executor(app: str) -> None:
     """
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
+    from jobs_lib.supervisor import Supervisor
 
+    if processes > 1:
+        load_app(app)  # what is wrong is said once
+        command = [sys.executable, "-m", "jobs_lib.cli", "executor", app]
+        sys.exit(Supervisor(command, processes).run())
     sys.exit(Service(load_app(app), ["executor"], sidecar=True).run())
 
 

@@ -28,6 +28,7 @@ from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
+from jobs_lib.supervisor import read_share, stop_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,6 +156,10 @@ class Service:
             )
         return not unfinished
 
+    def ask_to_stop(self) -> None:
+        """End :meth:`run` in order, from any thread."""
+        self._stopping.set()
+
     def run(self) -> int:
         """Start, wait for SIGTERM or SIGINT, and stop; returns the exit code.
 
@@ -169,6 +174,8 @@ class Service:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
+        if read_share():
+            stop_with_parent(self.ask_to_stop)
         self.start()
         while not self._stopping.wait(1.0):
             pass
@@ -235,7 +242,10 @@ class Service:
             groups: dict[str, frozenset[str]] = {}
             for one in handled:
                 groups[one.group] = groups.get(one.group, frozenset()) | {one.topic}
-            self._own("execute", FollowSource(self.settings, groups), executor)
+            followed = FollowSource(self.settings, groups)
+            if share := read_share():
+                followed.share(*share)
+            self._own("execute", followed, executor)
         else:
             named = {one.group for one in handled}
             members = [m for m in self._members if m.group in named]

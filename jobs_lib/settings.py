@@ -34,6 +34,7 @@ _OTHER_VARIABLES = {
     "JOBS_LIB_CONFIG_FILE",
     "JOBS_LIB_MAVEN_BASE_URL",
     "JOBS_LIB_SCHEMA",
+    "JOBS_LIB_SHARE",
 }
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]

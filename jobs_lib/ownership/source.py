@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
@@ -26,6 +27,15 @@ class Source:
         self._wanted: frozenset[str] = frozenset()
         self._given: frozenset[str] = frozenset()
         self._changed: Callable[[], None] = lambda: None
+        self._share = 0, 1
+
+    def share(self, index: int, count: int) -> None:
+        """Want only this one of so many shares: the others are of other processes."""
+        self._share = index % count, count
+
+    def _is_ours(self, origin: str) -> bool:
+        index, count = self._share
+        return count == 1 or crc32(origin.encode()) % count == index
 
     def start(self, changed: Callable[[], None]) -> None:
         """Start to watch; ``changed`` is called after each change, from any thread."""
@@ -40,7 +50,7 @@ class Source:
     def wanted(self) -> frozenset[str]:
         """The origins that this process should own."""
         with self._lock:
-            return self._wanted
+            return frozenset(filter(self._is_ours, self._wanted))
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
         """Those of ``origins`` that may be taken from a living owner.

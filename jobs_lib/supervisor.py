@@ -1,0 +1,99 @@
+"""Several executor processes that share the origins of one pod.
+
+Python runs one thread at a time: handlers that compute want a process for each core.
+The parent starts the children, passes signals on, and starts a child again that dies. A
+child whose parent is gone stops, because the pipe between them ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHARE = "JOBS_LIB_SHARE"
+"""What a child is told: which share of the origins it has, as ``2/4``."""
+_TICK = 0.2
+
+
+class Supervisor:
+    """Runs the same command in several processes."""
+
+    def __init__(self, command: list[str], count: int) -> None:
+        self._command = command
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._count = count
+        self._failures = 0
+        self._stopping = threading.Event()
+
+    def run(self) -> int:
+        """Run until a signal comes; returns the worst exit code of the children.
+
+        The first SIGTERM or SIGINT asks the children to stop in order, the second one
+        to stop at once.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        for share in range(1, self._count + 1):
+            self._start(share)
+        while not self._stopping.wait(_TICK):
+            self._revive()
+        return max(child.wait() for child in self._children.values())
+
+    def _start(self, share: int) -> None:
+        # The pipe's other end is never written to: it ends when this process does.
+        self._children[share] = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            env={**os.environ, SHARE: f"{share}/{self._count}"},
+        )
+
+    def _revive(self) -> None:
+        for share, child in self._children.items():
+            code = child.poll()
+            if code is None:
+                continue
+            self._failures += 1
+            telemetry.logger.error(
+                "executor process %d of %d died with exit code %d",
+                share,
+                self._count,
+                code,
+            )
+            if not self._stopping.wait(RECONNECT.delay(self._failures)):
+                self._start(share)
+            return
+
+    def _stop(self, number: int, _: object) -> None:
+        self._stopping.set()
+        for child in self._children.values():
+            if child.poll() is None:
+                child.send_signal(number)
+
+
+def read_share() -> tuple[int, int] | None:
+    """Which share of how many this process has; None when it is nobody's child."""
+    share = os.environ.get(SHARE)
+    if not share:
+        return None
+    index, _, count = share.partition("/")
+    return int(index), int(count)
+
+
+def stop_with_parent(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when the parent process is gone."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        stop()
+
+    threading.Thread(target=watch, name="jobs_lib parent", daemon=True).start()

@@ -1,0 +1,134 @@
+"""Several executor processes under one parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import QUICK, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+APP = """
+import os
+
+from jobs_lib import App, Job
+
+app = App("several")
+
+
+@app.job(group="group")
+def work(job: Job, group: str) -> None:
+    with job.transaction() as connection:
+        connection.execute("insert into runs values (%s, %s)", (job.id, os.getpid()))
+"""
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with, and the table of the runs."""
+    connection = connect(autocommit=True)
+    connection.execute("create table runs (job bigint, pid int)")
+    return connection
+
+
+@pytest.fixture
+def start(tmp_path, database_url, run_process):
+    """A function that starts the parent of two executor processes."""
+    (tmp_path / "several.py").write_text(APP)
+
+    def start():
+        quick = {
+            f"JOBS_LIB_{name.upper()}": str(value) for name, value in QUICK.items()
+        }
+        root = os.getcwd()
+        environment = {
+            **quick,
+            "JOBS_LIB_DATABASE_URL": database_url,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
+        }
+        return run_process(
+            "-m",
+            "jobs_lib.cli",
+            "executor",
+            "several:app",
+            "--processes",
+            "2",
+            env=environment,
+        )
+
+    return start
+
+
+def enqueue(database_url, connect, jobs: int) -> None:
+    app = make_app(database_url)
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None: ...
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"group": f"g{n}"} for n in range(jobs)])
+
+
+def pids(admin) -> set[int]:
+    """The processes that live, and have the role of an executor."""
+    rows = admin.execute(
+        "select pid from jobs_lib.processes where 'execute' = any (roles)"
+        " and heartbeat_at > clock_timestamp() - interval '1 second'"
+    )
+    return {row[0] for row in rows}
+
+
+def owners(admin) -> int:
+    """How many processes share all the origins."""
+    row = admin.execute(
+        "select count(distinct owner), count(*) filter (where owner is null)"
+        " from jobs_lib.origins where role = 'execute'"
+    ).fetchone()
+    return row[0] if row[1] == 0 else 0
+
+
+def test_two_processes_share_the_work_and_stop_on_one_signal(
+    start, admin, database_url, connect, wait_for
+):
+    parent = start()
+    wait_for(lambda: owners(admin) == 2, timeout=60, what="both have their share")
+    enqueue(database_url, connect, 200)
+    count = "select count(*), count(distinct job), count(distinct pid) from runs"
+    wait_for(
+        lambda: admin.execute(count).fetchone() == (200, 200, 2),
+        timeout=30,
+        what="each job ran once, on both processes",
+    )
+    parent.signal(signal.SIGTERM)
+    assert parent.wait(timeout=30) == 0
+    assert owners(admin) == 0
+
+
+def test_a_child_that_dies_is_started_again(start, admin, wait_for):
+    parent = start()
+    wait_for(lambda: len(pids(admin)) == 2, timeout=60, what="both live")
+    before = pids(admin)
+    os.kill(min(before), signal.SIGKILL)
+    wait_for(
+        lambda: len(pids(admin)) == 2 and pids(admin) != before,
+        timeout=60,
+        what=lambda: f"another one lives\n{parent.output}",
+    )
+
+
+@pytest.mark.guarantee("FP20")
+def test_the_children_of_a_killed_parent_stop(start, admin, wait_for):
+    parent = start()
+    wait_for(lambda: len(pids(admin)) == 2, timeout=60, what="both live")
+    children = pids(admin)
+    os.kill(parent.pid, signal.SIGKILL)
+
+    def gone() -> bool:
+        return not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+    wait_for(gone, timeout=30, what="the children are gone")
