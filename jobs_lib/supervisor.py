@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -54,6 +53,9 @@ class Supervisor:
         self._children[share] = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
+            # A terminal's Ctrl-C goes to the parent alone, which passes it on: a child
+            # that got it twice would stop at once.
+            process_group=0,
             env={**os.environ, SHARE: f"{share}/{self._count}"},
         )
 
@@ -93,7 +95,8 @@ def stop_with_parent(stop: Callable[[], None]) -> None:
     """Call ``stop`` when the parent process is gone."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Not by sys.stdin, whose lock a waiting thread holds to the very end.
+        os.read(0, 1)
         stop()
 
     threading.Thread(target=watch, name="jobs_lib parent", daemon=True).start()
