@@ -25,7 +25,9 @@ from jobs_lib.transaction import Pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
+    import psycopg
     from typing_extensions import TypeForm
 
     from jobs_lib.consuming.declared import RecordHandler, RowOf
@@ -101,6 +103,17 @@ class App:
             UnavailableError: on entering, when no connection is had within 30 s.
         """
         return self._pools.transaction()
+
+    def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection in autocommit mode.
+
+        An app can be given wherever a connection is: what is enqueued or sent by it is
+        a transaction of its own, and takes one round trip.
+
+        Raises:
+            UnavailableError: on entering, when no connection is had within 30 s.
+        """
+        return self._pools.alone()
 
     def close(self) -> None:
         """Close the connections that :meth:`transaction` has kept open."""

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import psycopg
 from psycopg import pq
@@ -26,6 +35,7 @@ from jobs_lib.errors import NoTransactionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from psycopg import sql
     from sqlalchemy import Connection as SQLAlchemyConnection
@@ -40,7 +50,11 @@ if TYPE_CHECKING:
     from jobs_lib.db import Queries
 
     Caller: TypeAlias = (
-        psycopg.Connection[Any] | SQLAlchemyConnection | Session | scoped_session[Any]
+        psycopg.Connection[Any]
+        | SQLAlchemyConnection
+        | Session
+        | scoped_session[Any]
+        | "Alone"
     )
     AsyncCaller: TypeAlias = (
         psycopg.AsyncConnection[Any]
@@ -48,6 +62,18 @@ if TYPE_CHECKING:
         | AsyncSession
         | async_scoped_session[Any]
     )
+
+
+@runtime_checkable
+class Alone(Protocol):
+    """Who has nothing else to commit: every statement is a transaction of its own."""
+
+    def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection in autocommit mode."""
+
+    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection in a transaction that commits at the end."""
+
 
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]
@@ -137,6 +163,9 @@ def perform(
     if isinstance(caller, psycopg.Connection):
         _check(caller)
         return _drive(lambda step: _run_psycopg(caller, step), steps)
+    if isinstance(caller, Alone):
+        with caller.alone() as connection:
+            return _drive(lambda step: _run_alone(connection, step), steps)
     if is_async(caller):
         return _perform_async(caller, steps)
     connection = _unwrap(caller)
@@ -213,6 +242,13 @@ def _run_psycopg(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> R
                 raise
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(step.statement.named, step.parameters).fetchall()
+
+
+def _run_alone(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> Rows:
+    if isinstance(step, CopyIn):
+        raise NoTransactionError("many rows need a transaction: give a connection")
+    with connection.lock:
+        return connection.wait(direct.send(connection, step.statement, step.parameters))
 
 
 async def _run_psycopg_async(

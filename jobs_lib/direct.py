@@ -43,13 +43,7 @@ def exchange(
         or pgconn.parameter_status(b"client_encoding") != b"UTF8"
     ):
         return None
-    values = [
-        value.encode() if isinstance(value, str) else value
-        for value in map(parameters.__getitem__, statement.names)
-    ]
-    formats = None
-    if any(isinstance(parameters[name], bytes) for name in statement.names):
-        formats = [int(isinstance(parameters[name], bytes)) for name in statement.names]
+    values, formats = _encode(statement, parameters)
     if status == _OPEN:
         return _send(pgconn, statement.numbered, values, formats)
     if (
@@ -62,6 +56,15 @@ def exchange(
     return None
 
 
+def send(
+    connection: psycopg.Connection[Any],
+    statement: Statement,
+    parameters: Mapping[str, str | bytes | None],
+) -> PQGen[Rows]:
+    """The same for a connection in autocommit mode: a transaction in one round trip."""
+    return _send(connection.pgconn, statement.numbered, *_encode(statement, parameters))
+
+
 def abandon(pgconn: PGconn) -> None:
     """Leave a connection usable, or closed, whose wait was interrupted or failed."""
     if pgconn.pipeline_status == _NO_PIPELINE:
@@ -70,6 +73,16 @@ def abandon(pgconn: PGconn) -> None:
         pgconn.exit_pipeline_mode()
     except psycopg.Error:
         pgconn.finish()
+
+
+def _encode(
+    statement: Statement, parameters: Mapping[str, str | bytes | None]
+) -> tuple[list[bytes | None], list[int] | None]:
+    given = [parameters[name] for name in statement.names]
+    values = [v.encode() if isinstance(v, str) else v for v in given]
+    if not any(isinstance(v, bytes) for v in given):
+        return values, None
+    return values, [int(isinstance(v, bytes)) for v in given]
 
 
 def _send(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import masked_url, require_database_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
@@ -49,6 +50,20 @@ class Pools:
     def transaction(self) -> Transaction:
         """A transaction that commits at the end of its block."""
         return Transaction(self)
+
+    @contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """A connection in autocommit mode."""
+        try:
+            with self.pool().connection() as connection:
+                connection.autocommit = True
+                try:
+                    yield connection
+                finally:
+                    if not connection.broken:
+                        connection.autocommit = False
+        except PoolTimeout:
+            raise self.unavailable() from None
 
     def pool(self) -> ConnectionPool[Connection]:
         """The pool of this process: a fork does not use its parent's."""

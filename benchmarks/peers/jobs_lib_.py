@@ -60,20 +60,18 @@ def setup(given: dict[str, Any]) -> None:
 
 def enqueue(given: dict[str, Any]) -> None:
     """One job per transaction, a thread for each connection."""
-    noop = make_app(given).jobs["noop"]
+    app = make_app(given)
+    noop = app.jobs["noop"]
     latencies: list[float] = []
     gate = threading.Barrier(given["connections"])
 
     def one() -> None:
-        with psycopg.connect(database_address()) as connection:
-            noop.enqueue(connection, i=0)
-            connection.commit()
-            gate.wait()
-            until = time.perf_counter() + given["seconds"]
-            while (called := time.perf_counter()) < until:
-                noop.enqueue(connection, i=1)
-                connection.commit()
-                latencies.append(time.perf_counter() - called)
+        noop.enqueue(app, i=0)
+        gate.wait()
+        until = time.perf_counter() + given["seconds"]
+        while (called := time.perf_counter()) < until:
+            noop.enqueue(app, i=1)
+            latencies.append(time.perf_counter() - called)
 
     _in_threads([one] * given["connections"])
     say_enqueued(latencies, given["seconds"])

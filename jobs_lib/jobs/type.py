@@ -28,7 +28,7 @@ from typing import (
 )
 
 from jobs_lib.backoff import Retry
-from jobs_lib.callers import perform
+from jobs_lib.callers import Alone, perform
 from jobs_lib.errors import ConfigurationError, EnqueueError, PayloadError
 from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.context import current_origin, trace_headers
@@ -186,7 +186,8 @@ class JobType(Generic[P]):
 
         Args:
             conn: a psycopg Connection or AsyncConnection; or an SQLAlchemy Connection,
-                Session, AsyncConnection or AsyncSession with any PostgreSQL driver.
+                Session, AsyncConnection or AsyncSession with any PostgreSQL driver; or
+                the app, for a transaction with nothing else in it.
             *args: the handler's arguments after ``job``.
             **kwargs: the same by name.
 
@@ -228,6 +229,9 @@ class JobType(Generic[P]):
             PayloadError: one of the payloads does not fit, or cannot be stored.
             EnqueueError: the options have a unique key, which only one job could have.
         """
+        if isinstance(conn, Alone):
+            with conn.transaction() as connection:
+                return self.enqueue_many(connection, payloads)
         if not self._around:
             return perform(conn, self._many(list(payloads), self.options_))
         return call_around(

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from jobs_lib import Job, NoTransactionError
+from jobs_lib import Job, NoTransactionError, PayloadError
 from jobs_lib.schema import sqlalchemy_url
 from tests.support.apps import make_app
 
@@ -427,3 +427,17 @@ def test_a_pooled_connection_that_the_server_has_closed_is_replaced(
         assert connection.info.backend_pid != pid
         notify.enqueue(connection, order=1)
     assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (1,)
+
+
+def test_an_app_enqueues_and_sends_in_transactions_of_their_own(app, notify, connect):
+    topic = app.topic("orders")
+    job_id = notify.enqueue(app, order=1)
+    assert notify.enqueue_many(app, [{"order": 2}, {"order": 3}]) == 2
+    topic.send(app, key="1", value={"order": 1})
+    with pytest.raises(PayloadError):
+        notify.enqueue(app, order="one")
+    admin = connect()
+    rows = admin.execute("select id from jobs_lib.jobs order by id").fetchall()
+    assert len(rows) == 3
+    assert rows[0] == (job_id,)
+    assert admin.execute("select key from jobs_lib.outbox").fetchall() == [("1",)]
