@@ -490,8 +490,8 @@ def explain_crashes(job: Job, policy: Retry) -> Outcome:
     error = f"the process died {job.crashes} times while this job may have been running"
     failed = job.attempt - 1
     if policy.exhausted(failed):
-        return Outcome(job, Result.DISCARDED, error)
-    return Outcome(job, Result.RETRIED, error, policy.delay(failed))
+        return Outcome(job, Result.DISCARDED, error, ran=False)
+    return Outcome(job, Result.RETRIED, error, policy.delay(failed), ran=False)
 
 
 def _rank(item: Item) -> int:

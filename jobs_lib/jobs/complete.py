@@ -78,7 +78,7 @@ class Completer:
                 parameters |= {
                     "delays": [outcome.delay for outcome in batch],
                     "untils": [outcome.until for outcome in batch],
-                    "burnt": int_array(int(o.result is Result.RETRIED) for o in batch),
+                    "failed": [o.result is Result.RETRIED for o in batch],
                 }
             else:
                 parameters |= self._kept
@@ -86,6 +86,9 @@ class Completer:
                 parameters["outcome"] = kind
             else:
                 parameters["failures"] = [outcome.error for outcome in batch]
+                parameters["burnt"] = int_array(
+                    int(o.ran and o.result is not Result.SNOOZED) for o in batch
+                )
             settlements.append(Settlement(query, parameters, jobs))
         return settlements
 

@@ -149,6 +149,8 @@ class Outcome:
     """When the next attempt is due, instead of a delay."""
     frees: Lane | None = None
     """May start once this outcome is written."""
+    ran: bool = True
+    """False where the crashes before are what failed, and no further attempt."""
 
 
 class Snooze(JobsError):

@@ -187,10 +187,19 @@ class Jobs(RuleBasedStateMachine):
 
     # Run
 
-    @rule(pod=PODS, between=st.sampled_from(["before", "after", None, None]), place=ANY)
-    def round(self, pod, between, place) -> None:
+    @rule(
+        pod=PODS,
+        between=st.sampled_from(["before", "after", None, None]),
+        place=ANY,
+        starts=st.integers(0, 4),
+    )
+    def round_and_start(self, pod, between, place, starts) -> None:
         something = {between: lambda: self.happen(place)} if between else {}
-        self.world.pods[pod].round(**something)
+        one = self.world.pods[pod]
+        one.round(**something)
+        for n in range(starts):
+            if one.startable:
+                self.start_one(one, place * n % len(one.startable))
 
     def happen(self, place: int) -> None:
         """What others do while a round is under way."""
@@ -203,13 +212,6 @@ class Jobs(RuleBasedStateMachine):
     def commit_or_roll_back_now(self, place: int) -> None:
         through = sorted(self.drafts)[place % len(self.drafts)]
         self.end_transaction(through, commit=True)
-
-    @rule(pod=PODS, place=ANY)
-    def start(self, pod, place) -> None:
-        one = self.world.pods[pod]
-        if not one.startable:
-            return
-        self.start_one(one, place % len(one.startable))
 
     def start_one(self, pod: BookedPod, at: int) -> Job | None:
         item = pod.startable[at]
@@ -233,8 +235,20 @@ class Jobs(RuleBasedStateMachine):
         return [(p, j) for p in self.world.pods for j in p.running if j.id in p.open]
 
     @precondition(lambda self: self.idle)
-    @rule(place=ANY, how=st.sampled_from(["ok", "ok", "own", "own", *ERRORS]))
-    def finish(self, place, how) -> None:
+    @rule(
+        place=ANY,
+        hows=st.lists(
+            st.sampled_from(["ok", "ok", "own", "own", *ERRORS]),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    def finish(self, place, hows) -> None:
+        for how in hows:
+            if self.idle:
+                self.finish_one(place, how)
+
+    def finish_one(self, place, how) -> None:
         pod, job = self.idle[place % len(self.idle)]
         if how == "own":
             pod.begin(job).execute("insert into effects values (%s)", (job.id,))
@@ -277,23 +291,31 @@ class Jobs(RuleBasedStateMachine):
         with pytest.raises(FencedError):
             transaction.__exit__(None, None, None)
 
-    @rule(pod=PODS)
-    def take_back(self, pod) -> None:
-        self.world.pods[pod].dispatcher._take_back()
+    @rule(
+        what=st.sampled_from(
+            ["crash", "take over", "take over", "hand over", "hurry", "take back"]
+        ),
+        pod=PODS,
+        origin=st.sampled_from(ORIGINS),
+    )
+    def trouble(self, what, pod, origin) -> None:
+        if what == "crash":
+            self.crash(pod)
+        elif what == "take over":
+            # From a dead one, or from one that lives on and does not know it yet.
+            self.take(self.world.pods[pod], origin)
+        elif what == "take back":
+            self.world.pods[pod].dispatcher._take_back()
+        else:
+            self.hand_over(pod, origin, hurried=what == "hurry")
 
     # Own
 
-    @rule(pod=PODS)
     def crash(self, pod) -> None:
         dead = self.world.pods[pod]
         self.late = [(p, j) for p, j in self.late if p is not dead]
         dead.close()
         self.world.pods[pod] = self.make_pod(pod)
-
-    @rule(pod=PODS, origin=st.sampled_from(ORIGINS))
-    def take_over(self, pod, origin) -> None:
-        """From a dead one, or from one that lives on and does not know it yet."""
-        self.take(self.world.pods[pod], origin)
 
     def take(self, pod: BookedPod, origin: str) -> None:
         owner = self.world.owners.get(origin)
@@ -303,7 +325,6 @@ class Jobs(RuleBasedStateMachine):
             pod.leave(origin, hurried=True)  # it notices what it has lost
         pod.take(origin)
 
-    @rule(pod=PODS, origin=st.sampled_from(ORIGINS), hurried=st.booleans())
     def hand_over(self, pod, origin, hurried) -> None:
         owner = self.world.owners.get(origin)
         heir = self.world.pods[pod]
@@ -430,8 +451,8 @@ def test_random_histories_of_jobs_keep_to_the_model(database):
         run_state_machine_as_test(
             lambda: Jobs(bench),
             settings=settings(
-                max_examples=int(longer or 60),
-                stateful_step_count=60,
+                max_examples=int(longer or 80),
+                stateful_step_count=50,
                 derandomize=not longer,
                 database=None,
                 # A history is told whole: to make it shorter takes minutes.
