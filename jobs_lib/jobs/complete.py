@@ -76,7 +76,8 @@ class Completer:
             parameters = self._address(jobs, epochs)
             if query == "retry":
                 parameters |= {
-                    "delays": [outcome.delay for outcome in batch],
+                    # A whole number among them would make psycopg refuse the list.
+                    "delays": [float(outcome.delay) for outcome in batch],
                     "untils": [outcome.until for outcome in batch],
                     "failed": [o.result is Result.RETRIED for o in batch],
                 }

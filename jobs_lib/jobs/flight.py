@@ -42,7 +42,9 @@ class Flight:
         key = (lane.origin, lane.group or "")
         if self.lanes.get(key) is lane:
             del self.lanes[key]
-            if lane.more and not (lane.failed or lane.dropped):
+            if lane.after and not lane.dropped:
+                self.behind[key] = lane.after
+            elif lane.more and not (lane.failed or lane.dropped):
                 self.behind[key] = lane.last
             if lane.late:
                 self.late[lane.late] = lane.origin

@@ -41,6 +41,8 @@ class Lane:
     """The id of the last job that was taken of the group."""
     late: int = 0
     """A job of the group that came late, before the last one of this lane."""
+    after: int = 0
+    """A job that was given up: the group goes on behind it, once that is written."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False

@@ -405,8 +405,6 @@ class Jobs(RuleBasedStateMachine):
             self.end_transaction(through, commit=True)
         admin.execute("delete from jobs_lib.pauses")
         self.world.pauses.clear()
-        while self.scheduled:
-            self.time_passes(0)
         for origin in ORIGINS:
             owner = self.world.owners.get(origin)
             if owner is None or owner[0] not in self.world.pods:
@@ -415,6 +413,8 @@ class Jobs(RuleBasedStateMachine):
             self.the_table_is_as_the_model_says()
             if all(k.end for k in self.world.jobs.values()):
                 break
+            while self.scheduled:
+                self.time_passes(0)
             for pod in self.world.pods:
                 pod.round()
                 while pod.startable:

@@ -159,7 +159,9 @@ class World:
         assert found.keys() == unfinished.keys()
         for job_id, (attempt, crashes, state) in found.items():
             known = unfinished[job_id]
-            assert (attempt, crashes) == (known.attempt, known.crashes), known
+            assert (attempt, crashes) == (known.attempt, known.crashes), (
+                f"attempt={attempt}, crashes={crashes} in the table, not as in {known}"
+            )
             assert known.due or state == "scheduled", known
 
 
