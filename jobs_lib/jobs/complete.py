@@ -114,9 +114,13 @@ class Completer:
     def _address(
         self, jobs: Sequence[Job], epochs: Mapping[str, int]
     ) -> dict[str, Any]:
+        # What was claimed before the origin was given away, and came back, is nobody's.
+        origins = [
+            job.lane.origin if epochs.get(job.lane.origin) == job.lane.epoch else ""
+            for job in jobs
+        ]
         # Only the origins touched are locked: the lock's cost grows with their number.
-        origins = [job.lane.origin for job in jobs]
-        touched = sorted(set(origins) & epochs.keys())
+        touched = sorted(set(origins) - {""})
         return {
             "owner": self._owner,
             "owned": text_array(touched),

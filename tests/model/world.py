@@ -156,7 +156,10 @@ class World:
         """The table holds exactly the unfinished jobs."""
         found = {row[0]: row[1:] for row in rows}
         unfinished = {k.id: k for k in self.jobs.values() if k.end is None}
-        assert found.keys() == unfinished.keys()
+        assert found.keys() == unfinished.keys(), (
+            f"not in the table: {[k for i, k in unfinished.items() if i not in found]},"
+            f" still there: {[self.jobs[i] for i in found if i not in unfinished]}"
+        )
         for job_id, (attempt, crashes, state) in found.items():
             known = unfinished[job_id]
             assert (attempt, crashes) == (known.attempt, known.crashes), (

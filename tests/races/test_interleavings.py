@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib import Discard
+from jobs_lib import Discard, Snooze
 from jobs_lib.errors import FencedError
 from jobs_lib.jobs.model import Result, RetryAfter
 from tests.races.conftest import ORIGIN, run
@@ -97,6 +97,30 @@ def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
     assert scene.state(job)[0] == "scheduled"
     heir.take(ORIGIN)
     assert run(heir) == [job]
+
+
+@pytest.mark.parametrize("error", [None, RetryAfter(0)], ids=["ends", "fails"])
+def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_back(
+    scene, error
+):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    old = pod.start()
+    pod.leave(ORIGIN, hurried=True)
+    pod.take(ORIGIN)
+    pod.rounds()
+    new = pod.start()
+    assert (new.id, new.attempt) == (old.id, old.attempt)
+    pod.finish(old, error)
+    pod.rounds(5)
+    assert pod.startable == []
+    assert scene.state(job) == ("available", 0, 0)
+    assert list(pod.claimer.flight.jobs.values()) == [new]
+    pod.finish(new)
+    pod.rounds()
+    assert scene.ends(job) == ["completed"]
+    assert scene.admin.execute("select * from jobs_lib.claims").fetchall() == []
 
 
 # A handler's own transaction
@@ -335,6 +359,57 @@ def test_a_job_that_is_cancelled_while_it_completes_ends_once(scene, cancelled_f
         assert scene.send(operator, "cancel_jobs", cancelling(job)) == []
         operator.commit()
     assert scene.ends(job) == ["completed"]
+
+
+# What a crash costs
+
+
+def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
+    failed, running = scene.enqueue(), scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    pod.start()
+    pod.round()
+    heir.take(ORIGIN)
+    assert scene.state(failed) == ("scheduled", 1, 0)
+    assert scene.state(running) == ("available", 0, 1)
+
+
+def test_two_crashes_are_two_attempts(scene):
+    job = scene.enqueue()
+    for attempt in (1, 2):
+        pod = scene.pod(ORIGIN)
+        pod.rounds()
+        assert pod.start().attempt == attempt
+    pod = scene.pod(ORIGIN)
+    pod.rounds(5)
+    assert pod.start().attempt == 3
+    assert scene.state(job) == ("available", 2, 0)
+    (error,) = scene.admin.execute("select errors from jobs_lib.jobs").fetchone()
+    assert [one["attempt"] for one in error] == [2]
+
+
+# Pauses, and what is settled together
+
+
+def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene):
+    scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    assert run(pod) == []
+    scene.admin.execute("delete from jobs_lib.pauses")
+    assert run(pod) == [job]
+
+
+def test_whole_and_broken_numbers_of_seconds_are_settled_together(scene):
+    first, second = scene.enqueue(), scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), Snooze(3600))
+    pod.finish(pod.start(), Snooze(0.5))
+    pod.round()
+    assert scene.state(first)[0] == scene.state(second)[0] == "scheduled"
 
 
 # Unique keys
