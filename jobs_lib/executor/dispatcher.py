@@ -18,6 +18,7 @@ from jobs_lib.db import int_array
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.executor.wakeup import Wakeup
+from jobs_lib.jobs.model import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.model import Job, Lane, Outcome
 
 _SETTLE_WITHIN = 0.005
+_WAITING = {Result.RETRIED, Result.SNOOZED, Result.DISCARDED}
 _HOARDED = 1.0
 """Seconds that a claimed job may wait for a worker before it is given back."""
 
@@ -249,7 +251,11 @@ class Dispatcher:
 
     def _trim(self) -> list[Statement]:
         """Take out of the claims what does not run under them."""
-        given_back = self._claimer.given_back
+        # What waits for another attempt must not pay when this process dies before the
+        # others of its claim have ended.
+        given_back = self._claimer.given_back + [
+            outcome.job for outcome in self._outcomes if outcome.result in _WAITING
+        ]
         if not given_back:
             return []
         seqs = sorted({job.lane.seq for job in given_back})
@@ -284,11 +290,13 @@ class Dispatcher:
             flight.land(outcome.job)
             if outcome.frees is not None:
                 freed.append(outcome.frees)
+        self._claimer.given_back.clear()
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
+            # What stood behind a failed job has not run: a crash is not its business.
+            self._claimer.given_back += [j for j in lane.jobs if j.id in flight.jobs]
             flight.end_lane(lane)
         self._completed, self._outcomes, self._ended_lanes = [], [], []
         self._doubtful = False
-        self._claimer.given_back.clear()
         if startable := [lane for lane in freed if lane.jobs]:
             self._put(startable)
         for event in self._leaving:

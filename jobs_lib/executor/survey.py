@@ -52,9 +52,10 @@ class Survey:
         active = self._claimer.active()
         now = time.monotonic()
         batches: list[list[Statement]] = []
-        if not active:
+        if not self._claimer.positions:
             self._next_at = now + self._longest
             return batches
+        # Where every origin is paused, it is the look that tells when one no longer is.
         if now >= self._due_at:
             self._due_at = math.inf
             batches.append([("promote", self._prepare_promote())])

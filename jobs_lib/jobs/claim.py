@@ -411,8 +411,10 @@ class Claimer:
             position.deep |= full
         elif kind == _PASSED:
             if lane := self.flight.lanes.get((origin, group)):
-                lane.more = True
-                if job_id < lane.last and job_id not in self.flight.jobs:
+                flying = job_id in self.flight.jobs
+                # A lane of this same claim has read what there is behind its rows.
+                lane.more |= not (flying and lane.seq == self._seq)
+                if job_id < lane.last and not flying:
                     lane.late = job_id
         elif kind == _UNKNOWN:
             self._report_unknown(type_, origin, count)
@@ -517,8 +519,8 @@ def explain_crashes(job: Job, policy: Retry) -> Outcome:
     error = f"the process died {job.crashes} times while this job may have been running"
     failed = job.attempt - 1
     if policy.exhausted(failed):
-        return Outcome(job, Result.DISCARDED, error)
-    return Outcome(job, Result.RETRIED, error, policy.delay(failed))
+        return Outcome(job, Result.DISCARDED, error, ran=False)
+    return Outcome(job, Result.RETRIED, error, policy.delay(failed), ran=False)
 
 
 def _rank(item: Item) -> int:

@@ -77,9 +77,10 @@ class Completer:
             parameters = self._address(jobs, epochs)
             if query == "retry":
                 parameters |= {
-                    "delays": [outcome.delay for outcome in batch],
+                    # A whole number among them would make psycopg refuse the list.
+                    "delays": [float(outcome.delay) for outcome in batch],
                     "untils": [outcome.until for outcome in batch],
-                    "burnt": int_array(int(o.result is Result.RETRIED) for o in batch),
+                    "failed": [o.result is Result.RETRIED for o in batch],
                 }
             else:
                 parameters |= self._kept
@@ -87,6 +88,9 @@ class Completer:
                 parameters["outcome"] = kind
             else:
                 parameters["failures"] = [outcome.error for outcome in batch]
+                parameters["burnt"] = int_array(
+                    int(o.ran and o.result is not Result.SNOOZED) for o in batch
+                )
             settlements.append(Settlement(query, parameters, jobs))
         return settlements
 
@@ -111,9 +115,13 @@ class Completer:
     def _address(
         self, jobs: Sequence[Job], epochs: Mapping[str, int]
     ) -> dict[str, Any]:
+        # What was claimed before the origin was given away, and came back, is nobody's.
+        origins = [
+            job.lane.origin if epochs.get(job.lane.origin) == job.lane.epoch else ""
+            for job in jobs
+        ]
         # Only the origins touched are locked: the lock's cost grows with their number.
-        origins = [job.lane.origin for job in jobs]
-        touched = sorted(set(origins) & epochs.keys())
+        touched = sorted(set(origins) - {""})
         return {
             "owner": self._owner,
             "owned": text_array(touched),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
+_GIVES_UP = {Result.DISCARDED, Result.CANCELLED}
 
 
 class Ended:
@@ -35,10 +36,15 @@ class Ended:
             if len(self._completed) >= self.wake_at:
                 self.wake()
             return True
+        # What is behind a job that waits for another attempt waits with it. What is
+        # behind one that was given up waits until that is written: a crash would bring
+        # the job back, behind what has taken effect after it.
+        gives_up = outcome.result in _GIVES_UP and job.group is not None
+        if gives_up:
+            job.lane.after = job.id
         self._outcomes.append(outcome)
         self.wake()
-        # What is behind a job that waits for another attempt waits with it.
-        return outcome.result not in _STOPS_LANE
+        return not gives_up and outcome.result not in _STOPS_LANE
 
     def add_lane(self, lane: Lane) -> None:
         """Nothing of a lane runs any more."""

@@ -34,7 +34,9 @@ class Flight:
 
     def land(self, job: Job) -> None:
         """The job's outcome is written, or it is given back."""
-        if self.jobs.pop(job.id, None) is not None:
+        # It may have been claimed anew since, by an epoch after this one's.
+        if self.jobs.get(job.id) is job:
+            del self.jobs[job.id]
             self._left[job.lane.seq] -= 1
 
     def end_lane(self, lane: Lane) -> None:
@@ -42,7 +44,9 @@ class Flight:
         key = (lane.origin, lane.group or "")
         if self.lanes.get(key) is lane:
             del self.lanes[key]
-            if lane.more and not (lane.failed or lane.dropped):
+            if lane.after and not lane.dropped:
+                self.behind[key] = lane.after
+            elif lane.more and not (lane.failed or lane.dropped):
                 self.behind[key] = lane.last
             if lane.late:
                 self.late[lane.late] = lane.origin

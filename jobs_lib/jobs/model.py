@@ -41,6 +41,8 @@ class Lane:
     """The id of the last job that was taken of the group."""
     late: int = 0
     """A job of the group that came late, before the last one of this lane."""
+    after: int = 0
+    """A job that was given up: the group goes on behind it, once that is written."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False
@@ -151,6 +153,8 @@ class Outcome:
     """When the next attempt is due, instead of a delay."""
     frees: Lane | None = None
     """May start once this outcome is written."""
+    ran: bool = True
+    """False where the crashes before are what failed, and no further attempt."""
 
 
 class Snooze(JobsError):

@@ -92,22 +92,24 @@ with own as materialized (
     for share of o
 ),
 failed as materialized (
-    select row.ctid as at, d.delay, d.until, d.error, d.burnt
+    -- A failure settles what crashes left open: they count as attempts from now on.
+    select row.ctid as at, d.delay, d.until, d.error, d.failed,
+        row.attempt + d.burnt + case when d.failed then row.crashes else 0 end as attempt
     from unnest(
         %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[],
-        %(untils)s::timestamptz[], %(failures)s::text[], %(burnt)s::int[]
-    ) as d(origin, id, delay, until, error, burnt)
+        %(untils)s::timestamptz[], %(failures)s::text[], %(failed)s::bool[],
+        %(burnt)s::int[]
+    ) as d(origin, id, delay, until, error, failed, burnt)
     cross join lateral (
-        select j.ctid from {schema}.jobs j
+        select j.ctid, j.attempt, j.crashes from {schema}.jobs j
         where j.origin = d.origin and j.id = d.id offset 0
     ) row
     where d.origin in (select origin from own)
 )
 update {schema}.jobs j set
     state = 'scheduled',
-    -- A failure settles what crashes left open: they count as attempts from now on.
-    attempt = j.attempt + failed.burnt * (1 + j.crashes),
-    crashes = case failed.burnt when 0 then j.crashes else 0 end,
+    attempt = failed.attempt,
+    crashes = case when failed.failed then 0 else j.crashes end,
     run_at = coalesce(
         failed.until, clock_timestamp() + make_interval(secs => failed.delay)
     ),
@@ -116,7 +118,7 @@ update {schema}.jobs j set
         select jsonb_agg(e order by n) from (
             select e, n from jsonb_array_elements(
                 coalesce(j.errors, '[]') || jsonb_build_object(
-                    'attempt', j.attempt + failed.burnt * (1 + j.crashes),
+                    'attempt', failed.attempt,
                     'at', clock_timestamp(), 'error', failed.error
                 )
             ) with ordinality as t(e, n) order by n desc limit 10
@@ -134,24 +136,25 @@ with own as materialized (
     for share of o
 ),
 failed as materialized (
-    select d.* from unnest(%(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[])
-        as d(origin, id, error)
+    select d.* from unnest(
+        %(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[], %(burnt)s::int[]
+    ) as d(origin, id, error, burnt)
     where d.origin in (select origin from own)
 ),
 removed as (
     delete from {schema}.jobs j using failed f
     where j.origin = f.origin and j.id = f.id
-    returning j.*, f.error
+    returning j.*, f.error, f.burnt
 ),
 kept as (
     insert into {schema}.discarded (
         id, origin, type, "group", attempt, priority, payload, headers, unique_key,
         enqueued_at, errors
     )
-    select id, origin, type, "group", attempt + crashes + 1, priority, payload, headers,
+    select id, origin, type, "group", attempt + crashes + burnt, priority, payload, headers,
         unique_key, enqueued_at,
         coalesce(errors, '[]') || jsonb_build_object(
-            'attempt', attempt + crashes + 1, 'at', clock_timestamp(), 'error', error
+            'attempt', attempt + crashes + burnt, 'at', clock_timestamp(), 'error', error
         )
     from removed
 ),
@@ -159,7 +162,7 @@ noted as (
     insert into {schema}.history
         (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
     select (clock_timestamp() at time zone 'UTC')::date + k.days,
-        r.id, r.origin, r.type, r."group", 'discarded', r.attempt + r.crashes + 1,
+        r.id, r.origin, r.type, r."group", 'discarded', r.attempt + r.crashes + r.burnt,
         r.enqueued_at
     from removed r
     join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)

@@ -1,0 +1,1 @@
+"""Random histories against a plain model of what jobs may do."""

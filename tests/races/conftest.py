@@ -1,0 +1,151 @@
+"""A scene for races: pods and connections whose every step the test takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from jobs_lib.backoff import Retry
+from jobs_lib.jobs.complete import Completer
+from tests.support.apps import make_app
+from tests.support.stepping import Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from jobs_lib import Job
+    from jobs_lib.db import Database
+
+ORIGIN = "local/1"
+
+
+class Scene:
+    """One origin, the types `work` and `last`, and as many pods as it takes."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.app = make_app(database.url, notify=False)
+        at_once = Retry(1e-6, cap=1e-6)
+
+        def handle(job: Job, group: str | None = None, n: int = 0) -> None: ...
+
+        self.app.job(name="work", group="group", retry=at_once, time_limit=9)(handle)
+        self.app.job(name="last", group="group", retry=at_once, last_only=True)(handle)
+        self._opened: list[Any] = []
+        self.admin = self.connect()
+        self.admin.execute("create table effects (job bigint, pod uuid)")
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A connection as the library makes them; nothing on it waits for long."""
+        connection = self.database.connect("scene")
+        connection.execute("set lock_timeout = '100ms'")
+        self._opened.append(connection)
+        return connection
+
+    def pod(self, *origins: str) -> Pod:
+        """A pod that owns these origins."""
+        pod = Pod(self.database, self.connect(), self.app.jobs)
+        self._opened.append(pod)
+        if origins:
+            pod.take(*origins)
+        return pod
+
+    def enqueue(
+        self,
+        connection: psycopg.Connection[Any] | None = None,
+        type_: str = "work",
+        group: str | None = None,
+        **options: Any,
+    ) -> int:
+        """Enqueue in the open transaction of a connection, else in one of its own."""
+        chosen: Any = self.app.jobs[type_].options(origin=ORIGIN, **options)
+        if connection is not None:
+            return chosen.enqueue(connection, group=group)
+        with self.admin.transaction():
+            return chosen.enqueue(self.admin, group=group)
+
+    def begin(self) -> psycopg.Connection[Any]:
+        """A connection with an open transaction."""
+        connection = self.connect()
+        connection.execute("begin")
+        return connection
+
+    def send(
+        self,
+        connection: psycopg.Connection[Any],
+        name: str,
+        parameters: Mapping[str, Any],
+    ) -> list[Any]:
+        """Send one of the library's statements."""
+        cursor = connection.execute(self.database.queries[name], parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def waits(
+        self,
+        connection: psycopg.Connection[Any],
+        name: str,
+        parameters: Mapping[str, Any],
+    ) -> bool:
+        """Whether a statement has to wait for somebody's lock; it has no effect then."""
+        try:
+            with connection.transaction():
+                self.send(connection, name, parameters)
+        except psycopg.errors.LockNotAvailable:
+            return True
+        return False
+
+    def completion(self, pod: Pod, *jobs: Job) -> tuple[str, dict[str, Any]]:
+        """The statement by which a pod completes jobs."""
+        completer = Completer(pod.id, self.app.jobs)
+        (settlement,) = completer.prepare(jobs, [], pod.claimer.epochs)
+        return settlement.query, settlement.parameters
+
+    def taking(self, pod: Pod) -> dict[str, Any]:
+        """The parameters of a take-over of the origin by a pod."""
+        return {"role": "execute", "origins": [ORIGIN], "owner": pod.id}
+
+    def state(self, job: int) -> tuple[Any, ...] | None:
+        """State, attempts and crashes of an unfinished job."""
+        return self.admin.execute(
+            "select state, attempt, crashes from jobs_lib.jobs where id = %s", (job,)
+        ).fetchone()
+
+    def ends(self, job: int) -> list[str]:
+        """How a job has ended, each time that it did."""
+        rows = self.admin.execute(
+            "select outcome from jobs_lib.history where id = %s", (job,)
+        )
+        return [outcome for (outcome,) in rows]
+
+    def effects(self) -> list[int]:
+        """The jobs whose effects are in."""
+        rows = self.admin.execute("select job from effects order by job")
+        return [job for (job,) in rows]
+
+    def close(self) -> None:
+        """Close all."""
+        for one in reversed(self._opened):
+            one.close()
+
+
+@pytest.fixture
+def scene(database) -> Iterator[Scene]:
+    """Pods and connections at the test's hand."""
+    scene = Scene(database)
+    yield scene
+    scene.close()
+
+
+def run(pod: Pod, rounds: int = 3) -> list[int]:
+    """Let a pod do what there is to do; the ids of what ran, in order."""
+    ran = []
+    for _ in range(rounds):
+        pod.round()
+        while pod.startable:
+            if job := pod.start():
+                ran.append(job.id)
+                pod.finish(job)
+    pod.round()
+    return ran

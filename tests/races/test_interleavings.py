@@ -1,0 +1,446 @@
+"""Two who act on the same jobs: each race step by step, in both orders."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import Discard, Snooze
+from jobs_lib.errors import FencedError
+from jobs_lib.jobs.model import Result, RetryAfter
+from tests.races.conftest import ORIGIN, run
+
+# A take-over against what the owner before still does
+
+
+def test_a_completion_comes_first_and_the_take_over_waits_for_it(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    handler = scene.begin()
+    assert scene.send(handler, *scene.completion(pod, pod.start())) == [(job,)]
+    assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
+    handler.commit()
+    heir.take(ORIGIN)
+    assert run(heir) == []
+    assert scene.ends(job) == ["completed"]
+
+
+def test_a_take_over_comes_first_and_the_completion_waits_and_changes_nothing(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    completion = scene.completion(pod, pod.start())
+    taker = scene.begin()
+    scene.send(taker, "lock_origins", scene.taking(heir))
+    scene.send(taker, "take_origins", scene.taking(heir))
+    zombie = scene.connect()
+    assert scene.waits(zombie, *completion)
+    taker.commit()
+    assert scene.send(zombie, *completion) == []
+    assert scene.state(job) == ("available", 0, 0)
+    assert scene.ends(job) == []
+
+
+def test_a_claim_comes_first_and_what_it_took_was_cut_off_by_the_take_over(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.claimer.hint(ORIGIN)
+    claim = scene.begin()
+    assert scene.send(claim, "claim", pod.claimer.prepare(8))[0][2] == job
+    assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
+    claim.commit()
+    heir.take(ORIGIN)
+    assert scene.state(job) == ("available", 0, 1)
+    assert run(heir) == [job]
+
+
+def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scene):
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    job = scene.enqueue()
+    taker = scene.begin()
+    scene.send(taker, "lock_origins", scene.taking(heir))
+    pod.rounds()  # would fail by its lock_timeout
+    scene.send(taker, "take_origins", scene.taking(heir))
+    taker.commit()
+    pod.rounds()
+    assert pod.startable == []
+    heir.take(ORIGIN)
+    assert run(heir) == [job]
+    assert scene.state(job) is None
+
+
+def test_a_retry_comes_after_the_take_over_and_changes_nothing(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    heir.take(ORIGIN)
+    pod.rounds()
+    assert scene.state(job) == ("available", 0, 1)
+    assert run(heir) == [job]
+
+
+def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    job = scene.enqueue()
+    scene.admin.execute(
+        "update jobs_lib.jobs set state = 'scheduled', run_at = clock_timestamp()"
+    )
+    promotion = pod.dispatcher._survey._prepare_promote() | {"limit": 9}
+    taker = scene.begin()
+    scene.send(taker, "lock_origins", scene.taking(heir))
+    # It does not wait for the one, and finds nothing of its own after it.
+    assert scene.send(scene.connect(), "promote", promotion) == []
+    scene.send(taker, "take_origins", scene.taking(heir))
+    taker.commit()
+    assert scene.send(scene.connect(), "promote", promotion) == []
+    assert scene.state(job)[0] == "scheduled"
+    heir.take(ORIGIN)
+    assert run(heir) == [job]
+
+
+@pytest.mark.parametrize("error", [None, RetryAfter(0)], ids=["ends", "fails"])
+def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_back(
+    scene, error
+):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    old = pod.start()
+    pod.leave(ORIGIN, hurried=True)
+    pod.take(ORIGIN)
+    pod.rounds()
+    new = pod.start()
+    assert (new.id, new.attempt) == (old.id, old.attempt)
+    pod.finish(old, error)
+    pod.rounds(5)
+    assert pod.startable == []
+    assert scene.state(job) == ("available", 0, 0)
+    assert list(pod.claimer.flight.jobs.values()) == [new]
+    pod.finish(new)
+    pod.rounds()
+    assert scene.ends(job) == ["completed"]
+    assert scene.admin.execute("select * from jobs_lib.claims").fetchall() == []
+
+
+# A handler's own transaction
+
+
+def effect(connection, pod, job) -> None:
+    connection.execute("insert into effects values (%s, %s)", (job.id, pod.id))
+
+
+def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    running = pod.start()
+    effect(pod.begin(running), pod, running)
+    heir.take(ORIGIN)  # at once, with the handler in the middle of its transaction
+    outcome = pod.commit(running)
+    assert outcome.result is Result.FENCED
+    heir.rounds()
+    again = heir.start()
+    assert (again.id, again.attempt) == (job, 2)
+    effect(heir.begin(again), heir, again)
+    heir.commit(again)
+    rows = scene.admin.execute("select * from effects").fetchall()
+    assert rows == [(job, heir.id)]
+
+
+def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    running = pod.start()
+    handler = scene.begin()
+    effect(handler, pod, running)
+    handler.execute(*pod._lender.statement(running))
+    assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
+    handler.commit()
+    heir.take(ORIGIN)
+    assert run(heir) == []
+    assert scene.effects() == [job]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["settled", "unsettled"])
+def test_an_attempt_whose_time_is_over_commits_before_that_is_written_or_never(
+    scene, late
+):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    running = pod.start()
+    effect(pod.begin(running), pod, running)
+    pod.time_out(running)
+    transaction = pod.open_late.pop(running)
+    if late:
+        pod.round()
+        with pytest.raises(FencedError):
+            transaction.__exit__(None, None, None)
+    else:
+        transaction.__exit__(None, None, None)
+    again = run(pod)
+    assert again == ([job] if late else [])
+    assert scene.effects() == ([] if late else [job])
+    assert scene.ends(job) == ["completed"]
+
+
+def test_a_group_goes_on_only_when_the_end_of_a_failed_job_is_written(scene):
+    # Else a crash would bring it back behind what has taken effect after it.
+    first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.finish(pod.start(), Discard("no"))
+    while pod.startable:
+        if job := pod.start():
+            effect(pod.begin(job), pod, job)
+            pod.commit(job)
+    heir.take(ORIGIN)
+    assert run(heir, 8) == [first, second]
+
+
+def test_a_row_that_a_handler_has_completed_makes_no_second_lane(scene):
+    # Between the making of a claim and its run the head goes: its successor in the
+    # group looks like a head, while the lane that holds it is in flight.
+    first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    running = pod.start()
+    pod.begin(running)
+    pod.claimer.positions[ORIGIN].rewind()
+    claim = pod.claimer.prepare(8)
+    pod.commit(running)
+    rows = scene.send(pod._connection, "claim", claim)
+    assert [row[2] for row in rows if row[0] == 0] == []
+    assert [row[2] for row in rows if row[0] == 2] == [second]
+    assert run(pod) == [second]
+    assert scene.ends(first) == scene.ends(second) == ["completed"]
+
+
+# What is committed late
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_a_job_that_is_committed_behind_the_cursor_runs(scene, group, commits):
+    slow = scene.begin()
+    late = scene.enqueue(slow, group=group, ordered=False)
+    early = scene.enqueue(group=group, ordered=False)
+    pod = scene.pod(ORIGIN)
+    assert run(pod) == [early]
+    assert late < early == pod.claimer.positions[ORIGIN].cursor
+    slow.commit() if commits else slow.rollback()
+    assert run(pod) == ([late] if commits else [])
+
+
+def test_a_lower_id_comes_into_a_group_whose_lane_is_in_flight(scene):
+    slow = scene.begin()
+    late = scene.enqueue(slow, group="g", ordered=False)
+    first, second = (scene.enqueue(group="g", ordered=False) for _ in range(2))
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    running = pod.start()
+    slow.commit()
+    third = scene.enqueue(group="g", ordered=False)
+    pod.rounds()
+    # Nothing of the group starts beside what runs.
+    assert pod.startable == []
+    assert running.id == first
+    pod.finish(running)
+    ran = run(pod, 5)
+    assert sorted(ran) == [late, second, third]
+    assert ran.index(second) < ran.index(third)
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
+    first, second = scene.begin(), scene.begin()
+    early = scene.enqueue(first, group="g")
+    waiting = scene.admin.execute("select pg_locks.pid from pg_locks limit 0")
+    assert waiting.fetchall() == []
+    with pytest.raises(Exception, match="lock timeout"):
+        scene.enqueue(second, group="g")
+    second.rollback()
+    between = scene.enqueue(first, group="g")
+    first.commit() if commits else first.rollback()
+    late = scene.enqueue(group="g")
+    assert early < between < late
+    assert run(scene.pod(ORIGIN)) == ([early, between] if commits else []) + [late]
+
+
+# A retry's promotion
+
+
+def test_a_group_waits_for_its_failed_head_until_that_is_due_again(scene):
+    first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    assert run(pod) == []
+    third = scene.enqueue(group="g")
+    assert run(pod) == []
+    scene.admin.execute(
+        "update jobs_lib.jobs set run_at = clock_timestamp() where id = %s", (first,)
+    )
+    assert run(pod, 5) == [first, second, third]
+
+
+def test_a_job_that_is_promoted_and_swept_at_once_starts_once(scene):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(0))
+    pod.round()  # writes the failure, and may promote it in the same round trip
+    pod.rounds()
+    assert len(pod.startable) == 1
+    assert run(pod) == [job]
+    assert scene.ends(job) == ["completed"]
+
+
+# Cancelling
+
+
+def cancelling(job: int) -> dict[str, object]:
+    return {
+        "role": "execute", "origins": [ORIGIN], "ids": [job], "keep": 1,
+        "stale_after": 3600,
+    }  # fmt: skip
+
+
+def test_a_claim_comes_first_and_cancelling_waits_and_then_asks(scene):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.claimer.hint(ORIGIN)
+    claim, operator = scene.begin(), scene.connect()
+    scene.send(claim, "claim", pod.claimer.prepare(8))
+    assert scene.waits(operator, "lock_jobs_origins", cancelling(job))
+    claim.commit()
+    with operator.transaction():
+        scene.send(operator, "lock_jobs_origins", cancelling(job))
+        became = scene.send(operator, "cancel_jobs", cancelling(job))
+    assert became == [(job, "requested")]
+
+
+def test_cancelling_comes_first_and_the_claim_finds_nothing(scene):
+    pod = scene.pod(ORIGIN)
+    job = scene.enqueue()
+    operator = scene.begin()
+    scene.send(operator, "lock_jobs_origins", cancelling(job))
+    became = scene.send(operator, "cancel_jobs", cancelling(job))
+    assert became == [(job, "cancelled")]
+    pod.rounds()
+    assert pod.startable == []
+    operator.commit()
+    assert run(pod) == []
+    assert scene.ends(job) == ["cancelled"]
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+def test_a_job_that_is_cancelled_while_it_completes_ends_once(scene, cancelled_first):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    completion = scene.completion(pod, pod.start())
+    operator, settling = scene.begin(), scene.begin()
+    if cancelled_first:
+        scene.send(operator, "lock_jobs_origins", cancelling(job))
+        assert scene.waits(scene.connect(), *completion)
+        became = scene.send(operator, "cancel_jobs", cancelling(job))
+        assert became == [(job, "requested")]
+        operator.commit()
+        assert scene.send(settling, *completion) == [(job,)]
+        settling.commit()
+    else:
+        assert scene.send(settling, *completion) == [(job,)]
+        assert scene.waits(scene.connect(), "lock_jobs_origins", cancelling(job))
+        settling.commit()
+        scene.send(operator, "lock_jobs_origins", cancelling(job))
+        assert scene.send(operator, "cancel_jobs", cancelling(job)) == []
+        operator.commit()
+    assert scene.ends(job) == ["completed"]
+
+
+# What a crash costs
+
+
+def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
+    failed, running = scene.enqueue(), scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    pod.start()
+    pod.round()
+    heir.take(ORIGIN)
+    assert scene.state(failed) == ("scheduled", 1, 0)
+    assert scene.state(running) == ("available", 0, 1)
+
+
+def test_two_crashes_are_two_attempts(scene):
+    job = scene.enqueue()
+    for attempt in (1, 2):
+        pod = scene.pod(ORIGIN)
+        pod.rounds()
+        assert pod.start().attempt == attempt
+    pod = scene.pod(ORIGIN)
+    pod.rounds(5)
+    assert pod.start().attempt == 3
+    assert scene.state(job) == ("available", 2, 0)
+    (error,) = scene.admin.execute("select errors from jobs_lib.jobs").fetchone()
+    assert [one["attempt"] for one in error] == [2]
+
+
+# Pauses, and what is settled together
+
+
+def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene):
+    scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    assert run(pod) == []
+    scene.admin.execute("delete from jobs_lib.pauses")
+    assert run(pod) == [job]
+
+
+def test_whole_and_broken_numbers_of_seconds_are_settled_together(scene):
+    first, second = scene.enqueue(), scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), Snooze(3600))
+    pod.finish(pod.start(), Snooze(0.5))
+    pod.round()
+    assert scene.state(first)[0] == scene.state(second)[0] == "scheduled"
+
+
+# Unique keys
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_who_enqueues_a_key_that_is_being_completed_waits_for_how_it_ends(
+    scene, commits
+):
+    job = scene.enqueue(unique="k")
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    completion = scene.completion(pod, pod.start())
+    settling, other = scene.begin(), scene.begin()
+    scene.send(settling, *completion)
+    with pytest.raises(Exception, match="lock timeout"):
+        scene.enqueue(other, unique="k")
+    other.rollback()
+    settling.commit() if commits else settling.rollback()
+    again = scene.enqueue(unique="k")
+    assert (again == job) is not commits
+
+
+def test_a_key_that_is_enqueued_before_the_completion_is_that_of_the_old_job(scene):
+    job = scene.enqueue(unique="k")
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    other = scene.begin()
+    assert scene.enqueue(other, unique="k") == job
+    pod.finish(pod.start())
+    pod.round()
+    other.commit()
+    assert scene.ends(job) == ["completed"]
+    assert run(pod) == []

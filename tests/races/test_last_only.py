@@ -1,0 +1,138 @@
+"""Only-the-last jobs against those who enqueue, step by step, in both orders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from jobs_lib.jobs.model import RetryAfter
+from tests.races.conftest import ORIGIN, run
+
+if TYPE_CHECKING:
+    from tests.races.conftest import Scene
+
+
+def last(scene: Scene, connection=None, **options) -> int:
+    return scene.enqueue(connection, "last", "g", **options)
+
+
+@pytest.mark.guarantee("S11")
+def test_of_five_that_wait_the_newest_runs_and_the_others_are_superseded(scene):
+    jobs = [last(scene) for _ in range(5)]
+    assert run(scene.pod(ORIGIN)) == jobs[-1:]
+    ends = [scene.ends(job) for job in jobs]
+    assert ends == [["superseded"]] * 4 + [["completed"]]
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_one_that_is_uncommitted_at_the_claim_supersedes_nothing_that_runs(
+    scene, commits
+):
+    older = last(scene)
+    open_one = scene.begin()
+    newer = last(scene, open_one)
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    running = pod.start()
+    assert running.id == older
+    open_one.commit() if commits else open_one.rollback()
+    pod.rounds()
+    assert pod.startable == []  # never two at once
+    pod.finish(running)
+    # Who comes last sees the last state: after its commit there is a run.
+    assert run(pod) == ([newer] if commits else [])
+    assert scene.ends(older) == ["completed"]
+
+
+def test_one_that_is_rolled_back_leaves_the_pending_one_as_it_was(scene):
+    older = last(scene)
+    open_one = scene.begin()
+    last(scene, open_one)
+    open_one.rollback()
+    assert run(scene.pod(ORIGIN)) == [older]
+    assert scene.ends(older) == ["completed"]
+
+
+def test_those_that_come_while_one_runs_are_one_run_after_it(scene):
+    pod = scene.pod(ORIGIN)
+    first = last(scene)
+    pod.rounds()
+    running = pod.start()
+    assert running.id == first
+    second, third = last(scene), last(scene)
+    pod.rounds()
+    assert pod.startable == []
+    pod.finish(running)
+    assert run(pod) == [third]
+    assert scene.ends(second) == ["superseded"]
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["after", "before"])
+def test_one_that_comes_while_the_last_one_fails_stands_for_it(scene, settled):
+    pod = scene.pod(ORIGIN)
+    failing = last(scene)
+    pod.rounds()
+    running = pod.start()
+    if not settled:
+        newer = last(scene)
+    pod.finish(running, RetryAfter(0))
+    pod.round()
+    if settled:
+        newer = last(scene)
+    assert run(pod, 6) == [newer]
+    assert scene.ends(failing) == ["superseded"]
+    assert scene.ends(newer) == ["completed"]
+
+
+def test_the_last_one_that_fails_alone_runs_again(scene):
+    pod = scene.pod(ORIGIN)
+    failing = last(scene)
+    pod.rounds()
+    pod.finish(pod.start(), RetryAfter(0))
+    assert run(pod) == [failing]
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_of_two_who_enqueue_the_second_waits_and_its_job_is_the_newer(scene, commits):
+    first, second = scene.begin(), scene.begin()
+    older = last(scene, first)
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        last(scene, second)
+    second.rollback()
+    first.commit() if commits else first.rollback()
+    newer = last(scene)
+    assert newer > older
+    assert run(scene.pod(ORIGIN)) == [newer]
+    assert scene.ends(older) == (["superseded"] if commits else [])
+
+
+def test_an_older_id_that_commits_last_is_still_followed_by_a_run(scene):
+    slow = scene.begin()
+    older = last(scene, slow, ordered=False)
+    newer = last(scene, ordered=False)
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    running = pod.start()
+    assert running.id == newer
+    slow.commit()
+    pod.rounds()
+    assert pod.startable == []
+    pod.finish(running)
+    assert run(pod) == [older]
+
+
+def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
+    jobs = [last(scene) for _ in range(3)]
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    if not pod.dispatcher._early:
+        pod.round()
+    assert len(pod.dispatcher._early) == 2
+    heir.take(ORIGIN)
+    pod.rounds()
+    # The old owner ended none of them; whatever it still starts cannot commit.
+    assert all(scene.state(job) for job in jobs)
+    assert jobs[-1] in run(heir, 8)
+    assert all(len(scene.ends(job)) == 1 for job in jobs)

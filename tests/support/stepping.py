@@ -1,0 +1,308 @@
+"""An executor whose every step a test takes: its own parts, but no thread."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.dispatcher import Dispatcher
+from jobs_lib.executor.pace import Pace
+from jobs_lib.jobs.claim import Claimer
+from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.model import Job, Lane, Outcome
+from jobs_lib.jobs.run import Runner
+from jobs_lib.jobs.transaction import Lender, Transaction
+from jobs_lib.ownership.ownership import Ownership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.executor.courier import Answer, Statement
+    from jobs_lib.jobs.claim import Item
+    from jobs_lib.jobs.transaction import Borrow
+    from jobs_lib.jobs.type import JobType
+
+INSTALLATION = UUID(int=1)
+
+
+def nothing() -> None:
+    """What happens between two steps, unless said otherwise."""
+
+
+class HeldCourier(Courier):
+    """Lets something happen before a round trip, and before its answer is read."""
+
+    before: Callable[[], object] = staticmethod(nothing)
+    after: Callable[[], object] = staticmethod(nothing)
+
+    def exchange(
+        self, *batches: Sequence[Statement]
+    ) -> tuple[list[Answer | None], psycopg.Error | None]:
+        """The same, with something between."""
+        self.before()
+        answer = super().exchange(*batches)
+        self.after()
+        return answer
+
+
+class Hands:
+    """In place of a crew: what was claimed lies here until the test starts it."""
+
+    size = 4
+
+    def __init__(self) -> None:
+        self.ready: list[Item] = []
+
+    @property
+    def is_starving(self) -> bool:
+        """Claim whenever there is room."""
+        return True
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Lay these down."""
+        self.ready += items
+
+    def take_back(self, ended: object) -> list[Item]:
+        """What nobody has begun."""
+        taken, self.ready = self.ready, []
+        return taken
+
+    def cancel(self, job: Job) -> None:
+        """Nobody can stop a plain handler."""
+
+
+class Pod:
+    """One executor: what its threads do, done by the test one step at a time."""
+
+    def __init__(
+        self,
+        database: Database,
+        connection: psycopg.Connection[Any],
+        types: Mapping[str, JobType[Any]],
+        *,
+        limit: int = 8,
+        lend: Borrow | None = None,
+    ) -> None:
+        """Make one that owns nothing yet.
+
+        Args:
+            database: where the jobs are.
+            connection: the dispatcher's.
+            types: the handlers, which are never called.
+            limit: jobs in flight.
+            lend: connections for the jobs' own transactions; opened anew by default.
+        """
+        self.id = uuid4()
+        self.running: list[Job] = []
+        self.open: dict[int, Transaction] = {}
+        """Transactions of running jobs, by job."""
+        self.open_late: dict[Job, Transaction] = {}
+        """Those of attempts whose time is over."""
+        self._begun: list[Lane] = []
+        self._database = database
+        self._connection = connection
+        self.hands = Hands()
+        self.claimer = Claimer(self.id, INSTALLATION, types)
+        self.courier = HeldCourier(connection, database.queries, prepare=True)
+        lender = Lender(types, database.queries, self.id, lend or self._lend)
+        self.runner = Runner(types, lender)
+        self._lender = lender
+        self.dispatcher = Dispatcher(
+            database,
+            self.claimer,
+            Completer(self.id, types),
+            self.hands,  # type: ignore[arg-type]
+            Pace(limit, limit),
+            0.0,
+        )
+        self.dispatcher._wakeup._listens = False
+        me: Any = self
+        self._ownership = Ownership(
+            database, me, "execute", me, me, interval=1, stale_after=1,
+            handover_timeout=1,
+        )  # fmt: skip
+        connection.execute(
+            database.queries["beat"],
+            {
+                "id": self.id, "pod": "pod", "roles": ["execute"], "host": "h",
+                "pid": 1, "version": "0", "types": sorted(types),
+            },
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give back what it holds of the machine; the connection stays the caller's."""
+        for job in list(self.running):
+            self.abandon(job)
+        for transaction in self.open_late.values():
+            _break(transaction)
+        os.close(self.dispatcher._wakeup._reader)
+        os.close(self.dispatcher._wakeup._writer)
+
+    # What it owns
+
+    def take(self, *origins: str) -> None:
+        """Take origins over, from the living, too."""
+        self._ownership._take(self._connection, frozenset(origins))
+        self.round()
+
+    def claims(self, missing: frozenset[str]) -> frozenset[str]:
+        """As a source of origins: all that is asked for is agreed."""
+        return missing
+
+    def took(self, origins: Iterable[str]) -> None:
+        """As a source of origins: well."""
+
+    def acquire(self, origins: Mapping[str, int]) -> None:
+        """As the holder of origins."""
+        self.dispatcher.acquire(origins)
+
+    def leave(self, *origins: str, hurried: bool = False) -> None:
+        """Give origins back: what runs is waited for, unless hurried.
+
+        What runs must have ended before, since nobody ends it meanwhile.
+        """
+        deadline = 0.0 if hurried else math.inf
+        self.dispatcher.release(frozenset(origins), deadline)
+        for _ in range(5):
+            self.round()
+            if not set(origins) & self.claimer.positions.keys():
+                break
+        else:
+            raise AssertionError(f"{origins} were not given back")
+        self._connection.execute(
+            self._database.queries["release_origins"],
+            {"role": "execute", "owner": self.id, "origins": list(origins)},
+        )
+
+    # The dispatcher
+
+    def round(
+        self,
+        before: Callable[[], object] = nothing,
+        after: Callable[[], object] = nothing,
+    ) -> None:
+        """One round of the dispatcher, which looks at everything.
+
+        Args:
+            before: happens when the statements have been made, and not sent.
+            after: happens when they have been answered, and the answer not been read.
+        """
+        survey = self.dispatcher._survey
+        survey._next_at = survey._due_at = survey._sweeper._next_at = 0.0
+        self.courier.before, self.courier.after = before, after  # type: ignore[method-assign]
+        try:
+            self.dispatcher._round(self.courier)
+        finally:
+            self.courier.before = self.courier.after = nothing  # type: ignore[method-assign]
+
+    def rounds(self, count: int = 3) -> None:
+        """Some rounds: what the first finds, the next one claims."""
+        for _ in range(count):
+            self.round()
+
+    # A worker
+
+    @property
+    def startable(self) -> list[Item]:
+        """Jobs and lanes of which something may be started."""
+        return [*self._begun, *self.hands.ready]
+
+    def start(self, at: int = 0) -> Job | None:
+        """Start a job; None where it must not start any more."""
+        item = self.startable[at]
+        if at < len(self._begun):
+            self._begun.pop(at)
+        else:
+            self.hands.ready.pop(at - len(self._begun))
+        lane = item.lane if isinstance(item, Job) else item
+        if isinstance(item, Job):
+            job = item
+        elif item.dropped or not item.jobs:
+            item.ended.add_lane(item)
+            return None
+        else:
+            job = item.jobs.popleft()
+        if lane.dropped:
+            return None
+        job.started = True
+        if job.cancel_requested:
+            self._end(job, self.runner.cancelled(job))
+            return None
+        job.lend = self._lender.lend
+        self.running.append(job)
+        return job
+
+    def start_all(self) -> list[Job]:
+        """Start whatever can be started."""
+        started = []
+        while self.startable:
+            if job := self.start():
+                started.append(job)
+        return started
+
+    def finish(self, job: Job, error: BaseException | None = None) -> Outcome | None:
+        """The job's handler returns, or raises the error."""
+        self.running.remove(job)
+        outcome = None if error is None else self.runner._explain(job, error)
+        outcome = self.runner._finish(job, outcome)
+        self._end(job, outcome)
+        return outcome
+
+    def time_out(self, job: Job) -> None:
+        """The job's time is over; its handler runs on."""
+        job.timed_out = True
+        self.running.remove(job)
+        if transaction := self.open.pop(job.id, None):
+            self.open_late[job] = transaction
+        lane = job.lane
+        lane.ended.add(job, self.runner.time_out(job))
+        if job.group is not None:
+            lane.failed = True
+            lane.ended.add_lane(lane)
+
+    def _end(self, job: Job, outcome: Outcome | None) -> None:
+        lane = job.lane
+        going = lane.ended.add(job, outcome)
+        if job.group is None:
+            return
+        if not going:
+            lane.failed = True
+        if lane.failed or lane.dropped or not lane.jobs:
+            lane.ended.add_lane(lane)
+        else:
+            self._begun.append(lane)
+
+    def begin(self, job: Job) -> psycopg.Connection[Any]:
+        """The handler opens the job's own transaction."""
+        self.open[job.id] = transaction = job.transaction()
+        return transaction.__enter__()
+
+    def commit(self, job: Job) -> Outcome | None:
+        """The handler leaves the transaction, and returns."""
+        try:
+            self.open.pop(job.id).__exit__(None, None, None)
+        except Exception as error:
+            return self.finish(job, error)
+        return self.finish(job)
+
+    def abandon(self, job: Job) -> None:
+        """Nothing more is heard of the job: its process is dead."""
+        self.running.remove(job)
+        if transaction := self.open.pop(job.id, None):
+            _break(transaction)
+
+    @contextmanager
+    def _lend(self) -> Iterator[psycopg.Connection[Any]]:
+        with self._database.connect("handler") as connection:
+            yield connection
+
+
+def _break(transaction: Transaction) -> None:
+    transaction.__exit__(RuntimeError, RuntimeError("the process is dead"), None)
