@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
+from jobs_lib.db import connection_options
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import masked_url, require_database_url
 
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-_OPTIONS = {
-    "connect_timeout": 10,
-    "application_name": "jobs_lib transaction",
-    "keepalives_idle": 30,
-}
 _WAIT = 30.0
 """Seconds that a caller waits for a connection."""
 
@@ -71,7 +67,7 @@ class Pools:
                 min_size=0,
                 max_size=settings.transactions,
                 timeout=_WAIT,
-                kwargs=dict(_OPTIONS),
+                kwargs=_options(settings),
                 check=_check_async,
                 open=False,
             )
@@ -107,7 +103,7 @@ class Pools:
             min_size=0,
             max_size=settings.transactions,
             timeout=_WAIT,
-            kwargs=dict(_OPTIONS),
+            kwargs=_options(settings),
             check=_check,
             open=True,
         )
@@ -155,6 +151,10 @@ class Transaction:
     ) -> bool | None:
         assert self._given_async is not None
         return await self._given_async.__aexit__(kind, error, traceback)
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return connection_options("transaction", settings.database_timeout)
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:
