@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -20,8 +20,8 @@ create table calls (n int, key text, attempt int);
 """
 
 
-def enqueue(url: str, name: str, count: int, **values: Any) -> list[int]:
-    """Enqueue jobs n = 0, 1, … of a type of the worker's; their ids."""
+def enqueue(url: str, name: str, count: int) -> None:
+    """Enqueue jobs n = 0, 1, … of a type of the worker's."""
     app = make_app(url)
 
     def handler(job, n: int) -> None: ...
@@ -29,7 +29,7 @@ def enqueue(url: str, name: str, count: int, **values: Any) -> list[int]:
     handler.__name__ = name
     job_type = app.job(name=name)(handler)
     with psycopg.connect(url) as connection:
-        return job_type.enqueue_many(connection, [{"n": n} for n in range(count)])
+        job_type.enqueue_many(connection, [{"n": n} for n in range(count)])
 
 
 def count(url: str, table: str = "jobs_lib.jobs") -> int:

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.faults.helpers import attempts, count, effects, enqueue
+from tests.support.apps import make_app
 from tests.support.proxy import Proxy
 
 JOBS = 200
@@ -98,7 +99,7 @@ def test_a_commit_that_never_arrived_is_made_by_the_next_run(
 
 @pytest.mark.guarantee("FP5")
 def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
-    for n, point in enumerate(["insert into effects", "jobs_lib", "commit"]):
+    for n, point in enumerate(["insert into effects", "jobs_lib", "COMMIT"]):
         proxy.swallow(point)
         with pytest.raises(psycopg.OperationalError):
             enqueue_with_effect(proxy.url(url), n)
@@ -109,13 +110,11 @@ def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
         )
         assert [row[0] for row in jobs] == kept
         # The commit had arrived; whatever was cut before it is not there.
-        assert kept == ([n] if point == "commit" else [])
+        assert kept == ([n] if point == "COMMIT" else [])
 
 
 def enqueue_with_effect(url: str, n: int) -> None:
     """A change and its job, in one transaction."""
-    from tests.support.apps import make_app
-
     app = make_app(url)
 
     @app.job()

@@ -201,7 +201,9 @@ def transaction_pooling(bench: Bench) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
+def pgbouncer(
+    folder: Path, database_url: str, mode: str, size: int = 20
+) -> Iterator[str]:
     """A PgBouncer in front of the test's database; the URL through it."""
     target = psycopg.conninfo.conninfo_to_dict(database_url)
     name, port = target["dbname"], free_port()
@@ -215,6 +217,7 @@ def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
         "unix_socket_dir =",
         "auth_type = any",
         f"pool_mode = {mode}",
+        f"default_pool_size = {size}",
     )
     file.write_text("\n".join(lines))
     options = ["-q"]

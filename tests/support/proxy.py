@@ -101,15 +101,18 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
-            with socket.create_connection(self._target) as server:
+        with (
+            contextlib.suppress(OSError),
+            client,
+            socket.create_connection(self._target) as server,
+        ):
+            with self._lock:
+                self._open |= {client, server}
+            try:
+                self._pass(client, server)
+            finally:
                 with self._lock:
-                    self._open |= {client, server}
-                try:
-                    self._pass(client, server)
-                finally:
-                    with self._lock:
-                        self._open -= {client, server}
+                    self._open -= {client, server}
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
         """Until one side ends. Closed with a reset where that was asked for."""
