@@ -124,7 +124,7 @@ class Database:
                 self._direct_url if direct else self.url,
                 autocommit=True,
                 row_factory=tuple_row,
-                **connection_options(name, self.timeout),
+                **self.options(name),
             )
         except psycopg.OperationalError as error:
             self.unavailable(error)
@@ -145,7 +145,7 @@ class Database:
             open=True,
             timeout=30,
             connection_class=Session,
-            kwargs={"autocommit": True, **connection_options(name, self.timeout)},
+            kwargs={"autocommit": True, **self.options(name)},
             configure=prepare_connection,
         )
 
@@ -160,9 +160,13 @@ class Database:
             open=False,
             timeout=30,
             connection_class=AsyncSession,
-            kwargs={"autocommit": True, **connection_options(name, self.timeout)},
+            kwargs={"autocommit": True, **self.options(name)},
             configure=_prepare_async_connection,
         )
+
+    def options(self, name: str) -> dict[str, Any]:
+        """What every connection of the library is opened with."""
+        return connection_options(name, self.timeout, prepares=self.prepares)
 
     def unavailable(self, error: psycopg.Error) -> NoReturn:
         """Raise what a person can act on instead of the driver's error."""
@@ -199,21 +203,24 @@ class Database:
             )
 
 
-def connection_options(name: str, timeout: float) -> dict[str, Any]:
+def connection_options(name: str, timeout: float, *, prepares: bool) -> dict[str, Any]:
     """What every connection of the library is opened with.
 
     Args:
         name: part of the application's name, for operators.
         timeout: seconds after which TCP gives a silent host up.
+        prepares: whether a statement that was prepared is there again next time.
     """
-    # After half the time without traffic three questions, in the other half.
     return {
         "connect_timeout": _CONNECT_WITHIN,
         "application_name": f"jobs_lib {name}",
+        # After half the time without traffic three questions, in the other half.
         "keepalives_idle": max(1, int(timeout / 2)),
         "keepalives_interval": max(1, int(timeout / 6)),
         "keepalives_count": 3,
         "tcp_user_timeout": int(timeout * 1_000),
+        # By itself the driver prepares what is executed often.
+        "prepare_threshold": 5 if prepares else None,
     }
 
 

@@ -154,7 +154,9 @@ class Transaction:
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    return connection_options("transaction", settings.database_timeout)
+    return connection_options(
+        "transaction", settings.database_timeout, prepares=not settings.pgbouncer
+    )
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:

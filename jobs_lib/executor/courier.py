@@ -33,7 +33,8 @@ class Courier:
         """Send the batches in one round trip, each a transaction of its own.
 
         Without the border between them a claim that fails would take the completions
-        before it along.
+        before it along. Behind PgBouncer each is a round trip of its own: at the first
+        border it may give the server to somebody else, with the rest still to come.
 
         Returns the answers, None for a batch that is not known to have committed, and
         the first error.
@@ -41,20 +42,28 @@ class Courier:
         sent: list[list[psycopg.Cursor[Any]]] = []
         failure = None
         try:
-            with self._connection.pipeline() as pipeline:
+            if self._prepare:
+                with self._connection.pipeline() as pipeline:
+                    for batch in batches:
+                        cursors = self._send(batch)
+                        pipeline.sync()
+                        sent.append(cursors)
+            else:
                 for batch in batches:
-                    cursors: list[psycopg.Cursor[Any]] = []
-                    for name, parameters in batch:
-                        cursor = self._connection.cursor(binary=True)
-                        cursor.execute(
-                            self._queries[name], parameters, prepare=self._prepare
-                        )
-                        cursors.append(cursor)
-                    pipeline.sync()
+                    with self._connection.pipeline():
+                        cursors = self._send(batch)
                     sent.append(cursors)
         except psycopg.Error as error:
             failure = error
         return [self._read(cursors) for cursors in sent], failure
+
+    def _send(self, batch: Sequence[Statement]) -> list[psycopg.Cursor[Any]]:
+        cursors = []
+        for name, parameters in batch:
+            cursor = self._connection.cursor(binary=True)
+            cursor.execute(self._queries[name], parameters, prepare=self._prepare)
+            cursors.append(cursor)
+        return cursors
 
     def _read(self, cursors: list[psycopg.Cursor[Any]]) -> Answer | None:
         if self._connection.broken:

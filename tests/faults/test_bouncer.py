@@ -52,8 +52,8 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
             connection.execute("insert into effects values (%s, %s, 1)", (n, job.id))
         ran.append((group, n, job.attempt))
 
-    @app.job(unique="key")
-    def alone(job, key: str) -> None:
+    @app.job()
+    def alone(job) -> None:
         ran.append(("alone", 0, job.attempt))
 
     @app.job()
@@ -72,10 +72,10 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
                     connection,
                     [{"n": n, "group": f"g{n % 5}"} for n in range(start, start + 20)],
                 )
-                alone.enqueue(connection, key="k")
+                alone.options(unique="alone").enqueue(connection)
         with psycopg.connect(bounced) as connection:
             large.enqueue(connection, text="x" * 20_000)
-            later = work.options(delay=0.2).enqueue(connection, n=101, group="g1")
+            later = work.enqueue(connection, n=101, group="g1")
         wait_for(lambda: len(effects(url)) == 101, what="all have run")
         wait_for(lambda: ("tick", 0, 1) in ran, what="the clock has ticked")
         wait_for(lambda: ("large 20000", 0, 1) in ran, what="the large one has run")
