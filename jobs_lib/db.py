@@ -213,7 +213,9 @@ def connection_options(name: str, timeout: float, *, prepares: bool) -> dict[str
     """
     return {
         "connect_timeout": _CONNECT_WITHIN,
-        "application_name": f"jobs_lib {name}",
+        # Behind PgBouncer one name: it would set another each time that it lends a
+        # server, and 1.18 sometimes does not come back from that.
+        "application_name": f"jobs_lib {name}" if prepares else "jobs_lib",
         # After half the time without traffic three questions, in the other half.
         "keepalives_idle": max(1, int(timeout / 2)),
         "keepalives_interval": max(1, int(timeout / 6)),

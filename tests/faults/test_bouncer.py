@@ -26,7 +26,9 @@ def bounced(url, tmp_path_factory):
 @pytest.mark.parametrize("direct", [False, True])
 def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direct):
     options = {"direct_url": url} if direct else {}
-    worker = start_worker(bounced, pgbouncer=True, workers=4, **options)
+    worker = start_worker(
+        bounced, pgbouncer=True, workers=4, async_workers=20, **options
+    )
     for name in ("quick", "slow", "add", "aadd"):
         enqueue(bounced, name, 200)
     wait_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from jobs_lib.operating import Limits
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.settings import load_settings
 from tests.operating.helpers import add_job, add_owner
+from tests.support import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,10 +233,16 @@ def pgbouncer(
         [PGBOUNCER, *options, str(file)], stderr=subprocess.PIPE, text=True
     )
     try:
+        wait_for(lambda: _listens(port), what="PgBouncer listens")
         yield f"postgresql://postgres@127.0.0.1:{port}/{name}"
     finally:
         process.terminate()
         process.communicate(timeout=10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _set(bench: Bench, name: str, value: str) -> None:
