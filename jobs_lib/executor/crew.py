@@ -48,6 +48,7 @@ class Crew:
             self._pool.connection,
             self._borrow_async,
             database.timeout,
+            database.prepares,
         )
         self._runner = Runner(types, lender, around)
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     ]
 
 
+# Sent as one text behind the completion, where there is no pipeline.
+_COMMIT = psycopg.sql.SQL("; commit")
+
+
 class Lender:
     """Lends connections to handlers, and completes jobs on them; for many threads."""
 
@@ -38,6 +42,7 @@ class Lender:
         borrow: Borrow,
         borrow_async: BorrowAsync | None = None,
         answer_within: float | None = None,
+        pipelines: bool = True,
     ) -> None:
         self.borrow = borrow
         self._borrow_async = borrow_async
@@ -46,6 +51,8 @@ class Lender:
         self._owner = owner
         self.answer_within = answer_within
         """Seconds that the server has to answer our own statements."""
+        self.pipelines = pipelines
+        """Whether statements may be sent ahead: PgBouncer 1.18 hangs at times."""
 
     def lend(self, job: Job) -> Transaction:
         """The transaction of a job."""
@@ -114,11 +121,15 @@ class Transaction:
                 # The commit travels behind the completion in one round trip: a process
                 # that is stopped between the two cannot hold up a take-over, and a
                 # completion that is refused makes the server roll back.
-                statement = self._lender.statement(self._job)
-                within = self._lender.answer_within
-                with committing(connection, within), connection.pipeline():
-                    connection.execute(*statement)
-                    connection.execute("commit")
+                query, values = self._lender.statement(self._job)
+                with committing(connection, self._lender.answer_within):
+                    if self._lender.pipelines:
+                        with connection.pipeline():
+                            connection.execute(query, values)
+                            connection.execute("commit")
+                    else:
+                        cursor = psycopg.ClientCursor(connection)
+                        cursor.execute(query + _COMMIT, values)
                 self._note_committed()
             else:
                 refuse_lost(connection, error)
@@ -152,11 +163,15 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                statement = self._lender.statement(self._job)
+                query, values = self._lender.statement(self._job)
                 with committing(connection, self._lender.answer_within):
-                    async with connection.pipeline():
-                        await connection.execute(*statement)
-                        await connection.execute("commit")
+                    if self._lender.pipelines:
+                        async with connection.pipeline():
+                            await connection.execute(query, values)
+                            await connection.execute("commit")
+                    else:
+                        cursor = psycopg.AsyncClientCursor(connection)
+                        await cursor.execute(query + _COMMIT, values)
                 self._note_committed()
             else:
                 refuse_lost(connection, error)

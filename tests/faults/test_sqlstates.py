@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING
-
+import psycopg
 import pytest
+from psycopg import sql
 
 from jobs_lib import exponential
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import executing
-
-if TYPE_CHECKING:
-    import psycopg
 
 STATES = ["55P03", "40P01", "40001", "57014", "25P03", "57P01", "53100", "53200"]
 
@@ -83,51 +79,45 @@ def test_the_handler_pays_for_its_own_statements(url, handlers, admin, wait_for)
 @pytest.mark.guarantee("FP12")
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_server_that_refuses_is_waited_for(
-    url, admin, start_worker, wait_for, connect, fault
+    url, postgres_server, start_worker, wait_for, fault
 ):
     worker = start_worker(url)
     enqueue(url, "add", 300)
     wait_for(lambda: len(effects(url)) > 20, what="some have run")
-    name = admin.info.dbname
-    refuse, allow = {
-        "full": ("connection limit 0", "connection limit -1"),
-        "read-only": (
-            "set default_transaction_read_only = on",
-            "reset default_transaction_read_only",
-        ),
-    }[fault]
-    if fault == "full":
-        # A superuser is not limited: the worker is somebody else from here on.
-        admin.execute(f"alter database {name} allow_connections false")
-    else:
-        admin.execute(f"alter database {name} {refuse}")
-    end_sessions(admin)
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+
+        def alter(how: str) -> None:
+            admin.execute(sql.SQL("alter database {} ").format(name) + sql.SQL(how))
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name like 'jobs_lib %'"
+            )
+
+        refuse, allow = REFUSALS[fault]
+        alter(refuse)
+        wait_for(
+            lambda: "loop.failed loop=executor" in worker.output,
+            what=lambda: f"it has noticed\n{worker.output}",
+        )
+        alter(allow)
     wait_for(
-        lambda: "loop.failed loop=executor" in worker.output, what="it has noticed"
-    )
-    end_sessions(admin)
-    done = admin.execute("select count(*) from effects").fetchone()
-    threading.Event().wait(1.5)
-    assert admin.execute("select count(*) from effects").fetchone() == done
-    if fault == "full":
-        admin.execute(f"alter database {name} allow_connections true")
-    else:
-        admin.execute("set default_transaction_read_only = off")
-        admin.execute(f"alter database {name} {allow}")
-        end_sessions(admin)
-    wait_for(
-        lambda: admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,),
+        lambda: count(url) == 0,
         timeout=30,
         what=lambda: f"all have run\n{worker.output}",
     )
     assert worker.running
+    assert REASONS[fault] in worker.output
     assert effects(url) == [*range(300)]
     assert attempts(url) == {("completed", 1)}
 
 
-def end_sessions(admin: psycopg.Connection) -> None:
-    """End all sessions of the library."""
-    admin.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity"
-        " where application_name like 'jobs_lib %' and datname = current_database()"
-    )
+REFUSALS = {
+    # A superuser is not counted, so nobody is let in at all.
+    "full": ("allow_connections false", "allow_connections true"),
+    "read-only": (
+        "set default_transaction_read_only = on",
+        "reset default_transaction_read_only",
+    ),
+}
+REASONS = {"full": "not currently accepting", "read-only": "read-only transaction"}
