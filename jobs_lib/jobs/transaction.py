@@ -184,11 +184,13 @@ class Transaction:
             await self._borrowed.__aexit__(None, None, None)
 
     def _check(self, connection: Any) -> None:
-        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        closed = connection.closed and not connection.broken
+        if closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
+            ended = "closed the connection" if closed else "ended the transaction"
             raise JobsError(
-                f"the handler of {self._job.type!r} ended the transaction that it was "
-                f"lent, so job {self._job.id} could not be completed with it: leave "
-                "commit and rollback to the `with job.transaction()` block"
+                f"the handler of {self._job.type!r} {ended} that it was lent, so job "
+                f"{self._job.id} could not be completed with it: leave commit, rollback "
+                "and close to the `with job.transaction()` block"
             )
 
     def _note_committed(self) -> None:

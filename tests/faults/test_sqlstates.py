@@ -85,7 +85,7 @@ def test_a_server_that_refuses_is_waited_for(
     enqueue(url, "add", 300)
     wait_for(lambda: len(effects(url)) > 20, what="some have run")
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
-        name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+        name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(url)["dbname"]))
 
         def alter(how: str) -> None:
             admin.execute(sql.SQL("alter database {} ").format(name) + sql.SQL(how))
@@ -100,6 +100,7 @@ def test_a_server_that_refuses_is_waited_for(
             lambda: "loop.failed loop=executor" in worker.output,
             what=lambda: f"it has noticed\n{worker.output}",
         )
+        assert worker.running
         alter(allow)
     wait_for(
         lambda: count(url) == 0,
@@ -107,7 +108,6 @@ def test_a_server_that_refuses_is_waited_for(
         what=lambda: f"all have run\n{worker.output}",
     )
     assert worker.running
-    assert REASONS[fault] in worker.output
     assert effects(url) == [*range(300)]
     assert attempts(url) == {("completed", 1)}
 
@@ -120,4 +120,3 @@ REFUSALS = {
         "reset default_transaction_read_only",
     ),
 }
-REASONS = {"full": "not currently accepting", "read-only": "read-only transaction"}
