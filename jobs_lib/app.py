@@ -90,6 +90,7 @@ class App:
             self.settings.schema_name,
             direct_url=self.settings.direct_url,
             pgbouncer=self.settings.pgbouncer,
+            timeout=self.settings.database_timeout,
         )
 
     def transaction(self) -> Transaction:

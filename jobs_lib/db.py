@@ -22,11 +22,13 @@ from jobs_lib.errors import (
     UnavailableError,
 )
 from jobs_lib.partitioner import murmur2
+from jobs_lib.session import AsyncSession, Session
 from jobs_lib.settings import masked_url
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
+_CONNECT_WITHIN = 10
 
 
 class Queries(Mapping[str, sql.Composed]):
@@ -81,12 +83,15 @@ class Database:
         *,
         direct_url: str = "",
         pgbouncer: bool = False,
+        timeout: float = 30.0,
     ) -> None:
         self.url = url
         self.schema = schema
         self.queries = load_queries(schema)
         self.prepares = not pgbouncer
         """Whether a statement that was prepared is there again next time."""
+        self.timeout = timeout
+        """Seconds without an answer after which a connection counts as lost."""
         self._direct_url = direct_url or ("" if pgbouncer else url)
 
     @property
@@ -100,31 +105,30 @@ class Database:
         return channel(self.schema)
 
     def connect(
-        self, name: str, *, direct: bool = False
+        self, name: str, *, direct: bool = False, impatient: bool = False
     ) -> psycopg.Connection[TupleRow]:
         """A connection of its own in autocommit mode; ``name`` is what operators see.
 
         Args:
             name: part of the application's name.
             direct: past PgBouncer, for what needs a session of its own.
+            impatient: a statement without an answer for ``timeout`` seconds fails. For
+                loops whose statements are short; TCP alone does not notice a server
+                that is there and says nothing.
 
         Raises:
             UnavailableError: the server does not answer within ten seconds.
         """
         try:
-            connection = psycopg.connect(
+            connection = Session.connect(
                 self._direct_url if direct else self.url,
                 autocommit=True,
-                connect_timeout=10,
-                application_name=f"jobs_lib {name}",
-                keepalives_idle=30,
-                keepalives_interval=10,
-                keepalives_count=3,
-                tcp_user_timeout=30_000,
                 row_factory=tuple_row,
+                **self.options(name),
             )
         except psycopg.OperationalError as error:
             self.unavailable(error)
+        connection.answer_within = self.timeout if impatient else None
         prepare_connection(connection)
         if self.prepares:
             # Our statements are made to have one good plan; making it anew each time
@@ -140,12 +144,8 @@ class Database:
             max_size=size,
             open=True,
             timeout=30,
-            kwargs={
-                "autocommit": True,
-                "connect_timeout": 10,
-                "application_name": f"jobs_lib {name}",
-                "keepalives_idle": 30,
-            },
+            connection_class=Session,
+            kwargs={"autocommit": True, **self.options(name)},
             configure=prepare_connection,
         )
 
@@ -159,14 +159,14 @@ class Database:
             max_size=size,
             open=False,
             timeout=30,
-            kwargs={
-                "autocommit": True,
-                "connect_timeout": 10,
-                "application_name": f"jobs_lib {name}",
-                "keepalives_idle": 30,
-            },
+            connection_class=AsyncSession,
+            kwargs={"autocommit": True, **self.options(name)},
             configure=_prepare_async_connection,
         )
+
+    def options(self, name: str) -> dict[str, Any]:
+        """What every connection of the library is opened with."""
+        return connection_options(name, self.timeout, prepares=self.prepares)
 
     def unavailable(self, error: psycopg.Error) -> NoReturn:
         """Raise what a person can act on instead of the driver's error."""
@@ -201,6 +201,29 @@ class Database:
                 f"the tables in schema {self.schema!r} have version {row[0]}, this "
                 f"release needs {expected}: {way_out}"
             )
+
+
+def connection_options(name: str, timeout: float, *, prepares: bool) -> dict[str, Any]:
+    """What every connection of the library is opened with.
+
+    Args:
+        name: part of the application's name, for operators.
+        timeout: seconds after which TCP gives a silent host up.
+        prepares: whether a statement that was prepared is there again next time.
+    """
+    return {
+        "connect_timeout": _CONNECT_WITHIN,
+        # Behind PgBouncer one name: it would set another each time that it lends a
+        # server, and 1.18 sometimes does not come back from that.
+        "application_name": f"jobs_lib {name}" if prepares else "jobs_lib",
+        # After half the time without traffic three questions, in the other half.
+        "keepalives_idle": max(1, int(timeout / 2)),
+        "keepalives_interval": max(1, int(timeout / 6)),
+        "keepalives_count": 3,
+        "tcp_user_timeout": int(timeout * 1_000),
+        # By itself the driver prepares what is executed often.
+        "prepare_threshold": 5 if prepares else None,
+    }
 
 
 def prepare_connection(connection: psycopg.Connection[Any]) -> None:

@@ -3,6 +3,7 @@
     JobsError
     ├── ConfigurationError        a setting is missing, unknown or out of range
     ├── UnavailableError          a server does not answer
+    │   └── UnknownCommitError    the connection was lost while committing
     ├── SchemaVersionError        the tables are older or newer than this release
     ├── DevStackError             the embedded PostgreSQL or Kafka could not be had
     ├── EnqueueError              refused before any SQL was sent
@@ -31,6 +32,10 @@ class ConfigurationError(JobsError):
 
 class UnavailableError(JobsError):
     """A server that is needed does not answer."""
+
+
+class UnknownCommitError(UnavailableError):
+    """The connection was lost while committing: done or not, nobody here knows."""
 
 
 class SchemaVersionError(JobsError):

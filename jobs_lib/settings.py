@@ -66,6 +66,13 @@ class Settings(BaseSettings):
         False,
         description="Whether `database_url` is PgBouncer's, in transaction mode.",
     )
+    database_timeout: float = Field(
+        30.0,
+        ge=1,
+        le=3_600,
+        description="Seconds without an answer after which a connection of the library "
+        "counts as lost.",
+    )
     kafka_bootstrap_servers: str = Field(
         "", description="Kafka brokers, as `host:port,host:port`."
     )

@@ -29,13 +29,15 @@
     loop.failed        loop, error                   and goes on
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
-first but the standard logger ``jobs_lib``, for the events that an operator must see.
+first but the standard logger ``jobs_lib``, for the events that an operator must see; of
+``loop.failed`` one line in ten seconds for each loop.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +61,10 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
 }
+_LOG_PAUSE = 10.0
+"""Seconds between two lines about one failing loop: an outage must not fill the log."""
 _listeners: list[Listener] = []
+_logged_at: dict[str, float] = {}
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -70,7 +75,11 @@ def emit(event: str, **fields: Any) -> None:
         except Exception:
             logger.exception("a listener failed on %s", event)
     level = _LOGGED.get(event)
-    if level is not None and logger.isEnabledFor(level):
+    if (
+        level is not None
+        and logger.isEnabledFor(level)
+        and not _is_repeated(event, fields)
+    ):
         text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
         logger.log(level, "%s %s", event, text, extra={"event": event})
 
@@ -84,6 +93,16 @@ def listen(listener: Listener) -> Callable[[], None]:
     """Add a listener; returns the function that removes it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
+
+
+def _is_repeated(event: str, fields: dict[str, Any]) -> bool:
+    if event != "loop.failed":
+        return False
+    now, loop = time.monotonic(), str(fields.get("loop"))
+    if now < _logged_at.get(loop, 0.0) + _LOG_PAUSE:
+        return True
+    _logged_at[loop] = now
+    return False
 
 
 def _short(value: object) -> str:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
+from jobs_lib.db import connection_options
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import masked_url, require_database_url
 
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-_OPTIONS = {
-    "connect_timeout": 10,
-    "application_name": "jobs_lib transaction",
-    "keepalives_idle": 30,
-}
 _WAIT = 30.0
 """Seconds that a caller waits for a connection."""
 
@@ -86,7 +82,7 @@ class Pools:
                 min_size=0,
                 max_size=settings.transactions,
                 timeout=_WAIT,
-                kwargs=dict(_OPTIONS),
+                kwargs=_options(settings),
                 check=_check_async,
                 open=False,
             )
@@ -122,7 +118,7 @@ class Pools:
             min_size=0,
             max_size=settings.transactions,
             timeout=_WAIT,
-            kwargs=dict(_OPTIONS),
+            kwargs=_options(settings),
             check=_check,
             open=True,
         )
@@ -170,6 +166,12 @@ class Transaction:
     ) -> bool | None:
         assert self._given_async is not None
         return await self._given_async.__aexit__(kind, error, traceback)
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return connection_options(
+        "transaction", settings.database_timeout, prepares=not settings.pgbouncer
+    )
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:

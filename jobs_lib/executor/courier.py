@@ -33,7 +33,8 @@ class Courier:
         """Send the batches in one round trip, each a transaction of its own.
 
         Without the border between them a claim that fails would take the completions
-        before it along.
+        before it along. Behind PgBouncer each is a round trip of its own: at the first
+        border it may give the server to somebody else, with the rest still to come.
 
         Returns the answers, None for a batch that is not known to have committed, and
         the first error.
@@ -43,20 +44,29 @@ class Courier:
         try:
             if len(batches) == len(batches[0]) == 1:
                 # Alone it needs no pipeline, whose making costs more than a claim.
-                sent.append([self._execute(*batches[0][0])])
-                return [self._read(cursors) for cursors in sent], None
-            with self._connection.pipeline() as pipeline:
+                sent.append(self._send(batches[0]))
+            elif self._prepare:
+                with self._connection.pipeline() as pipeline:
+                    for batch in batches:
+                        cursors = self._send(batch)
+                        pipeline.sync()
+                        sent.append(cursors)
+            else:
                 for batch in batches:
-                    cursors = [self._execute(*statement) for statement in batch]
-                    pipeline.sync()
+                    with self._connection.pipeline():
+                        cursors = self._send(batch)
                     sent.append(cursors)
         except psycopg.Error as error:
             failure = error
         return [self._read(cursors) for cursors in sent], failure
 
-    def _execute(self, name: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[Any]:
-        cursor = self._connection.cursor(binary=True)
-        return cursor.execute(self._queries[name], parameters, prepare=self._prepare)
+    def _send(self, batch: Sequence[Statement]) -> list[psycopg.Cursor[Any]]:
+        cursors = []
+        for name, parameters in batch:
+            cursor = self._connection.cursor(binary=True)
+            cursor.execute(self._queries[name], parameters, prepare=self._prepare)
+            cursors.append(cursor)
+        return cursors
 
     def _read(self, cursors: list[psycopg.Cursor[Any]]) -> Answer | None:
         if self._connection.broken:

@@ -42,7 +42,13 @@ class Crew:
         self._pool = database.pool("handlers", settings.workers + 1)
         self._async_pool = database.async_pool("handlers", settings.async_workers)
         lender = Lender(
-            types, database.queries, owner, self._pool.connection, self._borrow_async
+            types,
+            database.queries,
+            owner,
+            self._pool.connection,
+            self._borrow_async,
+            database.timeout,
+            database.prepares,
         )
         self._runner = Runner(types, lender, around)
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}

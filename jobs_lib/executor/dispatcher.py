@@ -170,7 +170,7 @@ class Dispatcher:
         failures = 0
         while not self._stopping.is_set():
             try:
-                with self._database.connect("executor") as connection:
+                with self._database.connect("executor", impatient=True) as connection:
                     courier = Courier(
                         connection,
                         self._database.queries,

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import pq
 
 from jobs_lib.db import fenced
-from jobs_lib.errors import JobsError, UnavailableError
+from jobs_lib.errors import JobsError, UnavailableError, UnknownCommitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     ]
 
 
+# Sent as one text behind the completion, where there is no pipeline.
+_COMMIT = psycopg.sql.SQL("; commit")
+
+
 class Lender:
     """Lends connections to handlers, and completes jobs on them; for many threads."""
 
@@ -37,12 +41,18 @@ class Lender:
         owner: UUID,
         borrow: Borrow,
         borrow_async: BorrowAsync | None = None,
+        answer_within: float | None = None,
+        pipelines: bool = True,
     ) -> None:
         self.borrow = borrow
         self._borrow_async = borrow_async
         self._types = types
         self.queries = queries
         self._owner = owner
+        self.answer_within = answer_within
+        """Seconds that the server has to answer our own statements."""
+        self.pipelines = pipelines
+        """Whether statements may be sent ahead: PgBouncer 1.18 hangs at times."""
 
     def lend(self, job: Job) -> Transaction:
         """The transaction of a job."""
@@ -88,9 +98,10 @@ class Transaction:
 
     def __enter__(self) -> psycopg.Connection[Any]:
         self._borrowed = self._lender.borrow()
-        self._connection = connection = self._borrowed.__enter__()
+        with ours(None, "asked for"):
+            self._connection = connection = self._borrowed.__enter__()
         try:
-            with ours():
+            with ours(connection, "opened", self._lender.answer_within):
                 connection.execute("begin")
         except BaseException as error:
             self._borrowed.__exit__(type(error), error, error.__traceback__)
@@ -110,10 +121,18 @@ class Transaction:
                 # The commit travels behind the completion in one round trip: a process
                 # that is stopped between the two cannot hold up a take-over, and a
                 # completion that is refused makes the server roll back.
-                with ours(), fenced(), connection.pipeline():
-                    connection.execute(*self._lender.statement(self._job))
-                    connection.execute("commit")
+                query, values = self._lender.statement(self._job)
+                with committing(connection, self._lender.answer_within):
+                    if self._lender.pipelines:
+                        with connection.pipeline():
+                            connection.execute(query, values)
+                            connection.execute("commit")
+                    else:
+                        cursor = psycopg.ClientCursor(connection)
+                        cursor.execute(query + _COMMIT, values)
                 self._note_committed()
+            else:
+                refuse_lost(connection, error)
         except BaseException as failure:
             error = failure
             raise
@@ -124,9 +143,10 @@ class Transaction:
 
     async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
         self._borrowed = self._lender.borrow_async()
-        self._connection = connection = await self._borrowed.__aenter__()
+        with ours(None, "asked for"):
+            self._connection = connection = await self._borrowed.__aenter__()
         try:
-            with ours():
+            with ours(connection, "opened", self._lender.answer_within):
                 await connection.execute("begin")
         except BaseException as error:
             await self._borrowed.__aexit__(type(error), error, error.__traceback__)
@@ -143,11 +163,18 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                with ours(), fenced():
-                    async with connection.pipeline():
-                        await connection.execute(*self._lender.statement(self._job))
-                        await connection.execute("commit")
+                query, values = self._lender.statement(self._job)
+                with committing(connection, self._lender.answer_within):
+                    if self._lender.pipelines:
+                        async with connection.pipeline():
+                            await connection.execute(query, values)
+                            await connection.execute("commit")
+                    else:
+                        cursor = psycopg.AsyncClientCursor(connection)
+                        await cursor.execute(query + _COMMIT, values)
                 self._note_committed()
+            else:
+                refuse_lost(connection, error)
         except BaseException as failure:
             error = failure
             raise
@@ -157,11 +184,13 @@ class Transaction:
             await self._borrowed.__aexit__(None, None, None)
 
     def _check(self, connection: Any) -> None:
-        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        closed = connection.closed and not connection.broken
+        if closed or connection.info.transaction_status == pq.TransactionStatus.IDLE:
+            ended = "closed the connection" if closed else "ended the transaction"
             raise JobsError(
-                f"the handler of {self._job.type!r} ended the transaction that it was "
-                f"lent, so job {self._job.id} could not be completed with it: leave "
-                "commit and rollback to the `with job.transaction()` block"
+                f"the handler of {self._job.type!r} {ended} that it was lent, so job "
+                f"{self._job.id} could not be completed with it: leave commit, rollback "
+                "and close to the `with job.transaction()` block"
             )
 
     def _note_committed(self) -> None:
@@ -177,12 +206,67 @@ def _is_open(connection: Any) -> bool:
 
 
 @contextmanager
-def ours() -> Iterator[None]:
-    """Tell a lost connection under our own statements from one under the handler's."""
+def ours(
+    connection: Any, done: str, answer_within: float | None = None
+) -> Iterator[None]:
+    """Tell a failure of our own statement from one of the handler's.
+
+    Ours burns no attempt, and must be answered in time.
+    """
+    try:
+        if connection is None:
+            yield
+        else:
+            with _hurried(connection, answer_within):
+                yield
+    except psycopg.Error as error:
+        if not is_passing(error):
+            raise
+        raise UnavailableError(
+            f"the job's transaction could not be {done}: {error}"
+        ) from error
+
+
+@contextmanager
+def committing(connection: Any, answer_within: float | None) -> Iterator[None]:
+    """The same while committing, where a lost answer leaves the outcome open."""
+    with ours(connection, "committed", answer_within), fenced():
+        try:
+            yield
+        except psycopg.Error as error:
+            if not connection.broken:
+                raise
+            raise UnknownCommitError(
+                "the connection was lost while the job's transaction was committed, so "
+                "its outcome is unknown here: the job runs again only if nothing was "
+                f"committed ({error})"
+            ) from error
+
+
+@contextmanager
+def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
+    connection.answer_within = answer_within
     try:
         yield
-    except psycopg.OperationalError as error:
+    finally:
+        connection.answer_within = None
+
+
+def refuse_lost(connection: Any, error: BaseException) -> None:
+    """Raise an UnavailableError if the handler failed for want of the database."""
+    if isinstance(error, psycopg.Error) and (
+        connection.broken or error.sqlstate in _AWAY
+    ):
         raise UnavailableError(
-            f"the connection was lost while the job's transaction was opened or "
-            f"committed: {error}"
+            f"the connection was lost inside the job's transaction: {error}"
         ) from error
+
+
+def is_passing(error: psycopg.Error) -> bool:
+    """Whether an error of our own statement says nothing about the job."""
+    return isinstance(error, psycopg.OperationalError) or error.sqlstate in _AWAY
+
+
+# Read-only, no room, going down: whatever the statement was, it may work later. The
+# driver counts some of them as internal errors.
+_AWAY = {"25006", "25P03", "53100", "53200", "53300", "57P01", "57P02", "57P03"}

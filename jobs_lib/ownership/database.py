@@ -52,7 +52,7 @@ class DatabaseSource(WatchingSource):
         self._parameters = {"role": role, "stale_after": stale_after}
 
     def _watch(self, answered: Callable[[], None]) -> None:
-        with self._database.connect(self._name) as connection:
+        with self._database.connect(self._name, impatient=True) as connection:
             origins = sorted(self._origins())
             while not self._stopping.is_set():
                 rows = connection.execute(

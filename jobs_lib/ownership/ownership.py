@@ -91,7 +91,9 @@ class Ownership:
         failures = 0
         while True:
             try:
-                with self._database.connect(f"own {self.role}") as connection:
+                with self._database.connect(
+                    f"own {self.role}", impatient=True
+                ) as connection:
                     while not self._stopping.is_set():
                         self._changed.wait(self._interval)
                         self._changed.clear()

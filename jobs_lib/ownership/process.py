@@ -50,7 +50,7 @@ class Process:
 
     def start(self) -> None:
         """Beat once, so that nothing is owned by a stranger; then go on."""
-        with self._database.connect("heartbeat") as connection:
+        with self._database.connect("heartbeat", impatient=True) as connection:
             self._beat_once(connection)
         telemetry.emit(
             "process.started", process=self.id, pod=self.pod, roles=self.roles
@@ -62,7 +62,7 @@ class Process:
         self._stopping.set()
         self._thread.join()
         try:
-            with self._database.connect("heartbeat") as connection:
+            with self._database.connect("heartbeat", impatient=True) as connection:
                 connection.execute(self._database.queries["leave"], {"id": self.id})
         except Exception as error:
             telemetry.emit("loop.failed", loop="heartbeat", error=error)
@@ -71,7 +71,7 @@ class Process:
         failures = 0
         while not self._stopping.is_set():
             try:
-                with self._database.connect("heartbeat") as connection:
+                with self._database.connect("heartbeat", impatient=True) as connection:
                     while not self._stopping.wait(self._interval):
                         self._beat_once(connection)
                         failures = 0

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 ORIGINS = ["local/0", "local/1", "local/2"]
 GROUPS = {"a": "local/0", "b": "local/0", "c": "local/1"}
 HOUR = timedelta(hours=1)
-TABLES = (
-    "jobs claims discarded history pauses cancellations origins processes".split()
-)
+TABLES = "jobs claims discarded history pauses cancellations origins processes".split()
 PODS = st.integers(0, 2)
 ANY = st.integers(0, 1_000)
 ERRORS: dict[str, BaseException | None] = {
@@ -181,9 +179,7 @@ class Jobs(RuleBasedStateMachine):
 
     @property
     def scheduled(self) -> list[Known]:
-        return [
-            k for k in self.world.jobs.values() if k.end is None and not k.due
-        ]
+        return [k for k in self.world.jobs.values() if k.end is None and not k.due]
 
     # Run
 
@@ -228,7 +224,9 @@ class Jobs(RuleBasedStateMachine):
     @property
     def idle(self) -> list[tuple[BookedPod, Job]]:
         """Running handlers without a transaction."""
-        return [(p, j) for p in self.world.pods for j in p.running if j.id not in p.open]
+        return [
+            (p, j) for p in self.world.pods for j in p.running if j.id not in p.open
+        ]
 
     @property
     def opened(self) -> list[tuple[BookedPod, Job]]:
@@ -426,9 +424,7 @@ class Jobs(RuleBasedStateMachine):
                         pod.note_end(job, pod.finish(job), due=True)
         left = [k for k in self.world.jobs.values() if not k.end]
         assert not left, f"stranded: {left}"
-        ended = admin.execute(
-            "select id, outcome from jobs_lib.history"
-        ).fetchall()
+        ended = admin.execute("select id, outcome from jobs_lib.history").fetchall()
         assert sorted(ended) == sorted(
             (known.id, known.end) for known in self.world.jobs.values()
         )

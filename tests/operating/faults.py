@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from jobs_lib.operating import Limits
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.settings import load_settings
 from tests.operating.helpers import add_job, add_owner
+from tests.support import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +203,9 @@ def transaction_pooling(bench: Bench) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
+def pgbouncer(
+    folder: Path, database_url: str, mode: str, size: int = 20
+) -> Iterator[str]:
     """A PgBouncer in front of the test's database; the URL through it."""
     target = psycopg.conninfo.conninfo_to_dict(database_url)
     name, port = target["dbname"], free_port()
@@ -215,6 +219,7 @@ def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
         "unix_socket_dir =",
         "auth_type = any",
         f"pool_mode = {mode}",
+        f"default_pool_size = {size}",
     )
     file.write_text("\n".join(lines))
     options = ["-q"]
@@ -228,10 +233,16 @@ def pgbouncer(folder: Path, database_url: str, mode: str) -> Iterator[str]:
         [PGBOUNCER, *options, str(file)], stderr=subprocess.PIPE, text=True
     )
     try:
+        wait_for(lambda: _listens(port), what="PgBouncer listens")
         yield f"postgresql://postgres@127.0.0.1:{port}/{name}"
     finally:
         process.terminate()
         process.communicate(timeout=10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _set(bench: Bench, name: str, value: str) -> None:

@@ -1,0 +1,68 @@
+"""Connections that do not wait for ever: an answer comes in time, or it is lost.
+
+TCP notices a host that is gone. It does not notice a proxy or a server that is there,
+acknowledges every byte, and says nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg.rows import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+T = TypeVar("T")
+_NOTHING = 0
+"""What psycopg sends to a generator when there is nothing to read or write."""
+
+
+class Session(psycopg.Connection[Row]):
+    """A connection whose statements must be answered within some seconds."""
+
+    answer_within: float | None = None
+    """Seconds; None while it is the handler's own business."""
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        """Wait as psycopg does, but not longer than that."""
+        return super().wait(_limit(self, gen), *args, **options)
+
+
+class AsyncSession(psycopg.AsyncConnection[Row]):
+    """The same for an event loop."""
+
+    answer_within: float | None = None
+
+    async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        """Wait as psycopg does, but not longer than that."""
+        return await super().wait(_limit(self, gen), *args, **options)
+
+
+def _limit(
+    session: Session[Any] | AsyncSession[Any], gen: Generator[Any, Any, T]
+) -> Generator[Any, Any, T]:
+    if session.answer_within is None:
+        return gen
+    return _limited(session, gen, session.answer_within)
+
+
+def _limited(
+    session: Session[Any] | AsyncSession[Any],
+    gen: Generator[Any, Any, T],
+    seconds: float,
+) -> Generator[Any, Any, T]:
+    deadline = time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if ready == _NOTHING and time.monotonic() > deadline:
+                # Nothing that still comes may be taken for the answer to another.
+                session.pgconn.finish()
+                raise psycopg.OperationalError(f"no answer within {seconds:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

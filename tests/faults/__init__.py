@@ -1,0 +1,3 @@
+"""What the product is put through: servers, connections, processes, handlers."""
+
+from __future__ import annotations

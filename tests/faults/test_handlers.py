@@ -1,0 +1,274 @@
+"""Handlers that do what nobody should do: the pod lives on, and the attempt counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+
+import pytest
+
+from jobs_lib import exponential
+from tests.faults.helpers import attempts, count, effects
+from tests.support.apps import executing, heard, make_app
+
+ORIGINS = [f"local/{n}" for n in range(16)]
+RETRY = exponential(first=0.01, cap=0.01, max_attempts=3)
+ADD = "insert into effects values (%s, %s)"
+
+
+class Rude(BaseException):
+    """Not an Exception."""
+
+
+def raise_base(job) -> None:
+    raise Rude("rude")
+
+
+def leave(job) -> None:
+    raise SystemExit(1)
+
+
+def interrupt(job) -> None:
+    raise KeyboardInterrupt
+
+
+def close(job) -> None:
+    with job.transaction() as connection:
+        connection.execute(ADD, (1, job.id))
+        connection.close()
+
+
+def commit(job) -> None:
+    with job.transaction() as connection:
+        connection.execute("select 1")
+        connection.execute("commit")
+
+
+def roll_back(job) -> None:
+    with job.transaction() as connection:
+        connection.execute(ADD, (1, job.id))
+        connection.rollback()
+
+
+def fail_inside(job) -> None:
+    with job.transaction() as connection:
+        connection.execute(ADD, (1, job.id))
+        connection.execute("select 1 / 0")
+
+
+RUDE = [raise_base, leave, interrupt, close, commit, roll_back, fail_inside]
+
+
+@pytest.mark.guarantee("FJ4")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("handler", RUDE, ids=lambda handler: handler.__name__)
+def test_a_rude_handler_spends_its_attempts_and_nothing_else(
+    url, app, connect, wait_for, handler, kind
+):
+    rude = app.job(name="rude", retry=RETRY)(
+        handler if kind == "plain" else make_async(handler)
+    )
+
+    @app.job(retry=RETRY)
+    def add(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute(ADD, (n, job.id))
+
+    with connect() as connection:
+        rude.enqueue(connection)
+        add.enqueue_many(connection, [{"n": n} for n in range(100, 120)])
+    threads = set(threading.enumerate())
+    with executing(app, ORIGINS, workers=2):
+        wait_for(lambda: count(url) == 0, what="all have ended")
+        names = [t.name for t in set(threading.enumerate()) - threads]
+        assert sum(name.startswith("jobs_lib worker") for name in names) == 2
+        with connect() as connection:
+            add.enqueue(connection, n=120)
+        wait_for(lambda: count(url) == 0, what="it goes on")
+    assert effects(url) == [*range(100, 121)]
+    assert attempts(url) == {("completed", 1), ("discarded", 3)}
+    with connect() as connection:
+        (errors,) = connection.execute(
+            "select errors from jobs_lib.discarded"
+        ).fetchone()
+    assert [error["attempt"] for error in errors] == [1, 2, 3]
+
+
+def make_async(handler):
+    """The same rudeness, in an async handler."""
+    rude = {
+        "close": lambda c: c.close(),
+        "commit": lambda c: c.execute("commit"),
+        "roll_back": lambda c: c.rollback(),
+        "fail_inside": lambda c: c.execute("select 1 / 0"),
+    }.get(handler.__name__)
+
+    async def run(job) -> None:
+        if rude is None:
+            handler(job)
+        else:
+            async with job.transaction() as connection:
+                await rude(connection)
+
+    return run
+
+
+@pytest.mark.guarantee("FJ3")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_that_ignores_its_time_limit_is_fenced(
+    url, app, connect, wait_for, kind
+):
+    freed = threading.Event()
+    errors: list[BaseException] = []
+
+    def overrun(job) -> None:
+        with job.transaction() as connection:
+            connection.execute(ADD, (job.attempt, job.id))
+            if job.attempt == 1:
+                freed.wait(20)
+
+    async def overrun_async(job) -> None:
+        try:
+            async with job.transaction() as connection:
+                await connection.execute(ADD, (job.attempt, job.id))
+                if job.attempt == 1:
+                    # It blocks the event loop itself.
+                    time.sleep(0.7)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    late = app.job(name="late", time_limit=0.2, retry=RETRY)(
+        overrun if kind == "plain" else overrun_async
+    )
+
+    @app.job()
+    def add(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute(ADD, (n, job.id))
+
+    with connect() as connection:
+        late.enqueue(connection)
+    with executing(app, ORIGINS, workers=1), heard("job.started") as started:
+        wait_for(lambda: started, what="it runs")
+        with connect() as connection:
+            add.enqueue_many(connection, [{"n": 100}, {"n": 101}])
+        # The pod has not lost its heartbeat, and its others go on.
+        wait_for(lambda: {100, 101} <= set(effects(url)), what="the others have run")
+        wait_for(lambda: count(url) == 0, what="it has ended")
+        freed.set()
+    assert effects(url) in ([2, 100, 101], [1, 100, 101])
+    if kind == "plain":
+        assert effects(url)[0] == 2
+        assert attempts(url) == {("completed", 1), ("completed", 2)}
+
+
+@pytest.mark.guarantee("FP14")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_handlers_that_hold_every_connection_hold_up_nobody_else(
+    url, admin, connect, wait_for, kind
+):
+    app = make_app(url, async_workers=4)
+    freed = threading.Event()
+    inside: list[int] = []
+
+    def hold(job) -> None:
+        with job.transaction() as connection:
+            connection.execute("select 1")
+            inside.append(job.id)
+            freed.wait(20)
+
+    async def hold_async(job) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("select 1")
+            inside.append(job.id)
+            while not freed.is_set():
+                await asyncio.sleep(0.01)
+
+    holding = app.job(name="hold")(hold if kind == "plain" else hold_async)
+
+    @app.job()
+    def quick(job) -> None: ...
+
+    @app.job()
+    async def quick_async(job) -> None: ...
+
+    other = quick_async if kind == "plain" else quick
+    with connect() as connection:
+        # As many as there are connections, two for each dispatcher.
+        for n in range(4):
+            holding.options(origin=f"local/{n}").enqueue(connection)
+    with executing(app, ORIGINS, workers=4) as process:
+        wait_for(lambda: len(inside) == 4, what="all connections are held")
+        with connect() as connection:
+            other.enqueue_many(connection, [{}] * 20)
+        wait_for(
+            lambda: (
+                admin.execute(
+                    "select count(*) from jobs_lib.history where type like 'quick%'"
+                ).fetchone()
+                == (20,)
+            ),
+            what="others are claimed, run and completed",
+        )
+        beat = "select heartbeat_at from jobs_lib.processes where id = %s"
+        before = admin.execute(beat, (process.id,)).fetchone()
+        wait_for(
+            lambda: admin.execute(beat, (process.id,)).fetchone() != before,
+            what="its heart beats",
+        )
+        assert len(inside) == 4
+        freed.set()
+        wait_for(lambda: count(url) == 0, what="all have ended")
+
+
+@pytest.mark.guarantee("FP18")
+def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for):
+    codes: list[int] = []
+
+    @app.job()
+    def fork(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute(ADD, (n, job.id))
+            child = os.fork()
+            if not child:
+                # Nothing of the parent's runs here: no thread, no claim.
+                os._exit(7)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with connect() as connection:
+        fork.enqueue_many(connection, [{"n": n} for n in range(10)])
+    with executing(app, ORIGINS, workers=2):
+        wait_for(lambda: count(url) == 0, what="all have run")
+    assert codes == [7] * 10
+    assert effects(url) == [*range(10)]
+    assert attempts(url) == {("completed", 1)}
+
+
+@pytest.mark.guarantee("FJ1")
+def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
+    url, admin, app, connect, wait_for
+):
+    times: list[float] = []
+
+    @app.job(retry=exponential(first=0.05, cap=0.4))
+    def poison(job) -> None:
+        times.append(time.monotonic())
+        raise ValueError(job.attempt)
+
+    with connect() as connection:
+        poison.enqueue(connection)
+    with executing(app, ORIGINS), heard("jobs.retried") as retried:
+        wait_for(lambda: len(retried) >= 14, timeout=20, what="it has failed often")
+    row = admin.execute("select attempt, errors from jobs_lib.jobs").fetchone()
+    assert row is not None
+    attempt, errors = row
+    assert attempt == len(times) >= 14
+    assert [e["attempt"] for e in errors] == [*range(attempt - 9, attempt + 1)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    # Drawn at random below 0.05, 0.1, 0.2 and then 0.4 s each: bounded, and growing.
+    assert max(gaps) < 0.4 + 0.5
+    assert sum(gaps[-8:]) > sum(gaps[:2])

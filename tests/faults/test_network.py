@@ -1,0 +1,125 @@
+"""Connections that are cut, that fall silent, and whose last answer is lost."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+
+from tests.faults.helpers import attempts, count, effects, enqueue
+from tests.support.apps import make_app
+from tests.support.proxy import Proxy
+
+JOBS = 200
+TIMEOUT = 2
+
+
+@pytest.fixture
+def proxy(url):
+    """A proxy before the test's database."""
+    with Proxy.before(url) as proxy:
+        yield proxy
+
+
+def assert_all_ran_once(url: str, worker, wait_for) -> None:
+    """Each of two types has run each of its jobs, at the first attempt."""
+    wait_for(
+        lambda: count(url) == 0,
+        timeout=30,
+        what=lambda: f"all have run\n{worker.output}",
+    )
+    assert worker.running
+    assert effects(url) == sorted([*range(JOBS)] * 2)
+    assert attempts(url) == {("completed", 1)}
+
+
+@pytest.mark.guarantee("FP8")
+@pytest.mark.parametrize("fault", ["reset", "hold"])
+def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
+    url, proxy, start_worker, wait_for, fault
+):
+    worker = start_worker(proxy.url(url), database_timeout=TIMEOUT, stale_after=60)
+    enqueue(url, "add", JOBS)
+    enqueue(url, "aadd", JOBS)
+    wait_for(lambda: len(effects(url)) > 20, what="some have run")
+    struck_at = time.monotonic()
+    getattr(proxy, fault)()
+    wait_for(
+        lambda: "loop.failed loop=executor" in worker.output,
+        timeout=20,
+        what=lambda: f"it is noticed\n{worker.output}",
+    )
+    assert time.monotonic() - struck_at < TIMEOUT + 2
+    proxy.release()
+    assert_all_ran_once(url, worker, wait_for)
+
+
+@pytest.mark.guarantee("FP9")
+@pytest.mark.parametrize("kind", ["add_and_say", "aadd_and_say"])
+def test_a_commit_whose_answer_is_lost_is_not_repeated(
+    url, proxy, start_worker, wait_for, kind
+):
+    worker = start_worker(proxy.url(url), workers=1)
+    proxy.swallow("complete_job")
+    enqueue(url, kind, 5)
+    wait_for(proxy.swallowed.is_set, what="an answer was dropped")
+    wait_for(lambda: count(url) == 0, what=lambda: f"all have run\n{worker.output}")
+    assert effects(url) == [0, 1, 2, 3, 4]
+    assert attempts(url) == {("completed", 1)}
+    unknown = [line for line in worker.lines if line.startswith("UnknownCommit")]
+    assert len(unknown) == 1, worker.output
+    assert "unknown" in unknown[0]
+    begun = [line for line in worker.lines if line.startswith("begun")]
+    assert sorted(begun) == [f"begun {n} 1" for n in range(5)]
+
+
+def test_a_commit_that_never_arrived_is_made_by_the_next_run(
+    url, admin, proxy, start_worker, wait_for
+):
+    worker = start_worker(proxy.url(url), workers=1)
+    # The server goes away between the question and the commit.
+    admin.execute(
+        "create function cut() returns trigger language plpgsql as $$ begin"
+        " if nextval('cuts') = 1 then"
+        "   perform pg_terminate_backend(pg_backend_pid());"
+        " end if; return null; end $$;"
+        "create sequence cuts;"
+        "create constraint trigger cut after insert on effects"
+        " deferrable initially deferred for each row execute function cut()"
+    )
+    enqueue(url, "add_and_say", 1)
+    wait_for(lambda: count(url) == 0, what=lambda: f"it has run\n{worker.output}")
+    assert effects(url) == [0]
+    assert attempts(url) == {("completed", 1)}
+    begun = [line for line in worker.lines if line.startswith("begun")]
+    assert begun == ["begun 0 1"] * 2
+    assert any(line.startswith("UnknownCommit") for line in worker.lines)
+
+
+@pytest.mark.guarantee("FP5")
+def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
+    for n, point in enumerate(["insert into effects", "jobs_lib", "COMMIT"]):
+        proxy.swallow(point)
+        with pytest.raises(psycopg.OperationalError):
+            enqueue_with_effect(proxy.url(url), n)
+        assert proxy.swallowed.is_set()
+        kept = effects(url)
+        jobs = admin.execute(
+            "select (payload->>'n')::int from jobs_lib.jobs order by 1"
+        )
+        assert [row[0] for row in jobs] == kept
+        # The commit had arrived; whatever was cut before it is not there.
+        assert kept == ([n] if point == "COMMIT" else [])
+
+
+def enqueue_with_effect(url: str, n: int) -> None:
+    """A change and its job, in one transaction."""
+    app = make_app(url)
+
+    @app.job()
+    def quick(job, n: int) -> None: ...
+
+    with psycopg.connect(url) as connection:
+        connection.execute("insert into effects values (%s)", (n,))
+        quick.enqueue(connection, n=n)

@@ -1,0 +1,138 @@
+"""A TCP proxy in front of a server, which can do what networks do to connections."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_RESET = struct.pack("ii", 1, 0)
+_BLOCK = 65_536
+
+
+class Proxy:
+    """Passes bytes both ways, a thread for each connection.
+
+    - `hold()`: every connection, also a new one, stays open and passes nothing on;
+    - `reset()`: all connections are cut with a TCP reset, new ones are accepted;
+    - `release()`: back to normal; what was held is cut;
+    - `swallow(text)`: on a connection whose client has sent ``text``, what the server
+      says from then on is dropped, and the connection is cut. Once.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._held = threading.Event()
+        self._swallow: bytes | None = None
+        self.swallowed = threading.Event()
+        """Set once an answer was dropped."""
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @classmethod
+    def before(cls, url: str) -> Proxy:
+        """A proxy before the server at a URL."""
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        return cls(parts.hostname, parts.port)
+
+    def url(self, url: str) -> str:
+        """The same URL, by way of the proxy."""
+        parts = urlsplit(url)
+        return parts._replace(
+            netloc=parts.netloc.replace(f":{parts.port}", f":{self.port}")
+        ).geturl()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._listener.close()
+        self.reset()
+
+    def hold(self) -> None:
+        """Say nothing more, to anybody."""
+        self._held.set()
+
+    def release(self) -> None:
+        """Serve new connections; those that were held are gone."""
+        self._held.clear()
+        self.reset()
+
+    def reset(self) -> None:
+        """Cut all connections."""
+        with self._lock:
+            for one in self._open:
+                with contextlib.suppress(OSError):
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    # Wakes the connection's thread, which closes it.
+                    one.shutdown(socket.SHUT_RD)
+
+    def swallow(self, text: str) -> None:
+        """Drop the answer to the next thing that holds this text."""
+        self.swallowed.clear()
+        self._swallow = text.encode()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError),
+            client,
+            socket.create_connection(self._target) as server,
+        ):
+            with self._lock:
+                self._open |= {client, server}
+            try:
+                self._pass(client, server)
+            finally:
+                with self._lock:
+                    self._open -= {client, server}
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        """Until one side ends. Closed with a reset where that was asked for."""
+        cutting = False
+        while True:
+            ready, _, _ = select.select([client, server], [], [], 1.0)
+            for one in ready:
+                data = one.recv(_BLOCK)
+                if not data:
+                    return
+                if self._held.is_set():
+                    continue
+                if one is client:
+                    if self._swallow and self._swallow in data:
+                        self._swallow, cutting = None, True
+                    server.sendall(data)
+                elif cutting:
+                    # The server has answered, so it has done what it was asked.
+                    self.swallowed.set()
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    return
+                else:
+                    client.sendall(data)
