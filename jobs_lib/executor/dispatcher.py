@@ -251,8 +251,9 @@ class Dispatcher:
         return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
 
     def _prepare_claim(self) -> list[Statement]:
-        limit = self._pace.limit
-        room = limit - len(self._claimer.flight)
+        limit, flying = self._pace.limit, len(self._claimer.flight)
+        # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
+        room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
         if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
             return []
