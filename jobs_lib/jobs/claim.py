@@ -341,7 +341,13 @@ class Claimer:
         if len(looked) < count:
             # Even if all were in flight already: the claim's row must go some day.
             self.flight.count(self._seq, len(jobs))
-        taken = {(job.lane.origin, job.priority) for job in jobs}
+        # What was asked for by its group says nothing of the window.
+        followed = frozenset(self._following)
+        taken = {
+            (job.lane.origin, job.priority)
+            for job in jobs
+            if (job.lane.origin, job.group) not in followed
+        }
         for row in looked:
             self._note(row, taken)
         cut = sum(lane.more for lane in lanes.values())
@@ -460,7 +466,8 @@ class Claimer:
         """The parameters of the query ``jump``, where an origin is stuck in a group."""
         for origin, position in self.active().items():
             if position.growth >= WIDEST:
-                groups = [g for o, g in self.flight.lanes if o == origin]
+                busy = self.flight.lanes.keys() | self.flight.behind.keys()
+                groups = [g for o, g in busy if o == origin]
                 if groups and len(groups) < _FEW_GROUPS:
                     return {
                         "origin": origin,
@@ -480,6 +487,7 @@ class Claimer:
             return
         position.cursor = max(position.cursor, furthest if found is None else found - 1)
         position.growth = WIDEST if found is None else 1
+        position.deep = True
         for (origin, _), lane in self.flight.lanes.items():
             if origin == asked["origin"]:
                 lane.more = True
