@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jobs_lib import telemetry
 from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.flight import Flight
+from jobs_lib.jobs.flight import Flight, Group
 from jobs_lib.jobs.last import Last, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
     from uuid import UUID
 
     from jobs_lib.backoff import Retry
@@ -99,6 +100,8 @@ class Claimer:
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
+        self._since: dict[Group, datetime] = {}
+        """Groups of which the last is waited for: when the oldest was enqueued."""
 
     # What is owned
 
@@ -129,6 +132,7 @@ class Claimer:
         self._order = deque(self.positions)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
         self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
+        self._since = {k: v for k, v in self._since.items() if k[0] not in gone}
         return self.flight.leave(gone)
 
     @property
@@ -229,6 +233,7 @@ class Claimer:
             "next_origins": text_array([o for o, _, _ in behind]),
             "next_groups": text_array([g for _, g, _ in behind]),
             "next_ids": int_array(at for _, _, at in behind),
+            "next_piles": [(o, g) in self._since for o, g, _ in behind],
         }
 
     def _choose_behind(
@@ -416,7 +421,11 @@ class Claimer:
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
         elif last := self._last.get(head.type):
-            ends = keep_last(lane, last, ages)
+            key = lane.origin, str(lane.group)
+            since = self._since.pop(key, head.enqueued_at)
+            ends = keep_last(lane, last, ages, since)
+            if not lane.jobs:
+                self._since[key] = since
         else:
             return []
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib import Job
 from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
 
 HOME = [f"local/{n}" for n in range(16)]
 FLOOD = 1_000_000
