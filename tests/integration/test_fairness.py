@@ -79,3 +79,65 @@ def test_what_comes_behind_a_million_of_one_group_starts_within_a_second(
         ).fetchone()
         assert left > FLOOD / 2, "there was no flood to stand behind"
         leave.set()
+
+
+@pytest.mark.guarantee("J12")
+def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
+    app, admin, connect, wait_for
+):
+    started: dict[int, float] = {}
+    order: list[int] = []
+    over = threading.Event()
+    ran = 0
+
+    @app.job(priority="high")
+    def load(job: Job) -> None:
+        nonlocal ran
+        ran += 1
+
+    @app.job(group="group", priority="batch")
+    def low(job: Job, n: int, group: str | None = None) -> None:
+        started[n] = time.monotonic()
+        if group:
+            order.append(n)
+
+    def keep_up() -> None:
+        # Always more of the highest waiting than a claim takes.
+        with connect(autocommit=True) as connection:
+            while not over.is_set():
+                (waiting,) = connection.execute(
+                    "select count(*) from jobs_lib.jobs where priority = 1"
+                ).fetchone()
+                if waiting < 5_000:
+                    with connection.transaction():
+                        load.options(origin="local/1").enqueue_many(
+                            connection, [{}] * 5_000
+                        )
+
+    feeder = threading.Thread(target=keep_up)
+    feeder.start()
+    try:
+        with executing(app, HOME, batch=200):
+            wait_for(lambda: ran > 2_000, what="the load is on")
+            for n in range(5):
+                with connect() as connection:
+                    low.options(origin="local/1").enqueue(connection, n=n)
+                enqueued = time.monotonic()
+                wait_for(lambda n=n: n in started, what="the low one runs")
+                assert started[n] - enqueued < 2.0
+            # A group runs in its order, whatever the priorities of its jobs are.
+            with connect() as connection:
+                for n in range(10, 40):
+                    level = ("high", "normal", "batch")[n % 3]
+                    mixed = low.options(origin="local/1", priority=level)  # type: ignore[typeddict-item]
+                    mixed.enqueue(connection, n=n, group="g")
+            wait_for(lambda: len(order) == 30, what="the group has run")
+            (waiting,) = admin.execute(
+                "select count(*) from jobs_lib.jobs where priority = 1"
+            ).fetchone()
+            assert waiting > 0, "the load was not constant"
+            over.set()
+    finally:
+        over.set()
+        feeder.join()
+    assert order == list(range(10, 40))
