@@ -57,7 +57,11 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         "select payload->>'answer', attempt, run_at > now() + interval '100 s'"
         " from jobs_lib.jobs order by 1"
     ).fetchall()
-    assert [row[:2] for row in waiting] == [("busy", 1), ("not yet", 0), ("slow down", 1)]
+    assert [row[:2] for row in waiting] == [
+        ("busy", 1),
+        ("not yet", 0),
+        ("slow down", 1),
+    ]
     assert [late for _, _, late in waiting][1:] == [True, True]
     given_up = admin.execute("select payload->>'answer' from jobs_lib.discarded")
     assert given_up.fetchall() == [("nonsense",)]

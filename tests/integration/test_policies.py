@@ -136,7 +136,8 @@ def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
     with executing(app, HOME):
         for attempt in (1, 2, 3):
             wait_for(
-                lambda n=attempt: len(gaps(n)) == DRAWN, what=f"attempt {attempt} failed"
+                lambda n=attempt: len(gaps(n)) == DRAWN,
+                what=f"attempt {attempt} failed",
             )
             bound = [1e6, 2e6, 2.5e6][attempt - 1]
             assert distance_from_even(gaps(attempt), bound) < 0.09
@@ -245,5 +246,3 @@ def test_who_overruns_the_limit_is_cancelled_or_fenced_and_reported(
     assert rows == [("async", 2), ("plain", 2)]
     attempts = admin.execute("select type, attempt from jobs_lib.history order by 1")
     assert attempts.fetchall() == [("plain", 2), ("waiting", 2)]
-
-

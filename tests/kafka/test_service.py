@@ -174,4 +174,3 @@ def session_of(pid: str) -> int:
     except OSError:
         return 0
     return int(text.rpartition(")")[2].split()[3])
-
