@@ -129,7 +129,7 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
             with connect() as connection:
                 for n in range(10, 40):
                     level = ("high", "normal", "batch")[n % 3]
-                    mixed = low.options(origin="local/1", priority=level)  # type: ignore[typeddict-item]
+                    mixed = low.options(origin="local/1", priority=level)
                     mixed.enqueue(connection, n=n, group="g")
             wait_for(lambda: len(order) == 30, what="the group has run")
             (waiting,) = admin.execute(

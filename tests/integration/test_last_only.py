@@ -47,8 +47,9 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
         started = time.monotonic()
         threading.Event().wait(0.02)
         with job.transaction() as connection:
-            (version,) = connection.execute("select version from state").fetchone()
-        runs.append((started, time.monotonic(), n, version))
+            row = connection.execute("select version from state").fetchone()
+            assert row is not None
+        runs.append((started, time.monotonic(), n, row[0]))
 
     sent = 0
     first = time.monotonic()
@@ -118,7 +119,7 @@ def histories(done: str = "", *, opened: str = "", busy: bool = False, due: int 
     if len(done) == LENGTH:
         return
     for move in MOVES:
-        after = {"opened": opened, "busy": busy, "due": due}
+        after: dict[str, Any] = {"opened": opened, "busy": busy, "due": due}
         if move == "e" and not opened:
             after["due"] = 1
         elif move == "u" and not opened:
@@ -196,7 +197,7 @@ class History:
         self.most = max(self.most, self.inside)
         try:
             with job.transaction() as connection:
-                (state,) = connection.execute(
+                row = connection.execute(
                     "select max(version) from states where name = %s", (self._group,)
                 ).fetchone()
                 self._busy.release()
@@ -204,7 +205,8 @@ class History:
                     assert self._verdict.acquire(timeout=20)
                     if self._told.pop(0) == "f":
                         raise RuntimeError("as told")
-            self.seen.append((version, state))
+            assert row is not None
+            self.seen.append((version, row[0]))
         finally:
             self.inside -= 1
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from opentelemetry import trace
 
-from jobs_lib import Draft, Job
 from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Draft, Job
 
 HOME = [f"local/{n}" for n in range(16)]
 TRACE = trace.SpanContext(

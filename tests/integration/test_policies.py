@@ -123,8 +123,8 @@ def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
 
     def gaps(attempt: int) -> list[float]:
         rows = admin.execute(
-            "select extract(epoch from run_at - (errors->-1->>'at')::timestamptz)::float8"
-            " from jobs_lib.jobs where type = 'fail' and attempt = %s",
+            "select extract(epoch from run_at - (errors->-1->>'at')::timestamptz)"
+            "::float8 from jobs_lib.jobs where type = 'fail' and attempt = %s",
             (attempt,),
         )
         return [gap for (gap,) in rows.fetchall()]
@@ -137,7 +137,7 @@ def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
         for attempt in (1, 2, 3):
             wait_for(
                 lambda n=attempt: len(gaps(n)) == DRAWN,
-                what=f"attempt {attempt} failed",
+                what=f"{attempt} failures each",
             )
             bound = [1e6, 2e6, 2.5e6][attempt - 1]
             assert distance_from_even(gaps(attempt), bound) < 0.09
@@ -154,7 +154,8 @@ def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
     assert 4_900 < left["snooze"][1] <= 5_000
     assert 2_900 < left["after"][1] <= 3_000
     given_up = admin.execute(
-        "select payload->>'what', errors->-1->>'error' from jobs_lib.discarded order by 1"
+        "select payload->>'what', errors->-1->>'error' from jobs_lib.discarded"
+        " order by 1"
     ).fetchall()
     assert given_up == [
         ("discard", "Discard: said so"),

@@ -1,4 +1,4 @@
-"""What claiming, starting and completing cost: statements for each batch, and idling."""
+"""What claiming, starting and completing cost: statements by the batch, and idling."""
 
 from __future__ import annotations
 

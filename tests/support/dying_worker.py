@@ -85,7 +85,7 @@ def main() -> NoReturn:
         if some:
             die("settled")
 
-    Dispatcher._settled = settle  # type: ignore[method-assign]
+    Dispatcher._settled = settle  # type: ignore[method-assign, assignment]
     telemetry.listen(listen)
     app = make_app(url, pod=pod)
     insert = "insert into effects (job, pod) values (%s, %s)"
