@@ -85,6 +85,11 @@ class Crew:
         """Whether nothing waits to be run."""
         return self._workers.is_starving and self._loop.is_starving
 
+    @property
+    def idle(self) -> int:
+        """Jobs that could run besides those that do, when nothing waits."""
+        return self._workers.idle + self._loop.idle if self.is_starving else 0
+
     def put(self, items: Sequence[Item]) -> None:
         """Run these, in this order."""
         if not self._has_loop:

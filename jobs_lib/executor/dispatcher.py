@@ -218,9 +218,11 @@ class Dispatcher:
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
+        # Sent before the claim, which then sees what the jump has seen.
+        jump = self._prepare_jump() if claim else []
         if settle or survey or claim or hurried:
             settle += self._end_claims()
-        batches = [b for b in (settle, *survey, claim) if b]
+        batches = [b for b in (settle, *survey, jump, claim) if b]
         if not batches:
             self._sleep()
             return
@@ -230,6 +232,8 @@ class Dispatcher:
         # The claim first: what it passed over belongs to lanes that may have ended.
         if claim and (answer := found[id(claim)]) is not None:
             self._claimed(answer)
+        if jump and (answer := found[id(jump)]) is not None:
+            self._claimer.read_jump(jump[0][1], answer[0][0])
         if settle and (answer := found[id(settle)]) is not None:
             self._settled(settlements, answer)
         for batch in survey:
@@ -271,13 +275,18 @@ class Dispatcher:
         return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
 
     def _prepare_claim(self) -> list[Statement]:
-        limit = self._pace.limit
-        room = limit - len(self._claimer.flight)
+        limit, flying = self._pace.limit, len(self._claimer.flight)
+        # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
+        room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
         if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
             return []
         claim = self._claimer.prepare(room)
         return [claim] if claim else []
+
+    def _prepare_jump(self) -> list[Statement]:
+        parameters = self._claimer.prepare_jump()
+        return [("jump", parameters)] if parameters else []
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
         for settlement, rows in zip(settlements, answer, strict=False):

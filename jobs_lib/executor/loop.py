@@ -72,6 +72,11 @@ class Loop:
         """Whether nothing waits to be run."""
         return not self._ready
 
+    @property
+    def idle(self) -> int:
+        """Handlers that could run besides those that do."""
+        return len(self._idle)
+
     def put(self, items: Iterable[Item]) -> None:
         """Run these, in this order."""
         self._ready.extend(items)

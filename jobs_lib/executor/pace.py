@@ -18,7 +18,8 @@ class Pace:
 
     def __init__(self, least: int, most: int) -> None:
         self._least = max(1, min(least, most))
-        self._most = most
+        self.most = most
+        """Jobs that may ever be in flight."""
         self._ended = 0
         self._since = time.monotonic()
         self.limit = self._least
@@ -34,5 +35,5 @@ class Pace:
         target = int(self._ended / took * _HORIZON)
         # It falls by halves: one pause of the machine is not the pace of the jobs.
         target = max(target, self.limit // 2)
-        self.limit = max(self._least, min(self._most, target))
+        self.limit = max(self._least, min(self.most, target))
         self._ended, self._since = 0, now

@@ -87,6 +87,11 @@ class Workers:
         """Whether nothing waits to be run."""
         return not self._ready
 
+    @property
+    def idle(self) -> int:
+        """Threads that have nothing to run."""
+        return self._idle
+
     def put(self, items: Iterable[Item]) -> None:
         """Run these, in this order."""
         self._ready.extend(items)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jobs_lib import telemetry
 from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.flight import Flight
+from jobs_lib.jobs.flight import Flight, Group
 from jobs_lib.jobs.last import Last, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
     from uuid import UUID
 
     from jobs_lib.backoff import Retry
@@ -99,6 +100,8 @@ class Claimer:
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
+        self._since: dict[Group, datetime] = {}
+        """Groups of which the last is waited for: when the oldest was enqueued."""
 
     # What is owned
 
@@ -129,6 +132,7 @@ class Claimer:
         self._order = deque(self.positions)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
         self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
+        self._since = {k: v for k, v in self._since.items() if k[0] not in gone}
         return self.flight.leave(gone)
 
     @property
@@ -236,6 +240,7 @@ class Claimer:
             "next_origins": text_array([o for o, _, _ in behind]),
             "next_groups": text_array([g for _, g, _ in behind]),
             "next_ids": int_array(at for _, _, at in behind),
+            "next_piles": [(o, g) in self._since for o, g, _ in behind],
         }
         return "claim", parameters
 
@@ -366,7 +371,13 @@ class Claimer:
         if len(looked) < count:
             # Even if all were in flight already: the claim's row must go some day.
             self.flight.count(self._seq, len(jobs))
-        taken = {(job.lane.origin, job.priority) for job in jobs}
+        # What was asked for by its group says nothing of the window.
+        followed = frozenset(self._following)
+        taken = {
+            (job.lane.origin, job.priority)
+            for job in jobs
+            if (job.lane.origin, job.group) not in followed
+        }
         for row in looked:
             self._note(row, taken)
         cut = sum(lane.more for lane in lanes.values())
@@ -439,7 +450,11 @@ class Claimer:
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
         elif last := self._last.get(head.type):
-            ends = keep_last(lane, last, ages)
+            key = lane.origin, str(lane.group)
+            since = self._since.pop(key, head.enqueued_at)
+            ends = keep_last(lane, last, ages, since)
+            if not lane.jobs:
+                self._since[key] = since
         else:
             return []
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}
@@ -489,7 +504,8 @@ class Claimer:
         """The parameters of the query ``jump``, where an origin is stuck in a group."""
         for origin, position in self.active().items():
             if position.growth >= WIDEST:
-                groups = [g for o, g in self.flight.lanes if o == origin]
+                busy = self.flight.lanes.keys() | self.flight.behind.keys()
+                groups = [g for o, g in busy if o == origin]
                 if groups and len(groups) < _FEW_GROUPS:
                     return {
                         "origin": origin,
@@ -509,6 +525,7 @@ class Claimer:
             return
         position.cursor = max(position.cursor, furthest if found is None else found - 1)
         position.growth = WIDEST if found is None else 1
+        position.deep = True
         for (origin, _), lane in self.flight.lanes.items():
             if origin == asked["origin"]:
                 lane.more = True

@@ -12,6 +12,7 @@ from jobs_lib.jobs.model import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from jobs_lib.jobs.model import Lane
 
@@ -27,7 +28,10 @@ class Last:
 
 
 def keep_last(
-    lane: Lane, last: Last, ages: Mapping[int, tuple[bool, float]]
+    lane: Lane,
+    last: Last,
+    ages: Mapping[int, tuple[bool, float]],
+    since: datetime,
 ) -> list[Outcome]:
     """Leave of the jobs at the lane's head only the newest; returns the others' ends.
 
@@ -37,6 +41,7 @@ def keep_last(
         lane: its head is of a type that runs last only.
         last: how the type waits.
         ages: of its jobs by id: whether it still waits, and the seconds since enqueued.
+        since: when the oldest was enqueued, which may be superseded by now.
     """
     name = lane.jobs[0].type
     pile = list(takewhile(lambda job: job.type == name, lane.jobs))
@@ -46,10 +51,14 @@ def keep_last(
         # The newest is not in sight: the next lane of the group begins with this one.
         lane.jobs, lane.last = deque(), newest.id - 1
         frees = None
-    elif ages[newest.id][0] and not _waited_enough(ages[head.id][1], last):
-        until = newest.run_at
-        if last.max_wait is not None and until is not None:
-            until = min(until, head.enqueued_at + timedelta(seconds=last.max_wait))
+    elif _is_early(ages[newest.id], last) and not _waited_enough(
+        ages[head.id][1] + (head.enqueued_at - since).total_seconds(), last
+    ):
+        until = newest.enqueued_at + timedelta(seconds=last.debounce)
+        if newest.run_at is not None:
+            until = max(until, newest.run_at)
+        if last.max_wait is not None:
+            until = min(until, since + timedelta(seconds=last.max_wait))
         lane.jobs, lane.failed = deque(), True
         return [Outcome(head, Result.SNOOZED, until=until)]
     else:
@@ -59,6 +68,11 @@ def keep_last(
     if ends:
         ends[-1].frees = frees
     return ends
+
+
+def _is_early(newest: tuple[bool, float], last: Last) -> bool:
+    waits, age = newest
+    return waits or age < last.debounce
 
 
 def _waited_enough(age: float, last: Last) -> bool:

@@ -164,7 +164,8 @@ class Snooze(JobsError):
         if not 0 <= seconds <= 366 * 86_400:
             raise ValueError(f"snooze for 0 seconds to one year, not {seconds}")
         super().__init__(reason or f"snoozed for {seconds:g} s")
-        self.seconds = seconds
+        # Not as given: a list of whole and of broken numbers is none to the driver.
+        self.seconds = float(seconds)
 
 
 class RetryAfter(JobsError):
@@ -174,7 +175,7 @@ class RetryAfter(JobsError):
         if not 0 <= seconds <= 366 * 86_400:
             raise ValueError(f"retry after 0 seconds to one year, not {seconds}")
         super().__init__(reason or f"to be retried after {seconds:g} s")
-        self.seconds = seconds
+        self.seconds = float(seconds)
 
 
 class Cancel(JobsError):

@@ -130,7 +130,9 @@ looked as materialized (
     where x.origin in (select origin from own)
 ),
 first as materialized (
-    select origin, "group", min(id) as id from looked
+    select origin, "group", min(id) as id,
+        (array_agg(type order by id))[1] = any (%(last_types)s::text[]) as pile
+    from looked
     where runs and "group" is not null group by origin, "group"
 ),
 busy as materialized (
@@ -138,7 +140,7 @@ busy as materialized (
         as b(origin, "group")
 ),
 starts as materialized (
-    select f.origin, f."group", f.id - 1 as after from first f
+    select f.origin, f."group", f.id - 1 as after, f.pile from first f
     -- A group with a lane in flight is left out: its next row would look like the head
     -- as soon as a handler's own transaction has completed the row before it.
     where not exists (
@@ -157,13 +159,15 @@ starts as materialized (
         )
     union all
     -- Groups whose lane has just ended and has more behind it: no probe needed.
-    select h.origin, h."group", h.after
-    from unnest(%(next_origins)s::text[], %(next_groups)s::text[], %(next_ids)s::bigint[])
-        as h(origin, "group", after)
+    select h.origin, h."group", h.after, h.pile
+    from unnest(
+        %(next_origins)s::text[], %(next_groups)s::text[], %(next_ids)s::bigint[],
+        %(next_piles)s::bool[]
+    ) as h(origin, "group", after, pile)
     where h.origin in (select origin from own)
 ),
 lanes as materialized (
-    select s.origin, l.*, l.place = size.k as cut,
+    select s.origin, l.*, l.place = case when s.pile then 200 else size.k end as cut,
         l.able and (l.place = 1 or l.crashed = 0) as runs
     from (
         -- Many groups: short lanes; one hot group: a long one.
@@ -186,7 +190,9 @@ lanes as materialized (
             from {schema}.jobs j
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
-            order by j."group", j.id limit size.k
+            order by j."group", j.id
+            -- Of a pile only the last runs: so many are superseded in a round trip.
+            limit case when s.pile then 200 else size.k end
         ) q
         window by_id as (order by q."group", q.id)
     ) l

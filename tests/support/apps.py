@@ -65,6 +65,7 @@ def executing(
         process.id,
         UUID(int=1),
         settings.model_copy(update={"workers": workers, "batch": batch}),
+        app.around,
     )
     ownership = Ownership(
         database,

@@ -1,0 +1,86 @@
+"""The page on handlers does what it says."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from tests.support.apps import QUICK, executing
+from tests.support.pages import write_modules
+
+MODULES = ["shop", "mail", "partner", "publish", "report", "tenants", "history"]
+HOME = [f"local/{n}" for n in range(16)]
+
+
+@pytest.fixture
+def page(tmp_path, database_url, monkeypatch):
+    """The modules of the page, by name."""
+    assert write_modules("docs/jobs.md", tmp_path) == [f"{m}.py" for m in MODULES]
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
+    monkeypatch.setenv("JOBS_LIB_POLL_INTERVAL", str(QUICK["poll_interval"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield {name: importlib.import_module(name) for name in MODULES}
+    for name in MODULES:
+        del sys.modules[name]
+
+
+def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
+    admin = connect(autocommit=True)
+    admin.execute("create table charges (customer text, n int)")
+    admin.execute("create table mails (address text)")
+    app = page["shop"].app
+
+    with connect() as connection:
+        tenant = page["shop"].charge.options(headers={"tenant": "acme"})
+        tenant.enqueue(connection, customer="ada", order=7)
+        page["mail"].send_mail.enqueue(connection, address="ada@example.org")
+        for answer in ("not yet", "slow down", "busy", "unknown", "nonsense", "well"):
+            page["partner"].notify_partner.enqueue(
+                connection, customer=answer, answer=answer
+            )
+        for state in ("a", "b", "c"):
+            page["publish"].publish.enqueue(connection, entity="e", state=state)
+        page["report"].write_report.enqueue(connection, count=3)
+        page["history"].settle.enqueue(connection, order=7)
+        page["history"].ping.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(
+            lambda: (
+                admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (3,)
+                and page["publish"].published
+            ),
+            what="only what waits for its time is left",
+        )
+    waiting = admin.execute(
+        "select payload->>'answer', attempt, run_at > now() + interval '100 s'"
+        " from jobs_lib.jobs order by 1"
+    ).fetchall()
+    assert waiting[0][:2] == ("busy", 1)
+    assert waiting[1:] == [("not yet", 0, True), ("slow down", 1, True)]
+    given_up = admin.execute("select payload->>'answer' from jobs_lib.discarded")
+    assert given_up.fetchall() == [("nonsense",)]
+    ends = admin.execute(
+        "select type, outcome, count(*)::int, max(keep_until) - min(finished_at)::date"
+        " from jobs_lib.history group by 1, 2 order by 1, 2"
+    ).fetchall()
+    assert [end[:3] for end in ends] == [
+        ("charge", "completed", 1),
+        ("notify_partner", "cancelled", 1),
+        ("notify_partner", "completed", 1),
+        ("notify_partner", "discarded", 1),
+        ("publish", "completed", 1),
+        ("publish", "superseded", 2),
+        ("send_mail", "completed", 1),
+        ("settle", "completed", 1),
+        ("write_report", "completed", 1),
+    ]
+    assert {name: days for name, _, _, days in ends}["settle"] >= 29
+    assert admin.execute("select * from charges").fetchall() == [("ada", 7)]
+    assert admin.execute("select * from mails").fetchall() == [("ada@example.org",)]
+    assert list(page["mail"].sent.values()) == ["ada@example.org"]
+    assert page["publish"].published == ["c"]
+    assert page["report"].pages == [0, 1, 2]
+    # Around each run that there was: all but what was superseded.
+    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 11 + ["acme"]

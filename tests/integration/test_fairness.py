@@ -1,0 +1,143 @@
+"""A flood of one group, type or priority does not keep the others from starting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+HOME = [f"local/{n}" for n in range(16)]
+FLOOD = 1_000_000
+
+
+@pytest.fixture
+def app(database_url):
+    """An app without Kafka, with the usual pace of looking for jobs."""
+    return make_app(database_url, poll_interval=0.05)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def flood(admin) -> None:
+    """A million rows of one group in one origin, and the statistics to that."""
+    admin.execute(
+        'insert into jobs_lib.jobs (origin, type, "group", payload)'
+        " select 'local/1', 'flood', 'flood', '{\"group\": \"flood\"}'"
+        " from generate_series(1, %s)",
+        (FLOOD,),
+    )
+    admin.execute("analyze jobs_lib.jobs")
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("J18", "FJ15")
+@pytest.mark.parametrize("stuck", [False, True], ids=["quick", "saturated"])
+def test_what_comes_behind_a_million_of_one_group_starts_within_a_second(
+    app, admin, connect, wait_for, stuck
+):
+    started: list[float] = []
+    running, leave = threading.Event(), threading.Event()
+
+    @app.job(group="group", name="flood")
+    def fill(job: Job, group: str | None = None) -> None:
+        running.set()
+        if stuck:
+            leave.wait(120)
+
+    @app.job(group="group")
+    def small(job: Job, group: str | None = None) -> None:
+        started.append(time.monotonic())
+
+    flood(admin)
+    with executing(app, HOME):
+        # It has just started, and seen next to nothing of the million.
+        assert running.wait(30)
+        for origin, group in [
+            ("local/1", "small"),  # another group
+            ("local/1", None),  # another type, without a group
+            ("local/3", "far"),  # another origin
+        ] * 3:
+            before = len(started)
+            with connect() as connection:
+                small.options(origin=origin).enqueue(connection, group=group)
+            enqueued = time.monotonic()
+            wait_for(lambda n=before: len(started) > n, what="it starts")
+            assert started[-1] - enqueued < 1.0, (origin, group)
+        (left,) = admin.execute(
+            "select count(*) from jobs_lib.jobs where type = 'flood'"
+        ).fetchone()
+        assert left > FLOOD / 2, "there was no flood to stand behind"
+        leave.set()
+
+
+@pytest.mark.guarantee("J12")
+def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
+    app, admin, connect, wait_for
+):
+    started: dict[int, float] = {}
+    order: list[int] = []
+    over = threading.Event()
+    ran = 0
+
+    @app.job(priority="high")
+    def load(job: Job) -> None:
+        nonlocal ran
+        ran += 1
+
+    @app.job(group="group", priority="batch")
+    def low(job: Job, n: int, group: str | None = None) -> None:
+        started[n] = time.monotonic()
+        if group:
+            order.append(n)
+
+    def keep_up() -> None:
+        # Always more of the highest waiting than a claim takes.
+        with connect(autocommit=True) as connection:
+            while not over.is_set():
+                (waiting,) = connection.execute(
+                    "select count(*) from jobs_lib.jobs where priority = 1"
+                ).fetchone()
+                if waiting < 5_000:
+                    with connection.transaction():
+                        load.options(origin="local/1").enqueue_many(
+                            connection, [{}] * 5_000
+                        )
+
+    feeder = threading.Thread(target=keep_up)
+    feeder.start()
+    try:
+        with executing(app, HOME, batch=200):
+            wait_for(lambda: ran > 2_000, what="the load is on")
+            for n in range(5):
+                with connect() as connection:
+                    low.options(origin="local/1").enqueue(connection, n=n)
+                enqueued = time.monotonic()
+                wait_for(lambda n=n: n in started, what="the low one runs")
+                assert started[n] - enqueued < 2.0
+            # A group runs in its order, whatever the priorities of its jobs are.
+            with connect() as connection:
+                for n in range(10, 40):
+                    level = ("high", "normal", "batch")[n % 3]
+                    mixed = low.options(origin="local/1", priority=level)
+                    mixed.enqueue(connection, n=n, group="g")
+            wait_for(lambda: len(order) == 30, what="the group has run")
+            (waiting,) = admin.execute(
+                "select count(*) from jobs_lib.jobs where priority = 1"
+            ).fetchone()
+            assert waiting > 0, "the load was not constant"
+            over.set()
+    finally:
+        over.set()
+        feeder.join()
+    assert order == list(range(10, 40))

@@ -1,0 +1,85 @@
+"""Middleware around enqueue and run, and the context that comes along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from opentelemetry import trace
+
+from tests.support.apps import executing, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Draft, Job
+
+HOME = [f"local/{n}" for n in range(16)]
+TRACE = trace.SpanContext(
+    trace_id=0x0AF7651916CD43DD8448EB211C80319C,
+    span_id=0xB7AD6B7169203331,
+    is_remote=False,
+    trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.guarantee("J22")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_middleware_wraps_enqueue_and_run_in_order_and_the_trace_arrives(
+    database_url, connect, wait_for, kind
+):
+    app = make_app(database_url)
+    order: list[str] = []
+    arrived: list[dict[str, str] | None] = []
+
+    for name in ("outer", "inner"):
+
+        @app.around_enqueue
+        def enqueue(draft: Draft, call_next, name=name):
+            order.append(f"{name} enqueue")
+            draft.headers[name] = "was here"
+            result = call_next(draft)
+            order.append(f"{name} enqueued")
+            return result
+
+        @app.around_run
+        def run(job: Job, call_next, name=name):
+            order.append(f"{name} run")
+            call_next()
+            order.append(f"{name} ran")
+
+        @app.around_run
+        async def run_async(job: Job, call_next, name=name):
+            order.append(f"{name} run")
+            await call_next()
+            order.append(f"{name} ran")
+
+    @app.job(name="plain")
+    def plain(job: Job) -> None:
+        order.append("handler")
+        arrived.append(job.headers)
+
+    @app.job(name="async")
+    async def waiting(job: Job) -> None:
+        order.append("handler")
+        arrived.append(job.headers)
+
+    with (
+        connect() as connection,
+        trace.use_span(trace.NonRecordingSpan(TRACE)),
+    ):
+        given = app.jobs[kind].options(headers={"tenant": "acme"})
+        given.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: order[-1] == "outer ran", what="all have been around it")
+    assert order == [
+        "outer enqueue", "inner enqueue", "inner enqueued", "outer enqueued",
+        "outer run", "inner run", "handler", "inner ran", "outer ran",
+    ]  # fmt: skip
+    assert arrived == [
+        {
+            "traceparent": TRACEPARENT,
+            "tenant": "acme",
+            "outer": "was here",
+            "inner": "was here",
+        }
+    ]

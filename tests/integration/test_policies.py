@@ -1,0 +1,249 @@
+"""What becomes of a failure: policies, rules, outcomes, keys and limits of time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs_lib import Cancel, Discard, Job, RetryAfter, Snooze, exponential
+from jobs_lib.errors import FencedError
+from tests.support.apps import executing, heard, make_app
+
+HOME = [f"local/{n}" for n in range(16)]
+DRAWN = 1_000
+
+
+@pytest.fixture
+def app(database_url):
+    """An app without Kafka: its origins are those of the topic `local`."""
+    return make_app(database_url)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def count(admin, table: str) -> int:
+    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+
+
+@pytest.mark.guarantee("J7")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_every_attempt_of_a_job_carries_the_same_key(
+    app, admin, connect, wait_for, kind
+):
+    sink: dict[int, list[str]] = {}
+    inside, taken = threading.Event(), threading.Event()
+
+    def call(job: Job) -> None:
+        keys = sink.setdefault(job.id, [])
+        keys.append(job.idempotency_key)
+        if len(keys) == 1:
+            raise RuntimeError("the sink has it, and its answer was lost")
+        if len(keys) == 2:
+            raise Snooze(0.01)
+
+    @app.job(name="plain", retry=exponential(first=0.01, cap=0.01))
+    def plain(job: Job) -> None:
+        call(job)
+        if len(sink[job.id]) == 3 and not inside.is_set():
+            inside.set()
+            assert taken.wait(20)
+
+    @app.job(name="async", retry=exponential(first=0.01, cap=0.01))
+    async def waiting(job: Job) -> None:
+        call(job)
+        if len(sink[job.id]) == 3 and not inside.is_set():
+            inside.set()
+            await asyncio.to_thread(taken.wait, 20)
+
+    with connect() as connection:
+        for _ in range(3):
+            app.jobs[kind].options(origin="local/1").enqueue(connection)
+    with executing(app, HOME):
+        assert inside.wait(20)
+        # The third attempt of one of them is cut off by a take-over.
+        with executing(app, HOME):
+            wait_for(lambda: count(admin, "jobs") == 0, what="all ended")
+            taken.set()
+    assert sorted(len(keys) for keys in sink.values()) == [3, 3, 4]
+    assert all(len(set(keys)) == 1 for keys in sink.values())
+    assert len({keys[0] for keys in sink.values()}) == 3
+
+
+class Broken(Exception):
+    """One that is retried by a policy of its own."""
+
+
+class Worse(Broken):
+    """One that is closer to another rule."""
+
+
+class Withdrawn(Exception):
+    """One that ends a job without a trace of failure."""
+
+
+@pytest.mark.guarantee("J8")
+def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
+    app, admin, connect, wait_for
+):
+    # So long that of a thousand none comes again while the others are awaited.
+    policy = exponential(first=1e6, factor=2, cap=2.5e6)
+
+    @app.job(retry=policy)
+    def fail(job: Job) -> None:
+        raise RuntimeError("always")
+
+    @app.job(
+        retry=policy,
+        rules={
+            Broken: exponential(first=7_000, cap=7_000, max_attempts=2),
+            Worse: Discard,
+            Withdrawn: Cancel,
+        },
+    )
+    def choose(job: Job, what: str) -> None:
+        if what == "done":
+            return
+        raise {
+            "ruled": Broken("by a policy of its own"),
+            "worse": Worse("by the closest rule"),
+            "withdrawn": Withdrawn("by a rule"),
+            "snooze": Snooze(5_000),
+            "after": RetryAfter(3_000),
+            "cancel": Cancel("said so"),
+            "discard": Discard("said so"),
+        }[what]
+
+    def gaps(attempt: int) -> list[float]:
+        rows = admin.execute(
+            "select extract(epoch from run_at - (errors->-1->>'at')::timestamptz)"
+            "::float8 from jobs_lib.jobs where type = 'fail' and attempt = %s",
+            (attempt,),
+        )
+        return [gap for (gap,) in rows.fetchall()]
+
+    whats = ["ruled", "worse", "withdrawn", "snooze", "after", "cancel", "discard"]
+    with connect() as connection:
+        fail.enqueue_many(connection, [{}] * DRAWN)
+        choose.enqueue_many(connection, [{"what": what} for what in [*whats, "done"]])
+    with executing(app, HOME):
+        for attempt in (1, 2, 3):
+            wait_for(
+                lambda n=attempt: len(gaps(n)) == DRAWN,
+                what=f"{attempt} failures each",
+            )
+            bound = [1e6, 2e6, 2.5e6][attempt - 1]
+            assert distance_from_even(gaps(attempt), bound) < 0.09
+            admin.execute("update jobs_lib.jobs set run_at = now() where type = 'fail'")
+    kept = admin.execute(
+        "select payload->>'what', attempt, crashes, extract(epoch from run_at - now())"
+        " from jobs_lib.jobs where type = 'choose'"
+    ).fetchall()
+    left = {what: (attempt, float(seconds)) for what, attempt, _, seconds in kept}
+    assert left.keys() == {"ruled", "snooze", "after"}
+    assert left["ruled"][0] == left["after"][0] == 1
+    assert left["snooze"][0] == 0, "a snooze is no attempt"
+    assert 0 <= left["ruled"][1] <= 7_000
+    assert 4_900 < left["snooze"][1] <= 5_000
+    assert 2_900 < left["after"][1] <= 3_000
+    given_up = admin.execute(
+        "select payload->>'what', errors->-1->>'error' from jobs_lib.discarded"
+        " order by 1"
+    ).fetchall()
+    assert given_up == [
+        ("discard", "Discard: said so"),
+        ("worse", "Worse: by the closest rule"),
+    ]
+    ends = admin.execute(
+        "select outcome, count(*) from jobs_lib.history group by 1 order by 1"
+    ).fetchall()
+    assert ends == [("cancelled", 2), ("completed", 1), ("discarded", 2)]
+
+
+def distance_from_even(values: list[float], bound: float) -> float:
+    """How far the values are from being spread evenly over zero to the bound.
+
+    The largest difference of the two distribution functions; of 1,000 even draws it
+    exceeds 0.09 in one of ten million cases.
+    """
+    assert all(-0.1 <= value <= bound for value in values)
+    n = len(values)
+    places = enumerate(sorted(values))
+    return max(max((i + 1) / n - v / bound, v / bound - i / n) for i, v in places)
+
+
+@given(
+    first=st.floats(0.001, 1e4),
+    factor=st.floats(1, 100),
+    times=st.floats(1, 1e6),
+    attempt=st.integers(1, 2**31),
+)
+def test_a_delay_never_leaves_its_bounds(first, factor, times, attempt):
+    policy = exponential(first=first, factor=factor, cap=first * times)
+    bound = policy.bound(attempt)
+    assert 0 <= policy.delay(attempt) <= bound <= policy.cap
+    assert bound >= min(first, policy.cap)
+    assert policy.bound(attempt + 1) >= bound
+    if attempt < 20 and (exact := first * factor ** (attempt - 1)) < policy.cap:
+        assert bound == pytest.approx(exact)
+
+
+@pytest.mark.guarantee("J9")
+def test_who_overruns_the_limit_is_cancelled_or_fenced_and_reported(
+    app, admin, connect, wait_for
+):
+    admin.execute("create table effects (name text, attempt int)")
+    over = threading.Event()
+    refused: list[int] = []
+    cancelled: list[int] = []
+    retry = exponential(first=0.01, cap=0.01)
+
+    @app.job(time_limit=0.1, retry=retry)
+    def plain(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                if job.attempt == 1:
+                    assert over.wait(20)
+                connection.execute(
+                    "insert into effects values ('plain', %s)", (job.attempt,)
+                )
+        except FencedError:
+            refused.append(job.attempt)
+            raise
+
+    @app.job(time_limit=0.1, retry=retry)
+    async def waiting(job: Job) -> None:
+        try:
+            async with job.transaction() as connection:
+                await connection.execute(
+                    "insert into effects values ('async', %s)", (job.attempt,)
+                )
+                if job.attempt == 1:
+                    await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.append(job.attempt)
+            raise
+
+    with connect() as connection:
+        plain.enqueue(connection)
+        waiting.enqueue(connection)
+    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+        wait_for(lambda: count(admin, "history") == 2, what="second attempts ran")
+        assert cancelled == [1]
+        over.set()
+        wait_for(lambda: refused, what="the first attempt may not commit")
+    assert refused == [1]
+    ((_, fields),) = stuck
+    assert fields["job"].type == "plain"
+    assert "over.wait" in fields["stack"]
+    rows = admin.execute("select name, attempt from effects order by 1").fetchall()
+    assert rows == [("async", 2), ("plain", 2)]
+    attempts = admin.execute("select type, attempt from jobs_lib.history order by 1")
+    assert attempts.fetchall() == [("plain", 2), ("waiting", 2)]

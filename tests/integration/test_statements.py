@@ -1,0 +1,135 @@
+"""What claiming, starting and completing cost: statements by the batch, and idling."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib.executor.courier import Courier
+from tests.support.apps import executing, heard, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+HOME = [f"local/{n}" for n in range(16)]
+JOBS = 5_000
+SECONDS = 10
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def count(admin, table: str) -> int:
+    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The names of the statements of each round trip of the dispatchers."""
+    trips: list[list[str]] = []
+    exchange = Courier.exchange
+
+    def record(self, *batches):
+        trips.append([name for batch in batches for name, _ in batch])
+        return exchange(self, *batches)
+
+    monkeypatch.setattr(Courier, "exchange", record)
+    return trips
+
+
+@pytest.mark.guarantee("S20")
+@pytest.mark.parametrize("group", [None, "group"], ids=["free", "groups"])
+def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
+    database_url, admin, connect, wait_for, sent, group
+):
+    app = make_app(database_url)
+
+    @app.job(group=group)
+    def work(job: Job, group: str) -> None: ...
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"group": f"g{n % 300}"} for n in range(JOBS)])
+    with executing(app, HOME, batch=400), heard("jobs.claimed") as claimed:
+        wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all ran")
+        # Handlers that ask for nothing cause no statement: not even a connection.
+        others = admin.execute(
+            "select count(*) from pg_stat_activity"
+            " where application_name = 'jobs_lib handlers'"
+            " and datname = current_database()"
+        ).fetchone()
+    assert others == (0,)
+    assert sum(fields["count"] for _, fields in claimed) == JOBS
+    trips = [Counter(trip) for trip in sent]
+    # One statement each for a batch, and both in the same round trip.
+    assert all(trip["claim"] <= 1 and trip["complete"] <= 1 for trip in trips)
+    busy = [trip for trip in trips if trip["claim"] or trip["complete"]]
+    assert sum(trip["claim"] and trip["complete"] for trip in busy) > len(busy) / 3
+    total = sum(trips, Counter())
+    known = {"claim", "complete", "end_claims", "look", "horizon", "sweep", "promote"}
+    known |= {"forget_claims", "trim_claims", "jump"}
+    assert total.keys() <= known
+    # Batches, not jobs: a small part of a statement for each of these.
+    assert total["claim"] + total["complete"] < JOBS / 10
+
+
+def spread(admin, partitions: int) -> list[str]:
+    """Give the home topic so many partitions, and return its origins."""
+    admin.execute("update jobs_lib.topics set partitions = %s", (partitions,))
+    return [f"local/{n}" for n in range(partitions)]
+
+
+@pytest.mark.parametrize("partitions", [1, 100, 1_000])
+def test_one_and_a_thousand_partitions_work_as_well(
+    database_url, admin, connect, wait_for, partitions
+):
+    app = make_app(database_url)
+
+    @app.job(group="group")
+    def work(job: Job, group: str | None = None) -> None: ...
+
+    origins = spread(admin, partitions)
+    with connect() as connection:
+        work.enqueue_many(connection, [{"group": f"g{n}"} for n in range(2_000)])
+        work.enqueue_many(connection, [{}] * 2_000)
+    used = admin.execute("select count(distinct origin) from jobs_lib.jobs").fetchone()
+    assert used[0] > partitions * 0.8
+    with heard("loop.failed") as failed, executing(app, origins):
+        wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all ran")
+    assert failed == []
+
+
+@pytest.mark.slow
+def test_idling_on_a_thousand_partitions_costs_next_to_nothing(
+    database_url, admin, wait_for, run_process
+):
+    origins = spread(admin, 1_000)
+    worker = run_process("-m", "tests.support.idle_worker", database_url)
+    wait_for(
+        lambda: (
+            admin.execute(
+                "select count(*) from jobs_lib.origins where owner is not null"
+            ).fetchone()
+            == (len(origins),)
+        ),
+        timeout=60,
+        what=lambda: f"it owns them all\n{worker.output}",
+    )
+    threading.Event().wait(3)
+    before = cpu_seconds(worker.pid)
+    threading.Event().wait(SECONDS)
+    used = cpu_seconds(worker.pid) - before
+    assert used / SECONDS <= 0.02, f"{used:.2f} s of {SECONDS} s"
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,155 @@
+"""Cancel, pause and resume with the operator's functions, while two pods run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from jobs_lib import Cancel, Job
+from jobs_lib.operating import cancel, pause, resume
+from tests.support.apps import executing, make_app
+
+PODS = [[f"local/{n}" for n in range(8)], [f"local/{n}" for n in range(8, 16)]]
+TWO = ["local/1", "local/9"]
+"""An origin of each pod."""
+WITHIN = 1.0
+
+
+@pytest.fixture
+def app(database_url):
+    """An app without Kafka, with the usual pace of looking."""
+    return make_app(database_url, poll_interval=0.05)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def pods(app):
+    """A context manager in which two executors run, half of the origins each."""
+
+    def start() -> ExitStack:
+        stack = ExitStack()
+        for origins in PODS:
+            stack.enter_context(executing(app, origins))
+        return stack
+
+    return start
+
+
+def outcomes(admin) -> dict[int, str]:
+    return dict(admin.execute("select id, outcome from jobs_lib.history").fetchall())
+
+
+@pytest.mark.guarantee("J14")
+def test_a_pending_job_is_cancelled_and_a_running_one_stops_within_a_second(
+    app, admin, connect, database, wait_for, pods
+):
+    inside = threading.Semaphore(0)
+    told: list[str] = []
+
+    @app.job(name="async")
+    async def waiting(job: Job) -> None:
+        inside.release()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+
+    @app.job(name="plain")
+    def plain(job: Job) -> None:
+        inside.release()
+        wait_for(lambda: job.cancel_requested, what="the flag is up")
+        told.append("flag")
+        raise Cancel("as asked")
+
+    @app.job()
+    def never(job: Job) -> None:
+        told.append("ran")
+
+    with connect() as connection:
+        running = [
+            app.jobs[kind].options(origin=origin).enqueue(connection)
+            for kind in ("async", "plain")
+            for origin in TWO
+        ]
+    with pods():
+        for _ in running:
+            assert inside.acquire(timeout=10)
+        # While its origin is paused it is pending for certain.
+        pause(database, "type", "never")
+        threading.Event().wait(0.6)
+        with connect() as connection:
+            pending = [never.options(origin=o).enqueue(connection) for o in TWO]
+        asked_at = time.monotonic()
+        became = cancel(database, [*running, *pending, 10**9])
+        assert became == {
+            **dict.fromkeys(running, "requested"),
+            **dict.fromkeys(pending, "cancelled"),
+            10**9: "missing",
+        }
+        wait_for(lambda: len(outcomes(admin)) == 6, what="all have ended")
+        assert time.monotonic() - asked_at < WITHIN
+        resume(database, "type", "never")
+        # Whoever looks again finds nothing left to run.
+        with connect() as connection:
+            last = [never.options(origin=o).enqueue(connection) for o in TWO]
+        wait_for(lambda: len(outcomes(admin)) == 8, what="later ones run")
+    ends = outcomes(admin)
+    assert {ends[job] for job in [*running, *pending]} == {"cancelled"}
+    assert {ends[job] for job in last} == {"completed"}
+    assert sorted(told) == ["cancelled"] * 2 + ["flag"] * 2 + ["ran"] * 2
+
+
+@pytest.mark.guarantee("J15")
+@pytest.mark.parametrize("kind", ["type", "origin", "group"])
+def test_what_is_paused_stays_on_all_pods_within_a_second_until_it_is_resumed(
+    app, admin, connect, database, wait_for, pods, kind
+):
+    ran: list[tuple[float, str, str]] = []
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None:
+        ran.append((time.monotonic(), job.origin, group))
+
+    @app.job(group="group")
+    def other(job: Job, group: str) -> None:
+        ran.append((time.monotonic(), job.origin, group))
+
+    held = {"type": ["work"], "origin": TWO, "group": ["held-1", "held-9"]}[kind]
+    free_origins = ["local/3", "local/11"] if kind == "origin" else TWO
+
+    def send() -> None:
+        with connect() as connection:
+            for origin, free in zip(TWO, free_origins, strict=True):
+                name = f"held-{origin.rpartition('/')[2]}"
+                work.options(origin=origin).enqueue(connection, group=name)
+                other.options(origin=free).enqueue(connection, group=f"free {free}")
+
+    def runs(word: str) -> int:
+        return sum(group.startswith(word) for _, _, group in ran)
+
+    with pods():
+        send()
+        wait_for(lambda: len(ran) == 4, what="nothing is paused yet")
+        for name in held:
+            assert pause(database, kind, name).changed
+        # The longest look of an idle pod that hears of nothing.
+        threading.Event().wait(WITHIN)
+        for n in range(5):
+            send()
+            wait_for(lambda n=n: runs("free") == 2 * n + 4, what="the others run")
+        assert runs("held") == 2
+        resumed_at = time.monotonic()
+        for name in held:
+            assert resume(database, kind, name).changed
+        wait_for(lambda: runs("held") == 12, what="what was held runs")
+    assert max(at for at, _, _ in ran) - resumed_at < WITHIN

@@ -1,0 +1,176 @@
+"""A service with all its parts: what goes wrong in a job is the job's alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib import exponential
+from tests.support.apps import make_app, running
+from tests.support.records import produce, read_topic
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+RECORDS = 10_000
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def next_offset(admin, topic: str) -> int:
+    row = admin.execute(
+        "select next_offset from jobs_lib.offsets where topic = %s", (topic,)
+    ).fetchone()
+    return row[0] if row and row[0] else 0
+
+
+def completed(admin) -> int:
+    return admin.execute("select count(*) from jobs_lib.history").fetchone()[0]
+
+
+@pytest.mark.guarantee("S1")
+def test_one_bad_message_does_not_stop_the_rest_of_its_partition(
+    admin, database_url, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    app = make_app(database_url, home=name, kafka_bootstrap_servers=bootstrap_servers)
+
+    @app.job(group="key", retry=exponential(first=0.05, cap=0.05))
+    def work(job: Job, key: str) -> None:
+        if key == "bad":
+            raise ValueError("cannot be handled")
+
+    @app.consumer(name, group=f"{name}-service")
+    def handle(record, connection) -> None:
+        work.enqueue(connection, key=record.key)
+
+    keys = ["bad", *(f"k{n}" for n in range(RECORDS)), "bad"]
+    produce(bootstrap_servers, name, [(key, {}) for key in keys])
+    with running(app, "consumers", "executor"):
+        wait_for(lambda: completed(admin) == RECORDS, timeout=90, what="the rest ran")
+        assert next_offset(admin, name) == RECORDS + 2
+    left = admin.execute(
+        'select "group", attempt > 0 from jobs_lib.jobs order by id'
+    ).fetchall()
+    assert left == [("bad", True), ("bad", False)]
+
+
+@pytest.mark.guarantee("S24")
+def test_a_hung_call_holds_up_its_own_group_and_not_the_consumer(
+    admin, database_url, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    app = make_app(
+        database_url,
+        home=name,
+        kafka_bootstrap_servers=bootstrap_servers,
+        workers=2,
+    )
+    ran: list[str] = []
+    # It accepts, and never answers.
+    endpoint = socket.create_server(("127.0.0.1", 0))
+    calls: list[int] = []
+
+    @app.job(group="key", time_limit=0.5, retry=exponential(first=0.05, cap=0.05))
+    def call(job: Job, key: str, n: int) -> None:
+        if key == "hung":
+            calls.append(job.attempt)
+            with socket.create_connection(endpoint.getsockname()) as connection:
+                connection.recv(1)
+        ran.append(key)
+
+    @app.consumer(name, group=f"{name}-service")
+    def handle(record, connection) -> None:
+        call.enqueue(connection, key=record.key, n=record.value)
+
+    produce(bootstrap_servers, name, [("hung", 0), ("hung", 1)])
+    with endpoint, running(app, "consumers", "executor"):
+        wait_for(lambda: calls, timeout=30, what="the call hangs")
+        for n in range(5):
+            produce(bootstrap_servers, name, [(f"k{n}-{i}", i) for i in range(20)])
+            wait_for(
+                lambda n=n: len(ran) == 20 * (n + 1), timeout=20, what="others run"
+            )
+            assert next_offset(admin, name) == 2 + 20 * (n + 1)
+        # Its time is limited, so it is tried again; its group waits for it.
+        wait_for(lambda: len(calls) > 3, what="it has been tried again")
+        assert calls[:4] == [1, 2, 3, 4]
+        assert "hung" not in ran
+    left = admin.execute(
+        "select payload->>'n' from jobs_lib.jobs where \"group\" = 'hung' order by id"
+    ).fetchall()
+    assert left == [("0",), ("1",)]
+
+
+@pytest.mark.guarantee("S18")
+def test_one_process_of_ours_is_all_that_runs(
+    admin, database_url, bootstrap_servers, topic, wait_for, tmp_path, run_process
+):
+    source, target = topic(1), topic(1)
+    (tmp_path / "whole.py").write_text(
+        textwrap.dedent(f"""
+            from jobs_lib import App, Job
+
+            app = App("whole", home={source!r})
+            states = app.topic({target!r})
+
+            @app.job(group="key")
+            def publish(job: Job, key: str) -> None:
+                with job.transaction() as connection:
+                    states.send(connection, key=key, value={{"key": key}})
+
+            @app.consumer({source!r}, group="{source}-whole")
+            def handle(record, connection) -> None:
+                publish.enqueue(connection, key=record.key)
+        """)
+    )
+    produce(bootstrap_servers, source, [("a", {})])
+    service = run_process(
+        "-m",
+        "jobs_lib.cli",
+        "run",
+        "whole:app",
+        env={
+            "PYTHONPATH": f".:{tmp_path}",
+            "JOBS_LIB_DATABASE_URL": database_url,
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+        },
+    )
+    wait_for(
+        lambda: [seen.key for seen in read_topic(bootstrap_servers, target)] == ["a"],
+        timeout=60,
+        what=lambda: f"record, job and message went through\n{service.output}",
+    )
+    # No process beside it but the shell that ends it together with the tests, and
+    # nothing installed in the server.
+    beside = [
+        Path(f"/proc/{pid}/comm").read_text().strip()
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and int(pid) != service.pid and session_of(pid) == service.pid
+    ]
+    assert beside == ["sh"]
+    extensions = admin.execute("select extname from pg_extension").fetchall()
+    assert extensions == [("plpgsql",)]
+    (clients,) = admin.execute(
+        "select array_agg(distinct backend_type) from pg_stat_activity"
+        " where datname = current_database()"
+    ).fetchone()
+    assert set(clients) <= {"client backend", "autovacuum worker"}
+
+
+def session_of(pid: str) -> int:
+    """The session that a process belongs to; 0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[3])

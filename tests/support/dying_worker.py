@@ -1,0 +1,113 @@
+"""An executor in a process of its own that kills itself at a step of a transaction."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psycopg
+
+from jobs_lib import exponential, telemetry
+from jobs_lib.executor.dispatcher import Dispatcher
+from jobs_lib.jobs.transaction import Lender, Transaction
+from jobs_lib.service import Service
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+STEPS = [
+    "borrow",  # before the transaction begins
+    "begun",  # nothing is written yet
+    "written",  # the effect is, the handler goes on
+    "left",  # the handler is done with the transaction
+    "completion",  # the completion is about to be sent
+    "commit",  # the completion is sent, the commit is not
+    "committed",  # both are in, and the handler goes on
+    "ran",  # the handler has ended
+    "settled",  # the dispatcher knows
+]
+
+
+def die(step: str) -> None:
+    """Kill the process, if this is its step."""
+    if step == sys.argv[3]:
+        print(f"dying: {step}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, step: str) -> None:
+    """Die when this method is called."""
+    method = getattr(owner, name)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        die(step)
+        return method(*args, **options)
+
+    setattr(owner, name, wrapped)
+
+
+def before_commit(owner: Any) -> None:
+    """Die when a commit is about to be sent behind the completion."""
+    execute = owner.execute
+
+    def wrapped(self: Any, query: Any, *args: Any, **options: Any) -> Any:
+        if query == "commit":
+            die("commit")
+        return execute(self, query, *args, **options)
+
+    owner.execute = wrapped
+
+
+def listen(event: str, _: dict[str, Any]) -> None:
+    """Die when the handler has ended."""
+    if event == "job.ran":
+        die("ran")
+
+
+def main() -> NoReturn:
+    """Run until the step comes, or for ever."""
+    url, pod, _ = sys.argv[1:]
+    for name, step in (("__enter__", "borrow"), ("__aenter__", "borrow")):
+        before(Transaction, name, step)
+    for name, step in (("__exit__", "left"), ("__aexit__", "left")):
+        before(Transaction, name, step)
+    before(Lender, "statement", "completion")
+    before_commit(psycopg.Connection)
+    before_commit(psycopg.AsyncConnection)
+    settled = Dispatcher._settled
+
+    def settle(self: Any, *args: Any) -> None:
+        some = bool(self._completed or self._outcomes)
+        settled(self, *args)
+        if some:
+            die("settled")
+
+    Dispatcher._settled = settle  # type: ignore[method-assign, assignment]
+    telemetry.listen(listen)
+    app = make_app(url, pod=pod)
+    insert = "insert into effects (job, pod) values (%s, %s)"
+
+    @app.job(name="plain", group="group", retry=exponential(first=0.01, cap=0.01))
+    def plain(job: Job, group: str) -> None:
+        with job.transaction() as connection:
+            die("begun")
+            connection.execute(insert, (job.id, pod))
+            die("written")
+        die("committed")
+
+    @app.job(name="async", group="group", retry=exponential(first=0.01, cap=0.01))
+    async def waiting(job: Job, group: str) -> None:
+        async with job.transaction() as connection:
+            die("begun")
+            await connection.execute(insert, (job.id, pod))
+            die("written")
+        die("committed")
+
+    sys.exit(Service(app, ["executor"]).run())
+
+
+if __name__ == "__main__":
+    main()
