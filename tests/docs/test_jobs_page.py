@@ -10,7 +10,7 @@ import pytest
 from tests.support.apps import QUICK, executing
 from tests.support.pages import write_modules
 
-MODULES = ["shop", "mail", "partner", "publish", "report", "tenants", "history"]
+MODULES = ["shop", "mail", "partner", "publish", "report", "search", "tenants", "history"]
 HOME = [f"local/{n}" for n in range(16)]
 
 
@@ -43,19 +43,21 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         for state in ("a", "b", "c"):
             page["publish"].publish.enqueue(connection, entity="e", state=state)
         page["report"].write_report.enqueue(connection, count=3)
+        page["search"].index.enqueue(connection, "ada")
+        page["search"].index.enqueue(connection, "")
         page["history"].settle.enqueue(connection, order=7)
         page["history"].ping.enqueue(connection)
     with executing(app, HOME):
         wait_for(
             lambda: (
-                admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (3,)
+                admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (4,)
                 and page["publish"].published
             ),
             what="only what waits for its time is left",
         )
     waiting = admin.execute(
         "select payload->>'answer', attempt, run_at > now() + interval '100 s'"
-        " from jobs_lib.jobs order by 1"
+        " from jobs_lib.jobs where type = 'notify_partner' order by 1"
     ).fetchall()
     assert waiting[0][:2] == ("busy", 1)
     assert waiting[1:] == [("not yet", 0, True), ("slow down", 1, True)]
@@ -67,6 +69,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
     ).fetchall()
     assert [end[:3] for end in ends] == [
         ("charge", "completed", 1),
+        ("index", "completed", 1),
         ("notify_partner", "cancelled", 1),
         ("notify_partner", "completed", 1),
         ("notify_partner", "discarded", 1),
