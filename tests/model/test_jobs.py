@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -32,18 +32,15 @@ from tests.model.world import BookedPod, Ended, Known, World
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import psycopg
-
     from jobs_lib.db import Database
 
 ORIGINS = ["local/0", "local/1", "local/2"]
 GROUPS = {"a": "local/0", "b": "local/0", "c": "local/1"}
 HOUR = timedelta(hours=1)
-TABLES = (
-    "jobs claims discarded history pauses cancellations origins processes".split()
-)
+TABLES = [
+    "jobs", "claims", "discarded", "history", "pauses", "cancellations", "origins",
+    "processes",
+]  # fmt: skip
 PODS = st.integers(0, 2)
 ANY = st.integers(0, 1_000)
 ERRORS: dict[str, BaseException | None] = {
@@ -181,9 +178,7 @@ class Jobs(RuleBasedStateMachine):
 
     @property
     def scheduled(self) -> list[Known]:
-        return [
-            k for k in self.world.jobs.values() if k.end is None and not k.due
-        ]
+        return [k for k in self.world.jobs.values() if k.end is None and not k.due]
 
     # Run
 
@@ -214,9 +209,10 @@ class Jobs(RuleBasedStateMachine):
         self.end_transaction(through, commit=True)
 
     def start_one(self, pod: BookedPod, at: int) -> Job | None:
-        item = pod.startable[at]
-        jobs = getattr(item, "jobs", None)
-        head = item if jobs is None else jobs[0] if jobs else None
+        item: Any = pod.startable[at]
+        if not isinstance(item, Job):
+            item = item.jobs[0] if item.jobs else None
+        head: Job | None = item
         job = pod.start(at)
         if job is not None:
             self.world.check_start(pod, job)
@@ -228,7 +224,9 @@ class Jobs(RuleBasedStateMachine):
     @property
     def idle(self) -> list[tuple[BookedPod, Job]]:
         """Running handlers without a transaction."""
-        return [(p, j) for p in self.world.pods for j in p.running if j.id not in p.open]
+        return [
+            (p, j) for p in self.world.pods for j in p.running if j.id not in p.open
+        ]
 
     @property
     def opened(self) -> list[tuple[BookedPod, Job]]:
@@ -426,12 +424,19 @@ class Jobs(RuleBasedStateMachine):
                         pod.note_end(job, pod.finish(job), due=True)
         left = [k for k in self.world.jobs.values() if not k.end]
         assert not left, f"stranded: {left}"
-        ended = admin.execute(
-            "select id, outcome from jobs_lib.history"
-        ).fetchall()
+        ended = admin.execute("select id, outcome from jobs_lib.history").fetchall()
         assert sorted(ended) == sorted(
             (known.id, known.end) for known in self.world.jobs.values()
         )
+        discarded = admin.execute(
+            "select id from jobs_lib.discarded where errors <> '[]'"
+        ).fetchall()
+        assert sorted(i for (i,) in discarded) == sorted(
+            known.id for known in self.world.jobs.values() if known.end == "discarded"
+        )
+        # Those whose own transaction was committed, and no other: each is a key.
+        effects = admin.execute("select job from effects").fetchall()
+        assert {i for (i,) in effects} == self.world.effects
         for pod in self.world.pods:
             pod.rounds(2)
             assert not pod.claimer.flight.jobs
@@ -443,13 +448,14 @@ class Jobs(RuleBasedStateMachine):
         assert claims == []
 
 
+@pytest.mark.guarantee("I1", "I3", "I8", "I9")
 def test_random_histories_of_jobs_keep_to_the_model(database):
     bench = Bench(database)
     longer = os.environ.get("MODEL_EXAMPLES")
     shrinks = "MODEL_SHRINKS" in os.environ
     try:
         run_state_machine_as_test(
-            lambda: Jobs(bench),
+            cast("Any", lambda: Jobs(bench)),
             settings=settings(
                 max_examples=int(longer or 80),
                 stateful_step_count=50,

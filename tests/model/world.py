@@ -55,6 +55,8 @@ class World:
         self.ended: defaultdict[Pod, list[Ended]] = defaultdict(list)
         self.pauses: set[tuple[str, str]] = set()
         self.pods: list[BookedPod] = []
+        self.effects: set[int] = set()
+        """Jobs whose own transaction is in."""
 
     def is_live(self, pod: Pod, job: Job) -> bool:
         """Whether what the pod does with the job still counts."""
@@ -96,12 +98,11 @@ class World:
         """Whether the job's own transaction may commit."""
         known = self.jobs[job.id]
         attempt = known.attempt + known.crashes + 1
-        return (
-            self.is_live(pod, job) and known.end is None and job.attempt == attempt
-        )
+        return self.is_live(pod, job) and known.end is None and job.attempt == attempt
 
     def note_commit(self, job: Job, done: list[Job]) -> None:
         """The job's own transaction is in, and with it what ran before in its lane."""
+        self.effects.add(job.id)
         for one in (*done, job):
             self.jobs[one.id].end = self.jobs[one.id].end or "completed"
         early = [k.id for k in self.before(job) if k.end is None]
@@ -136,9 +137,7 @@ class World:
         assert known.due, f"{job} ran early"
         expected = (known.attempt + known.crashes + 1, known.crashes)
         assert (job.attempt, job.crashes) == expected, f"{job}, not {expected}"
-        waiting = [
-            k.id for k in self.before(job) if k.end is None and k.id not in over
-        ]
+        waiting = [k.id for k in self.before(job) if k.end is None and k.id not in over]
         assert not waiting, f"{job} ran before {waiting}"
         beside = [
             other
@@ -197,9 +196,7 @@ class BookedPod(Pod):
         super().round(before, written)
         for outcome in self.dispatcher._early:
             assert outcome.job.crashes >= 2
-            self.world.ended[self].append(
-                Ended(outcome.job, outcome.result, ran=False)
-            )
+            self.world.ended[self].append(Ended(outcome.job, outcome.result, ran=False))
         for job in self.claimer.flight.jobs.values():
             names = {"type": job.type, "origin": job.origin, "group": job.group}
             if job.id not in flying and self.world.is_paused(job):
