@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.jobs.model import Job, Outcome
 
+ORIGINS = ["local/0", "local/1", "local/2"]
 ENDS = {
     Result.COMPLETED: "completed",
     Result.DISCARDED: "discarded",
