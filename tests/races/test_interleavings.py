@@ -149,6 +149,27 @@ def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
     assert rows == [(job, heir.id)]
 
 
+def test_a_handler_that_outlives_a_hand_over_commits_nothing_beside_its_successor(
+    scene,
+):
+    job = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    running = pod.start()
+    effect(pod.begin(running), pod, running)
+    pod.leave(ORIGIN, hurried=True)
+    heir.take(ORIGIN)
+    heir.rounds()
+    again = heir.start()
+    # Nobody crashed: by its number the one attempt cannot be told from the other.
+    assert again.attempt == running.attempt == 1
+    assert pod.commit(running).result is Result.FENCED
+    effect(heir.begin(again), heir, again)
+    heir.commit(again)
+    rows = scene.admin.execute("select * from effects").fetchall()
+    assert rows == [(job, heir.id)]
+
+
 def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()

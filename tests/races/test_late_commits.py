@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import psycopg
 import pytest
 
@@ -72,6 +74,19 @@ def test_a_group_waits_for_its_failed_head_until_that_is_due_again(scene):
         "update jobs_lib.jobs set run_at = clock_timestamp() where id = %s", (first,)
     )
     assert run(pod, 5) == [first, second, third]
+
+
+def test_a_lane_ends_before_a_job_that_is_for_later(scene):
+    first = scene.enqueue(group="g")
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+    second = scene.enqueue(group="g", run_at=in_an_hour)
+    third = scene.enqueue(group="g")
+    pod = scene.pod(ORIGIN)
+    assert run(pod, 5) == [first]
+    scene.admin.execute(
+        "update jobs_lib.jobs set run_at = now() where id = %s", (second,)
+    )
+    assert run(pod, 5) == [second, third]
 
 
 def test_a_job_that_is_promoted_and_swept_at_once_starts_once(scene):
