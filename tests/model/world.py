@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.jobs.model import Job, Outcome
 
+ORIGINS = ["local/0", "local/1", "local/2"]
 ENDS = {
     Result.COMPLETED: "completed",
     Result.DISCARDED: "discarded",
@@ -55,6 +56,8 @@ class World:
         self.ended: defaultdict[Pod, list[Ended]] = defaultdict(list)
         self.pauses: set[tuple[str, str]] = set()
         self.pods: list[BookedPod] = []
+        self.effects: set[int] = set()
+        """Jobs whose own transaction is in."""
 
     def is_live(self, pod: Pod, job: Job) -> bool:
         """Whether what the pod does with the job still counts."""
@@ -100,6 +103,7 @@ class World:
 
     def note_commit(self, job: Job, done: list[Job]) -> None:
         """The job's own transaction is in, and with it what ran before in its lane."""
+        self.effects.add(job.id)
         for one in (*done, job):
             self.jobs[one.id].end = self.jobs[one.id].end or "completed"
         early = [k.id for k in self.before(job) if k.end is None]

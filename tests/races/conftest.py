@@ -88,7 +88,7 @@ class Scene:
         name: str,
         parameters: Mapping[str, Any],
     ) -> bool:
-        """Whether a statement has to wait for somebody's lock; it has no effect then."""
+        """Whether a statement must wait for somebody's lock; it has no effect then."""
         try:
             with connection.transaction():
                 self.send(connection, name, parameters)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -18,7 +20,6 @@ def last(scene: Scene, connection=None, **options) -> int:
     return scene.enqueue(connection, "last", "g", **options)
 
 
-@pytest.mark.guarantee("S11")
 def test_of_five_that_wait_the_newest_runs_and_the_others_are_superseded(scene):
     jobs = [last(scene) for _ in range(5)]
     assert run(scene.pod(ORIGIN)) == jobs[-1:]
@@ -136,3 +137,71 @@ def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     assert all(scene.state(job) for job in jobs)
     assert jobs[-1] in run(heir, 8)
     assert all(len(scene.ends(job)) == 1 for job in jobs)
+
+
+STEPS = sorted(set(permutations(["first"] * 2 + ["second"] * 2 + ["pod"] * 2)))
+
+
+@pytest.mark.guarantee("FJ17", "I15", "I17")
+@pytest.mark.parametrize("fails", [False, True], ids=["runs", "fails"])
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_every_interleaving_of_two_who_enqueue_and_a_pod(scene, commits, fails):
+    # One is there already. The second always commits, the first may roll back; the pod
+    # starts a job, and ends it.
+    pod = scene.pod(ORIGIN)
+    enqueuers = {name: scene.connect() for name in ("first", "second")}
+    for number, steps in enumerate(STEPS):
+        for connection in enqueuers.values():
+            connection.execute("begin")
+        play(scene, pod, enqueuers, f"g{number}", steps, commits, fails)
+
+
+def play(scene, pod, enqueuers, group, steps, commits, fails) -> None:
+    committed = [scene.enqueue(None, "last", group)]
+    drawn: dict[str, int] = {}
+    running, seen = None, 0
+    ran: Counter[int] = Counter()
+
+    def start():
+        nonlocal seen
+        pod.rounds(4)
+        (job,) = pod.start_all() or [None]  # never two at once
+        if job is not None:
+            assert job.id in committed
+            seen = len(committed)
+        return job
+
+    def finish(job, error=None):
+        pod.finish(job, error)
+        pod.round()
+        ran[job.id] += error is None
+
+    for step in steps:
+        if step == "pod" and running is None:
+            running = start()
+            assert running is not None
+        elif step == "pod":
+            finish(running, RetryAfter(0) if fails else None)
+            running = None
+        elif step in drawn:
+            ends = step == "second" or commits
+            connection = enqueuers[step]
+            connection.commit() if ends else connection.rollback()
+            committed += [drawn[step]] if ends else []
+        else:
+            drawn[step] = enqueue_after(scene, enqueuers, step, group, drawn)
+    while job := start():
+        finish(job)
+    # After the last commit there was a start, which saw all that was committed.
+    assert seen == len(committed), steps
+    assert set(ran) <= set(committed), steps
+    assert 1 <= ran.total() <= len(committed), steps
+    assert max(ran.values()) == 1, steps
+    assert all(len(scene.ends(job)) == 1 for job in committed), steps
+
+
+def enqueue_after(scene, enqueuers, who, group, drawn) -> int:
+    """Enqueue; without the group's lock where the other's transaction is open."""
+    (other,) = enqueuers.keys() - {who}
+    waits = other in drawn and enqueuers[other].info.transaction_status == 2
+    return scene.enqueue(enqueuers[who], "last", group, ordered=not waits)

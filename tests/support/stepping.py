@@ -196,11 +196,11 @@ class Pod:
         """
         survey = self.dispatcher._survey
         survey._next_at = survey._due_at = survey._sweeper._next_at = 0.0
-        self.courier.before, self.courier.after = before, after  # type: ignore[method-assign]
+        self.courier.before, self.courier.after = before, after
         try:
             self.dispatcher._round(self.courier)
         finally:
-            self.courier.before = self.courier.after = nothing  # type: ignore[method-assign]
+            self.courier.before = self.courier.after = nothing
 
     def rounds(self, count: int = 3) -> None:
         """Some rounds: what the first finds, the next one claims."""

@@ -1,0 +1,57 @@
+"""What an attempt, a crash and a pause leave behind; step by step."""
+
+from __future__ import annotations
+
+from jobs_lib import Snooze
+from jobs_lib.jobs.model import RetryAfter
+from tests.races.conftest import ORIGIN, run
+
+# What a crash costs
+
+
+def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
+    failed, running = scene.enqueue(), scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    pod.start()
+    pod.round()
+    heir.take(ORIGIN)
+    assert scene.state(failed) == ("scheduled", 1, 0)
+    assert scene.state(running) == ("available", 0, 1)
+
+
+def test_two_crashes_are_two_attempts(scene):
+    job = scene.enqueue()
+    for attempt in (1, 2):
+        pod = scene.pod(ORIGIN)
+        pod.rounds()
+        assert pod.start().attempt == attempt
+    pod = scene.pod(ORIGIN)
+    pod.rounds(5)
+    assert pod.start().attempt == 3
+    assert scene.state(job) == ("available", 2, 0)
+    (error,) = scene.admin.execute("select errors from jobs_lib.jobs").fetchone()
+    assert [one["attempt"] for one in error] == [2]
+
+
+# Pauses, and what is settled together
+
+
+def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene):
+    scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    assert run(pod) == []
+    scene.admin.execute("delete from jobs_lib.pauses")
+    assert run(pod) == [job]
+
+
+def test_whole_and_broken_numbers_of_seconds_are_settled_together(scene):
+    first, second = scene.enqueue(), scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), Snooze(3600))
+    pod.finish(pod.start(), Snooze(0.5))
+    pod.round()
+    assert scene.state(first)[0] == scene.state(second)[0] == "scheduled"
