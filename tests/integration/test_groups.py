@@ -166,13 +166,15 @@ def test_workers_that_claim_at_once_do_not_wait_for_each_other(
         with connect() as connection:
             for origin in ("local/1", "local/3", "local/9"):
                 work.options(origin=origin).enqueue(connection, n=1)
-        wait_for(lambda: count(admin, "jobs") == 1, what="the other origins' ran")
-        (left,) = admin.execute("select origin from jobs_lib.jobs").fetchone()
+        try:
+            wait_for(lambda: count(admin, "jobs") == 1, what="the other origins' ran")
+            (left,) = admin.execute("select origin from jobs_lib.jobs").fetchone()
+        finally:
+            done.set()
+            watcher.join()
+            takeover.rollback()
         assert left == "local/1"
-        takeover.rollback()
         wait_for(lambda: count(admin, "jobs") == 0, what="then that one, too")
-        done.set()
-        watcher.join()
     assert waits == []
 
 
