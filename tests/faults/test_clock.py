@@ -20,7 +20,7 @@ def test_times_and_backoff_follow_the_database(
     url, admin, start_worker, wait_for, shift
 ):
     worker = start_worker(url, env=faketime(shift))
-    (now,) = admin.execute("select clock_timestamp()").fetchone() or (None,)
+    (now,) = admin.execute("select clock_timestamp()").fetchone()
     due = now + timedelta(seconds=2)
     app = make_app(url)
 

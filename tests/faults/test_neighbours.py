@@ -22,20 +22,17 @@ def blocks(admin) -> int:
     return int(row[0])
 
 
-def settled_blocks(admin, wait_for) -> int:
+def settled_blocks(admin) -> int:
     """The same, once the sessions have told the server: they do so each second."""
-    seen = [blocks(admin)]
-    for _ in range(2):
-        admin.execute("select pg_sleep(0.7)")
-        seen.append(blocks(admin))
-    return seen[-1]
+    admin.execute("select pg_sleep(1.4)")
+    return blocks(admin)
 
 
 def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     url, admin, app, connect, wait_for
 ):
-    @app.job(group="group")
-    def work(job, group: str) -> None: ...
+    @app.job()
+    def work(job) -> None: ...
 
     admin.execute("alter table jobs_lib.jobs set (autovacuum_enabled = false)")
     holder = connect()
@@ -43,22 +40,18 @@ def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     holder.execute("select count(*) from jobs_lib.jobs")
     read = []
     with executing(app, ORIGINS):
-        for _ in range(5):
-            before = settled_blocks(admin, wait_for)
+        for _ in range(4):
+            before = settled_blocks(admin)
             with connect() as connection:
-                work.enqueue_many(
-                    connection, [{"group": f"g{n % 50}"} for n in range(WAVE)]
-                )
+                work.enqueue_many(connection, [{}] * WAVE)
             wait_for(lambda: count(url) == 0, timeout=30, what="the wave has passed")
-            read.append(settled_blocks(admin, wait_for) - before)
+            read.append(settled_blocks(admin) - before)
     dead = admin.execute(
         "select n_dead_tup from pg_stat_user_tables where relname = 'jobs'"
     ).fetchone()
-    assert dead[0] >= 4 * WAVE
-    # Each wave leaves a thousand dead rows, and none of them makes the next dearer
-    # than this.
-    print(read)
-    assert max(read[1:]) < 3 * read[0], read
+    assert dead[0] >= 3 * WAVE
+    # Each wave leaves a thousand dead rows behind the cursor, where nobody looks.
+    assert max(read[1:]) < 2 * read[0], read
 
 
 @pytest.mark.guarantee("FJ2")
@@ -105,7 +98,7 @@ def test_removing_finished_jobs_holds_up_neither_claims_nor_completions(
         " enqueued_at) select current_date - 3, n, 'local/0', 'work', 'completed', 1,"
         " now() from generate_series(1, 50000) n"
     )
-    waited: list[tuple] = []
+    waited: list[object] = []
     with executing(app, ORIGINS):
         for _ in range(20):
             with connect() as connection:
