@@ -189,8 +189,8 @@ class Transaction:
             ended = "closed the connection" if closed else "ended the transaction"
             raise JobsError(
                 f"the handler of {self._job.type!r} {ended} that it was lent, so job "
-                f"{self._job.id} could not be completed with it: leave commit, rollback "
-                "and close to the `with job.transaction()` block"
+                f"{self._job.id} could not be completed with it: leave commit, "
+                "rollback and close to the `with job.transaction()` block"
             )
 
     def _note_committed(self) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tests.support import Worker
 
 TABLES = """
-create table effects (n int, job bigint, attempt int);
+create table effects (
+    n int, job bigint, attempt int, at timestamptz default clock_timestamp()
+);
 create table calls (n int, key text, attempt int);
 """
 

@@ -9,6 +9,7 @@ from jobs_lib import exponential
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.operating import faults
 from tests.support.apps import heard, make_app, running
+from tests.support.records import produce
 
 pytestmark = pytest.mark.skipif(
     faults.PGBOUNCER is None, reason="pgbouncer is not installed"
@@ -87,4 +88,34 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
         assert of_group == sorted(of_group)
     assert {a for g, n, a in ran if g[0] == "g" and n % 10 == 0} == {2}
     assert ("alone", 0, 1) in ran
+    assert failures == []
+
+
+def test_consumers_work_behind_it(
+    url, bounced, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(4)
+    app = make_app(
+        bounced,
+        pgbouncer=True,
+        home=name,
+        kafka_bootstrap_servers=bootstrap_servers,
+        consumer_block=20,
+    )
+
+    @app.job(group="key")
+    def later(job, key: str, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into effects values (%s, %s)", (n, job.id))
+
+    @app.consumer(name, group=f"{name}-service")
+    def handle(record, connection) -> None:
+        connection.execute("insert into calls values (%s, %s, 1)", (0, record.key))
+        later.enqueue(connection, key=record.key, n=record.value)
+
+    produce(bootstrap_servers, name, [(f"k{n % 20}", n) for n in range(400)])
+    with heard("loop.failed", "record.failed") as failures, running(app):
+        wait_for(lambda: len(effects(url)) >= 400, timeout=40, what="all have run")
+    assert effects(url) == [*range(400)]
+    assert count(url, "calls") == 400
     assert failures == []

@@ -116,8 +116,9 @@ def make_async(handler):
     return run
 
 
-@pytest.mark.guarantee("FJ3")
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.guarantee("FJ3")), "async"]
+)
 def test_a_handler_that_ignores_its_time_limit_is_fenced(
     url, app, connect, wait_for, kind
 ):

@@ -39,7 +39,7 @@ def test_an_executor_outlives_its_server(
     # What was running may come to its end first.
     wait_for(lambda: "loop.failed" in worker.output, what="it has noticed")
     use = Use(worker)
-    idle_until = time.monotonic() + 4
+    idle_until = time.monotonic() + 3
     wait_for(lambda: time.monotonic() > idle_until, what="the server is away")
     share, lines = use.share, use.lines
     own_server.start()

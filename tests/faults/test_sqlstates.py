@@ -48,8 +48,14 @@ def handlers(app):
 
 
 @pytest.mark.guarantee("FP11")
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", ["quick", "add", "aadd"])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        *((name, state) for name in ("quick", "add") for state in STATES),
+        # The same rule on the event loop.
+        *(("aadd", state) for state in ("40001", "25P03", "57P01")),
+    ],
+)
 def test_an_error_under_our_own_statement_is_retried_without_an_attempt(
     url, admin, handlers, wait_for, state, name
 ):

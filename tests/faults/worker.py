@@ -48,6 +48,13 @@ if __name__ == "__main__":
             await connection.execute(ADD, (n, job.id, job.attempt))
 
     @app.job(retry=retry)
+    def fail_once(job: Job, n: int) -> None:
+        if job.attempt == 1:
+            raise ValueError(n)
+        with job.transaction() as connection:
+            connection.execute(ADD, (n, job.id, job.attempt))
+
+    @app.job(retry=retry)
     def add_and_say(job: Job, n: int) -> None:
         print(f"begun {n} {job.attempt}", flush=True)
         try:

@@ -1,0 +1,60 @@
+"""A pod whose clock is wrong: only the database's clock decides."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from tests.faults.helpers import count, effects, enqueue
+from tests.support.apps import make_app
+
+
+@pytest.mark.guarantee("FP15")
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@pytest.mark.parametrize("shift", [3600, -3600])
+def test_times_and_backoff_follow_the_database(
+    url, admin, start_worker, wait_for, shift
+):
+    worker = start_worker(url, env=faketime(shift))
+    (now,) = admin.execute("select clock_timestamp()").fetchone()
+    due = now + timedelta(seconds=2)
+    app = make_app(url)
+
+    @app.job()
+    def add(job, n: int) -> None: ...
+
+    with psycopg.connect(url) as connection:
+        add.options(run_at=due).enqueue(connection, n=1)
+    enqueue(url, "fail_once", 1)
+    wait_for(lambda: count(url) == 0, what=lambda: f"both ran\n{worker.output}")
+    assert effects(url) == [0, 1]
+    at = dict(admin.execute("select n, at from effects").fetchall())
+    # After a backoff of 0.05 s at the most, not of an hour; and not an hour early.
+    assert at[0] < due
+    assert due <= at[1] < due + timedelta(seconds=2)
+    # Nor do others take its heart for dead, or for that of tomorrow.
+    age = admin.execute(
+        "select extract(epoch from clock_timestamp() - heartbeat_at)::float8"
+        " from jobs_lib.processes"
+    ).fetchone()
+    assert age is not None
+    assert 0 <= age[0] < 2
+
+
+def faketime(seconds: int) -> dict[str, str]:
+    """The environment in which a process's clock is some seconds off."""
+    shown = subprocess.run(
+        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {
+        "LD_PRELOAD": shown.stdout.strip(),
+        "FAKETIME": f"{seconds:+}s",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
