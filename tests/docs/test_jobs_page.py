@@ -10,7 +10,16 @@ import pytest
 from tests.support.apps import QUICK, executing
 from tests.support.pages import write_modules
 
-MODULES = ["shop", "mail", "partner", "publish", "report", "search", "tenants", "history"]
+MODULES = [
+    "shop",
+    "mail",
+    "partner",
+    "publish",
+    "report",
+    "search",
+    "tenants",
+    "history",
+]
 HOME = [f"local/{n}" for n in range(16)]
 
 

@@ -47,7 +47,7 @@ def test_a_claim_comes_first_and_what_it_took_was_cut_off_by_the_take_over(scene
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.claimer.hint(ORIGIN)
     claim = scene.begin()
-    assert scene.send(claim, "claim", pod.claimer.prepare(8))[0][2] == job
+    assert scene.send(claim, *pod.claimer.prepare(8))[0][2] == job
     assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
     claim.commit()
     heir.take(ORIGIN)
@@ -233,7 +233,7 @@ def test_a_row_that_a_handler_has_completed_makes_no_second_lane(scene):
     pod.claimer.positions[ORIGIN].rewind()
     claim = pod.claimer.prepare(8)
     pod.commit(running)
-    rows = scene.send(pod._connection, "claim", claim)
+    rows = scene.send(pod._connection, *claim)
     assert [row[2] for row in rows if row[0] == 0] == []
     assert [row[2] for row in rows if row[0] == 2] == [second]
     assert run(pod) == [second]
@@ -255,7 +255,7 @@ def test_a_claim_comes_first_and_cancelling_waits_and_then_asks(scene):
     pod = scene.pod(ORIGIN)
     pod.claimer.hint(ORIGIN)
     claim, operator = scene.begin(), scene.connect()
-    scene.send(claim, "claim", pod.claimer.prepare(8))
+    scene.send(claim, *pod.claimer.prepare(8))
     assert scene.waits(operator, "lock_jobs_origins", cancelling(job))
     claim.commit()
     with operator.transaction():

@@ -56,6 +56,7 @@ class Hands:
     """In place of a crew: what was claimed lies here until the test starts it."""
 
     size = 4
+    idle = 0
 
     def __init__(self) -> None:
         self.ready: list[Item] = []
@@ -121,8 +122,8 @@ class Pod:
             self.hands,  # type: ignore[arg-type]
             Pace(limit, limit),
             0.0,
+            None,
         )
-        self.dispatcher._wakeup._listens = False
         me: Any = self
         self._ownership = Ownership(
             database, me, "execute", me, me, interval=1, stale_after=1,
