@@ -83,7 +83,7 @@ def test_the_handler_pays_for_its_own_statements(url, handlers, admin, wait_for)
 
 
 @pytest.mark.guarantee("FP12")
-@pytest.mark.parametrize("fault", ["full", "read-only"])
+@pytest.mark.parametrize("fault", ["closed", "read-only"])
 def test_a_server_that_refuses_is_waited_for(
     url, postgres_server, start_worker, wait_for, fault
 ):
@@ -119,8 +119,8 @@ def test_a_server_that_refuses_is_waited_for(
 
 
 REFUSALS = {
-    # A superuser is not counted, so nobody is let in at all.
-    "full": ("allow_connections false", "allow_connections true"),
+    # As with no connection left: a superuser could not be counted out.
+    "closed": ("allow_connections false", "allow_connections true"),
     "read-only": (
         "set default_transaction_read_only = on",
         "reset default_transaction_read_only",
