@@ -354,7 +354,8 @@ class Claimer:
                         continue
                     lane = lanes[key] = self._open_lane(origin, group)
                     items.append(lane)
-                lane.more = row[12]
+                # A suspect is alone in its lane, whatever stands behind it.
+                lane.more = row[12] or row[6] > 0
             job = Job(
                 lane, job_id, type_, group, row[5] + row[6] + 1, row[6], row[7], row[8],
                 row[9], row[10], row[11], row[15],

@@ -21,6 +21,18 @@ def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
     assert scene.state(running) == ("available", 0, 1)
 
 
+def test_a_group_goes_on_behind_a_job_that_may_have_crashed_its_process(scene):
+    first = scene.enqueue(group="g")
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.start()
+    second = scene.enqueue(group="g")
+    sweeper = heir.dispatcher._survey._sweeper
+    sweeper.is_due = lambda: False  # as where the low mark has passed the second one
+    heir.take(ORIGIN)
+    assert run(heir, 8) == [first, second]
+
+
 def test_two_crashes_are_two_attempts(scene):
     job = scene.enqueue()
     for attempt in (1, 2):

@@ -19,6 +19,7 @@ from jobs_lib.jobs.transaction import Lender, Transaction
 from jobs_lib.ownership.ownership import Ownership
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import psycopg
@@ -197,6 +198,9 @@ class Pod:
         """
         survey = self.dispatcher._survey
         survey._next_at = survey._due_at = survey._sweeper._next_at = 0.0
+        # The low marks rise as soon as they may: nothing is found by chance.
+        marks = survey._sweeper._marks
+        marks.extend([(at - 10, *rest) for at, *rest in _taken(marks)])
         self.courier.before, self.courier.after = before, after
         try:
             self.dispatcher._round(self.courier)
@@ -303,6 +307,11 @@ class Pod:
     def _lend(self) -> Iterator[psycopg.Connection[Any]]:
         with self._database.connect("handler") as connection:
             yield connection
+
+
+def _taken(marks: deque[Any]) -> Iterator[Any]:
+    while marks:
+        yield marks.popleft()
 
 
 def _break(transaction: Transaction) -> None:
