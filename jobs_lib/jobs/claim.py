@@ -366,6 +366,7 @@ class Claimer:
                 items.append(job)
             else:
                 lane.jobs.append(job)
+                lane.last = max(lane.last, job_id)
                 if row[14] is not None:
                     ages[job_id] = row[13], row[14]
         open_lanes.update(lanes)

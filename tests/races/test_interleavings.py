@@ -212,7 +212,7 @@ def test_a_group_goes_on_only_when_the_end_of_a_failed_job_is_written(scene):
     # Else a crash would bring it back behind what has taken effect after it.
     first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
     pod, heir = scene.pod(ORIGIN), scene.pod()
-    pod.round()
+    pod.rounds()
     pod.finish(pod.start(), Discard("no"))
     while pod.startable:
         if job := pod.start():
@@ -227,10 +227,12 @@ def test_a_row_that_a_handler_has_completed_makes_no_second_lane(scene):
     # group looks like a head, while the lane that holds it is in flight.
     first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
     pod = scene.pod(ORIGIN)
-    pod.round()
+    pod.rounds()
     running = pod.start()
     pod.begin(running)
-    pod.claimer.positions[ORIGIN].rewind()
+    position = pod.claimer.positions[ORIGIN]
+    position.rewind()
+    position.plain = False
     claim = pod.claimer.prepare(8)
     pod.commit(running)
     rows = scene.send(pod._connection, *claim)
