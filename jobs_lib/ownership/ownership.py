@@ -138,7 +138,8 @@ class Ownership:
         with connection.transaction():
             before = connection.execute(queries["lock_origins"], parameters).fetchall()
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
-            owners = [row[1] for row in before if row[1] is not None]
+            # What this process had itself, before an outage, was cut off by no crash.
+            owners = [o for _, o in before if o not in (None, self._process.id)]
             if owners and self.role == "execute":
                 connection.execute(
                     queries["strip_claims"], {**parameters, "owners": owners}

@@ -64,7 +64,6 @@ def test_an_executor_outlives_its_server(
     assert attempts(own_url) == {("completed", 1)}
 
 
-@pytest.mark.guarantee("I7")
 def test_sessions_that_are_ended_cost_no_attempt(
     url, admin, start_worker, wait_for, connect
 ):

@@ -82,7 +82,6 @@ def test_the_handler_pays_for_its_own_statements(url, handlers, admin, wait_for)
     assert attempts(url) == {("completed", 4)}
 
 
-@pytest.mark.guarantee("FP12")
 @pytest.mark.parametrize("fault", ["closed", "read-only"])
 def test_a_server_that_refuses_is_waited_for(
     url, postgres_server, start_worker, wait_for, fault
