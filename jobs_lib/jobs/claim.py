@@ -366,7 +366,6 @@ class Claimer:
                 items.append(job)
             else:
                 lane.jobs.append(job)
-                lane.last = max(lane.last, job_id)
                 if row[14] is not None:
                     ages[job_id] = row[13], row[14]
         open_lanes.update(lanes)
@@ -451,7 +450,8 @@ class Claimer:
             ends = [explain_crashes(head, self._types[head.type].retry)]
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
-        elif last := self._last.get(head.type):
+        # A suspect is alone in its lane, so whether it is the last is not to be seen.
+        elif (last := self._last.get(head.type)) and not head.crashes:
             key = lane.origin, str(lane.group)
             since = self._since.pop(key, head.enqueued_at)
             ends = keep_last(lane, last, ages, since)

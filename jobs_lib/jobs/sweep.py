@@ -83,8 +83,6 @@ class Sweeper:
             lane = flight.lanes.get((origin, group)) if group is not None else None
             if lane is None:
                 late[job_id] = origin
-            elif job_id < lane.last:
-                lane.late = min(lane.late or job_id, job_id)
             else:
                 lane.more = True
         for origin, position in positions.items():

@@ -202,6 +202,8 @@ class Pod:
         marks = survey._sweeper._marks
         marks.extend([(at - 10, *rest) for at, *rest in _taken(marks)])
         self.courier.before, self.courier.after = before, after
+        for position in self.claimer.positions.values():
+            position.plain = False  # the whole claim at once, not after a short one
         try:
             self.dispatcher._round(self.courier)
         finally:
