@@ -67,11 +67,15 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
         ).fetchone()
     assert others == (0,)
     assert sum(fields["count"] for _, fields in claimed) == JOBS
-    trips = [Counter(trip) for trip in sent]
-    # One statement each for a batch, and both in the same round trip.
+    trips = [
+        Counter("claim" if name == "claim_plain" else name for name in trip)
+        for trip in sent
+    ]
+    # One statement each for a batch, and both in the same round trip where both are due.
     assert all(trip["claim"] <= 1 and trip["complete"] <= 1 for trip in trips)
     busy = [trip for trip in trips if trip["claim"] or trip["complete"]]
-    assert sum(trip["claim"] and trip["complete"] for trip in busy) > len(busy) / 3
+    assert any(trip["claim"] and trip["complete"] for trip in busy)
+    assert len(busy) < JOBS / 10
     total = sum(trips, Counter())
     known = {"claim", "complete", "end_claims", "look", "horizon", "sweep", "promote"}
     known |= {"forget_claims", "trim_claims", "jump"}
