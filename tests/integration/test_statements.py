@@ -71,7 +71,7 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
         Counter("claim" if name == "claim_plain" else name for name in trip)
         for trip in sent
     ]
-    # One statement each for a batch, and both in the same round trip where both are due.
+    # One statement each for a batch, and both in one round trip where both are due.
     assert all(trip["claim"] <= 1 and trip["complete"] <= 1 for trip in trips)
     busy = [trip for trip in trips if trip["claim"] or trip["complete"]]
     assert any(trip["claim"] and trip["complete"] for trip in busy)
