@@ -36,11 +36,6 @@ class Wakeup:
         self._failures = 0
         self._next_try = 0.0
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether hints can come."""
-        return self._connection is not None
-
     def set(self) -> None:
         """End the sleep, from any thread."""
         if not self._set:

@@ -170,17 +170,6 @@ class Claimer:
 
     # What there is to do
 
-    def has_more(self) -> bool:
-        """Whether the next claim may find something."""
-        return bool(
-            self.flight.behind
-            or self.extra
-            or self.flight.late
-            or (self._suspects and not self._alone.locked())
-            or (self._suspect and self._suspect not in self.flight.jobs)
-            or any(position.deep for position in self.active().values())
-        )
-
     def hint(self, origin: str) -> None:
         """Somebody says that there is something new in this origin; "" is in any."""
         if position := self.positions.get(origin):
