@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -138,7 +138,9 @@ class Transaction:
             raise
         finally:
             if error is not None and _is_open(connection):
-                connection.rollback()
+                # One that fails, too, must not hide why: the pool drops what is broken.
+                with suppress(psycopg.Error):
+                    connection.rollback()
             self._borrowed.__exit__(None, None, None)
 
     async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
@@ -180,7 +182,9 @@ class Transaction:
             raise
         finally:
             if error is not None and _is_open(connection):
-                await connection.rollback()
+                # One that fails, too, must not hide why: the pool drops what is broken.
+                with suppress(psycopg.Error):
+                    await connection.rollback()
             await self._borrowed.__aexit__(None, None, None)
 
     def _check(self, connection: Any) -> None:

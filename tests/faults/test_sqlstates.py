@@ -82,6 +82,46 @@ def test_the_handler_pays_for_its_own_statements(url, handlers, admin, wait_for)
     assert attempts(url) == {("completed", 4)}
 
 
+@pytest.mark.guarantee("FP11")
+@pytest.mark.parametrize("name", ["add", "aadd"])
+def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name):
+    killed = []
+
+    def lose(connection) -> None:
+        killed.append(connection.info.backend_pid)
+        admin.execute("select pg_terminate_backend(%s, 10000)", killed)
+
+    @app.job(retry=exponential(first=0.01, cap=0.01))
+    def add(job, n: int) -> None:
+        with job.transaction() as connection:
+            if not killed:
+                connection.execute("set transaction read only")
+            try:
+                connection.execute("insert into effects values (%s, %s)", (n, job.id))
+            except psycopg.errors.ReadOnlySqlTransaction:
+                lose(connection)
+                raise
+
+    @app.job(retry=exponential(first=0.01, cap=0.01))
+    async def aadd(job, n: int) -> None:
+        async with job.transaction() as connection:
+            if not killed:
+                await connection.execute("set transaction read only")
+            try:
+                await connection.execute(
+                    "insert into effects values (%s, %s)", (n, job.id)
+                )
+            except psycopg.errors.ReadOnlySqlTransaction:
+                lose(connection)
+                raise
+
+    enqueue(url, name, 1)
+    with executing(app, [f"local/{n}" for n in range(16)]):
+        wait_for(lambda: count(url) == 0, what="it has run")
+    assert killed
+    assert attempts(url) == {("completed", 1)}
+
+
 @pytest.mark.parametrize("fault", ["closed", "read-only"])
 def test_a_server_that_refuses_is_waited_for(
     url, postgres_server, start_worker, wait_for, fault
