@@ -105,11 +105,11 @@ def open_session(
                 f"Spark cannot start: the package {package!r} is not installed. "
                 f"{_WAY_OUT}"
             )
+    if (present := _find_session()) is not None:
+        yield present
+        return
     from pyspark.sql import SparkSession
 
-    if (active := SparkSession.getActiveSession()) is not None:
-        yield active
-        return
     master = master or default_master()
     with _environment(master):
         builder = SparkSession.builder.master(master).appName("jobs_lib re-export")
@@ -128,6 +128,19 @@ def open_session(
             yield session
         finally:
             session.stop()
+
+
+def _find_session() -> Any:
+    """The session of this process, whichever thread opened it, or None."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # `getActiveSession` knows those of this thread alone, while `getOrCreate` returns any:
+    # one that is taken for ours would be stopped under whoever opened it.
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,3 +74,13 @@ def test_the_environment_is_given_back(monkeypatch, master):
 def test_another_machines_master_may_reach_the_driver():
     assert "spark.driver.host" not in session.session_settings("spark://host:7077")
     assert session.session_settings("local[2]")["spark.driver.host"] == "127.0.0.1"
+
+
+def test_a_session_that_another_thread_opened_is_used_and_stays(spark):
+    def use():
+        with open_session() as found:
+            return found, found.range(3).count()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(use).result() == (spark, 3)
+    assert spark.range(3).count() == 3
