@@ -60,6 +60,8 @@ class Ownership:
         self._stale_after = stale_after
         self._handover_timeout = handover_timeout
         self._owned: dict[str, int] = {}
+        self._idle: frozenset[str] = frozenset()
+        """Owned in the database alone: the holder has let go, the row not yet."""
         self._given_back = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -116,7 +118,7 @@ class Ownership:
         if surplus := frozenset(self._owned) - wanted:
             self._give_back(connection, surplus)
         self._drop_lost(connection)
-        if missing := wanted - self._owned.keys():
+        if missing := wanted - (self._owned.keys() - self._idle):
             self._take(connection, missing)
 
     def _take(
@@ -150,6 +152,7 @@ class Ownership:
         self._source.took(taken)
         with self._given_back:
             self._owned |= taken
+        self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
 
     def _drop_lost(self, connection: psycopg.Connection[Any]) -> None:
@@ -173,7 +176,11 @@ class Ownership:
         if not origins:
             return
         deadline = time.monotonic() + self._handover_timeout
-        self._holder.release(origins, self._handover_timeout)
+        if held := origins - self._idle:
+            self._holder.release(held, self._handover_timeout)
+        # If the database does not answer now, it is told again: nobody else takes what
+        # a living process seems to own.
+        self._idle |= held
         connection.execute(
             self._database.queries["release_origins"],
             {
@@ -195,3 +202,4 @@ class Ownership:
             for origin in origins:
                 self._owned.pop(origin, None)
             self._given_back.notify_all()
+        self._idle -= origins
