@@ -14,7 +14,8 @@ begin
     if new.owner is null then raise exception 'made to fail'; end if;
     return new;
 end $$;
-create trigger fail before update on jobs_lib.origins for each row execute function fail()
+create trigger fail before update on jobs_lib.origins
+for each row execute function fail()
 """
 
 
