@@ -41,7 +41,7 @@ def holder():
 @pytest.fixture
 def own(database, holder):
     """Start an ownership over a source; stopped at the end."""
-    started = []
+    started: list[Ownership | Process] = []
 
     def start(source: Source) -> Ownership:
         process = Process(database, "pod", ["execute"], 0.2)
