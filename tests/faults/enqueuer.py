@@ -8,6 +8,7 @@ import threading
 import psycopg
 
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if __name__ == "__main__":
     url, point = sys.argv[1:]
@@ -21,5 +22,5 @@ if __name__ == "__main__":
         quick.enqueue(connection, n=1)
         if point == "after":
             connection.commit()
-        print("inside", flush=True)
+        say("inside")
         threading.Event().wait()

@@ -15,6 +15,7 @@ import psycopg
 from jobs_lib import exponential
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -56,22 +57,22 @@ if __name__ == "__main__":
 
     @app.job(retry=retry)
     def add_and_say(job: Job, n: int) -> None:
-        print(f"begun {n} {job.attempt}", flush=True)
+        say(f"begun {n} {job.attempt}")
         try:
             with job.transaction() as connection:
                 connection.execute(ADD, (n, job.id, job.attempt))
         except BaseException as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
+            say(f"{type(error).__name__}: {error}")
             raise
 
     @app.job(retry=retry)
     async def aadd_and_say(job: Job, n: int) -> None:
-        print(f"begun {n} {job.attempt}", flush=True)
+        say(f"begun {n} {job.attempt}")
         try:
             async with job.transaction() as connection:
                 await connection.execute(ADD, (n, job.id, job.attempt))
         except BaseException as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
+            say(f"{type(error).__name__}: {error}")
             raise
 
     @app.job(retry=retry)
@@ -95,5 +96,5 @@ if __name__ == "__main__":
 
     service = Service(app, ["executor"])
     service.start()
-    print("started", flush=True)
+    say("started")
     threading.Event().wait()

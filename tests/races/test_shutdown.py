@@ -40,7 +40,10 @@ def start(database_url, connect, run_process, wait_for):
             str(seconds),
             str(grace),
         )
-        wait_for(lambda: len(said(worker, "started")) == 2, what="two are running")
+        wait_for(
+            lambda: len(said(worker, "started")) >= 2,
+            what=lambda: f"two are running\n{worker.output}",
+        )
         return worker
 
     return start

@@ -14,6 +14,7 @@ from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.jobs.transaction import Lender, Transaction
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -34,7 +35,7 @@ STEPS = [
 def die(step: str) -> None:
     """Kill the process, if this is its step."""
     if step == sys.argv[3]:
-        print(f"dying: {step}", flush=True)
+        say(f"dying: {step}")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

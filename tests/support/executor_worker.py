@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -23,7 +24,7 @@ if __name__ == "__main__":
                 "insert into effects (n, job, pod) values (%s, %s, %s)",
                 (n, job.id, pod),
             )
-            print(f"inside {n}", flush=True)
+            say(f"inside {n}")
             if "hang" in options:
                 threading.Event().wait()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jobs_lib import exponential
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -26,7 +27,7 @@ if __name__ == "__main__":
 
     @app.job(retry=exponential(first=0.01, cap=0.01, max_attempts=3))
     def kill(job: Job) -> None:
-        print(f"killing {job.attempt}", flush=True)
+        say(f"killing {job.attempt}")
         os._exit(9)
 
     Service(app, ["executor"]).run()

@@ -12,6 +12,7 @@ from datetime import datetime  # noqa: TC003 - the payload's schema
 from jobs_lib import Job  # noqa: TC001
 from jobs_lib.scheduler import Scheduler
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if __name__ == "__main__":
     url, cron, *options = sys.argv[1:]
@@ -23,7 +24,7 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
         if "stop" in options:
             options.remove("stop")
-            print("inside", flush=True)
+            say("inside")
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
 
@@ -32,5 +33,5 @@ if __name__ == "__main__":
     def work(job: Job, tick: datetime) -> None: ...
 
     Scheduler(app.database(), app.schedules.values()).start()
-    print(f"started at {time.time():.0f}", flush=True)
+    say(f"started at {time.time():.0f}")
     threading.Event().wait()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -18,8 +19,8 @@ if __name__ == "__main__":
 
     @app.job()
     def work(job: Job) -> None:
-        print(f"started {job.id}", flush=True)
+        say(f"started {job.id}")
         threading.Event().wait(float(seconds))
-        print(f"ended {job.id}", flush=True)
+        say(f"ended {job.id}")
 
     sys.exit(Service(app, ["executor"]).run())
