@@ -135,8 +135,8 @@ def _find_session() -> Any:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    # `getActiveSession` knows those of this thread alone, `getOrCreate` returns any: one
-    # that is taken for ours would be stopped under whoever opened it.
+    # `getActiveSession` knows those of this thread alone, `getOrCreate` returns any:
+    # one that is taken for ours would be stopped under whoever opened it.
     try:
         return SparkSession.active()
     except PySparkRuntimeError:
