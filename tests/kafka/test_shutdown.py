@@ -11,6 +11,7 @@ import pytest
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.service import CUT_OFF, Service
+from jobs_lib.supervisor import SHARE
 from tests.support.apps import make_app
 
 PARTITIONS = 4
@@ -147,3 +148,14 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(database_url):
     finally:
         service.stop()
     assert ask(port, "/livez") == 0
+
+
+def test_each_process_of_a_pod_has_a_port_of_its_own(database_url, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv(SHARE, "2/4")
+    service = Service(make_app(database_url, probes_port=port - 1), ["relay"])
+    service.start()
+    try:
+        assert ask(port, "/readyz") == 200
+    finally:
+        service.stop()
