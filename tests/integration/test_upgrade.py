@@ -42,7 +42,8 @@ def make_release(url, name, *, knows_fresh):
                 (job.id, job.type, name, job.attempt),
             )
 
-    @app.job(group=lambda n: f"g{n % 5}")
+    # So many groups that there are some in every origin.
+    @app.job(group=lambda n: f"g{n % 64}")
     def known(job: Job, n: int) -> None:
         note(job)
 
