@@ -14,6 +14,7 @@ __all__ = [
     "JobsError",
     "NoTransactionError",
     "PayloadError",
+    "Rate",
     "Record",
     "Retry",
     "RetryAfter",
@@ -36,5 +37,6 @@ from jobs_lib.errors import (
 from jobs_lib.jobs.around import Draft
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
+from jobs_lib.jobs.rate import Rate
 from jobs_lib.settings import Settings
 from jobs_lib.version import __version__

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.around import AroundEnqueue
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.options import Priority
+    from jobs_lib.jobs.rate import Rate
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
     from jobs_lib.outbox.entity import Loader
@@ -143,6 +144,7 @@ class App:
         history: bool | timedelta = True,
         rules: Mapping[type[BaseException], Rule] | None = None,
         time_limit: float | None = None,
+        rate: Rate | None = None,
         last_only: bool = False,
         debounce: float = 0.0,
         max_wait: float | None = None,
@@ -164,6 +166,8 @@ class App:
                 or ``Cancel``. The class closest to the exception's counts.
             time_limit: seconds that an attempt may take. An async handler is cancelled
                 then; a plain one goes on, but can commit nothing any more.
+            rate: how many may start in how many seconds, over all pods; the others wait
+                as scheduled jobs, and no attempt is counted. Defaults to no limit.
             last_only: of the jobs of a group that wait, only the newest runs.
             debounce: seconds of quiet in its group before the newest one runs.
             max_wait: seconds after which one runs even without such a quiet.
@@ -192,6 +196,7 @@ class App:
                 debounce=debounce,
                 max_wait=max_wait,
                 time_limit=time_limit,
+                rate=rate,
                 rules=rules or {},
                 enqueuer=self._enqueuer,
                 names=names,

@@ -176,31 +176,60 @@ class Database:
             "Is it running, and is JOBS_LIB_DATABASE_URL right?"
         ) from None
 
-    def check_version(self, expected: str) -> None:
-        """Raise a SchemaVersionError unless the tables have the expected version."""
+    def check_version(self, expected: str) -> str:
+        """Return the version of the tables, if a release made for another can use them.
+
+        Raises:
+            SchemaVersionError: there are no tables, or they do not fit.
+        """
+        version = sql.Identifier(self.schema, "jobs_lib_version")
+        installation = sql.Identifier(self.schema, "installation")
         with self.connect("check") as connection:
-            table = sql.Identifier(self.schema, "jobs_lib_version")
             try:
                 row = connection.execute(
-                    sql.SQL("select version_num from {}").format(table)
+                    sql.SQL("select version_num from {}").format(version)
                 ).fetchone()
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 row = None
-        if row is None:
-            raise SchemaVersionError(
-                f"schema {self.schema!r} of the database at {masked_url(self.url)} has "
-                "no tables of jobs_lib: run `jobs-lib migrate`"
-            )
-        if row[0] != expected:
-            way_out = (
-                "run `jobs-lib migrate`"
-                if row[0] < expected
-                else "install the release of jobs_lib that made them, or a newer one"
-            )
-            raise SchemaVersionError(
-                f"the tables in schema {self.schema!r} have version {row[0]}, this "
-                f"release needs {expected}: {way_out}"
-            )
+            if row is None:
+                raise SchemaVersionError(
+                    f"schema {self.schema!r} of the database at "
+                    f"{masked_url(self.url)} has no tables of jobs_lib: run "
+                    "`jobs-lib migrate`"
+                )
+            installed = str(row[0])
+            serves = installed
+            if installed > expected:
+                (serves,) = connection.execute(
+                    sql.SQL("select compatible_from from {}").format(installation)
+                ).fetchone() or (installed,)
+        check_fit(self.schema, expected, installed, serves)
+        return installed
+
+
+def check_fit(schema: str, expected: str, installed: str, compatible_from: str) -> None:
+    """Refuse tables that a release cannot work with.
+
+    Args:
+        schema: where they are.
+        expected: the version that the release is made for.
+        installed: the version that the tables have.
+        compatible_from: the oldest version whose releases the tables still serve.
+
+    Raises:
+        SchemaVersionError: they are older, or newer by too much.
+    """
+    if installed < expected:
+        raise SchemaVersionError(
+            f"the tables in schema {schema!r} have version {installed}, this release "
+            f"needs {expected}: run `jobs-lib migrate`"
+        )
+    if expected < compatible_from:
+        raise SchemaVersionError(
+            f"the tables in schema {schema!r} have version {installed}, which is newer "
+            f"and serves releases made for {compatible_from} or later. This one is "
+            f"made for {expected}: install a newer release of jobs_lib"
+        )
 
 
 def connection_options(name: str, timeout: float, *, prepares: bool) -> dict[str, Any]:

@@ -2,10 +2,18 @@
 
 The migrations are Alembic's, with a version table of their own in the library's schema:
 they can run from the command line, from code, or inside a migration of the user's own.
+
+They give way to those who work with the tables. A change of a table waits until every
+transaction that uses it has ended, and whoever comes later waits behind the change: one
+transaction left open would stop all writers. So no migration waits for a lock for long;
+it steps out of the queue, lets the writers through, and tries again.
 """
 
 from __future__ import annotations
 
+import random
+import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +25,9 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
-from jobs_lib.errors import SchemaVersionError, UnavailableError
+from jobs_lib import telemetry
+from jobs_lib.db import check_fit
+from jobs_lib.errors import OperatingError, SchemaVersionError, UnavailableError
 from jobs_lib.settings import masked_url
 
 if TYPE_CHECKING:
@@ -29,6 +39,12 @@ if TYPE_CHECKING:
 VERSION_TABLE = "jobs_lib_version"
 # One number for the advisory lock that lets several pods migrate at once.
 _MIGRATE_LOCK = 0x6A6F6273_6C696200
+LOCK_SECONDS = 0.5
+"""How long a migration waits for one lock, and so a writer behind it. Less than the
+server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
+_PATIENCE = 300.0
+"""Seconds after which a migration gives up that was never let in."""
+_NOT_LET_IN = {"55P03", "40P01"}
 
 
 def quote(identifier: str) -> str:
@@ -60,33 +76,39 @@ def upgrade(connection: Connection, schema: str = "jobs_lib") -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
     Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``. Several
-    processes may call it at once; the later ones wait and find nothing left to do.
+    processes may call it at once; the later ones wait and find nothing left to do. What
+    it locks stays locked until the transaction ends.
+
+    Raises:
+        OperatingError: other transactions did not let it change the tables in time.
+        SchemaVersionError: the tables are of a release that this one cannot work with.
     """
-    config = Config()
-    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    config.attributes["schema"] = schema
-    connection.execute(
-        text("select pg_advisory_xact_lock(:key)"), {"key": _MIGRATE_LOCK}
-    )
-    path = connection.execute(text("show search_path")).scalar_one()
-    command.upgrade(config, "head")
-    # The migrations set the path for the rest of the transaction: give it back.
-    connection.execute(
-        text("select set_config('search_path', :path, true)"), {"path": path}
-    )
+    _lock_out_others(connection)
+    if pending := _pending(connection, schema):
+        _give_way(connection, schema, pending[-1])
 
 
 def migrate(url: str, schema: str = "jobs_lib") -> str:
-    """Install or upgrade the tables in the database at ``url``; return the version.
+    """Install or upgrade the tables in the database at ``url``; return their version.
+
+    Each migration is a transaction of its own, so that none keeps the locks of those
+    before it while it waits for its own. Tables of a newer release that this one can
+    work with are left as they are.
 
     Raises:
         UnavailableError: the database does not answer.
+        OperatingError: other transactions did not let it change the tables in time.
+        SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
     try:
-        with engine.begin() as connection:
-            upgrade(connection, schema)
+        while True:
+            with engine.begin() as connection:
+                _lock_out_others(connection)
+                pending = _pending(connection, schema)
+                if not pending:
+                    return str(installed_version(connection, schema))
+                _give_way(connection, schema, pending[0])
     except OperationalError as error:
         raise UnavailableError(
             f"the database at {masked_url(url)} does not answer: "
@@ -95,7 +117,77 @@ def migrate(url: str, schema: str = "jobs_lib") -> str:
         ) from None
     finally:
         engine.dispose()
-    return latest_version()
+
+
+def _lock_out_others(connection: Connection) -> None:
+    connection.execute(
+        text("select pg_advisory_xact_lock(:key)"), {"key": _MIGRATE_LOCK}
+    )
+
+
+def _pending(connection: Connection, schema: str) -> list[str]:
+    """The migrations that the tables still lack, in their order."""
+    script = ScriptDirectory(str(migrations_path()))
+    known = [revision.revision for revision in script.walk_revisions()][::-1]
+    installed = installed_version(connection, schema)
+    if installed is None:
+        return known
+    if installed in known:
+        return known[known.index(installed) + 1 :]
+    serves = connection.execute(
+        text(f"select compatible_from from {quote(schema)}.installation")
+    ).scalar_one()
+    check_fit(schema, known[-1], installed, serves)
+    return []
+
+
+def _give_way(connection: Connection, schema: str, target: str) -> None:
+    """Upgrade to ``target``, from a savepoint: to leave it gives the locks back."""
+    before = {
+        name: connection.execute(text(f"show {name}")).scalar_one()
+        for name in ("search_path", "lock_timeout")
+    }
+    began = time.monotonic()
+    for tries in count(1):
+        try:
+            with connection.begin_nested():
+                _upgrade(connection, schema, target)
+        except OperationalError as error:
+            if _sqlstate(error) not in _NOT_LET_IN:
+                raise
+            waited = time.monotonic() - began
+            if waited > _PATIENCE:
+                raise OperatingError(
+                    f"the tables in schema {schema!r} could not be changed to version "
+                    f"{target} in {waited:.0f} s, because other transactions hold "
+                    "them: `jobs-lib check` names the oldest one. End it, and run "
+                    "this again"
+                ) from None
+            telemetry.emit("tables.busy", version=target, tries=tries)
+            # Longer than it waited: writers are held up for less than half the time.
+            time.sleep(LOCK_SECONDS * random.uniform(1, 2))
+        else:
+            break
+    # The migrations set them for the rest of the transaction: give them back.
+    for name, value in before.items():
+        connection.execute(
+            text("select set_config(:name, :value, true)"),
+            {"name": name, "value": value},
+        )
+
+
+def _sqlstate(error: OperationalError) -> str | None:
+    # What psycopg 2 calls pgcode.
+    orig = error.orig
+    return getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
+
+
+def _upgrade(connection: Connection, schema: str, target: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    config.attributes["schema"] = schema
+    command.upgrade(config, target)
 
 
 def installed_version(connection: Connection, schema: str = "jobs_lib") -> str | None:

@@ -26,6 +26,7 @@ from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
 from jobs_lib.supervisor import read_share, stop_with_parent
@@ -75,6 +76,7 @@ class Service:
         self._scheduler: Scheduler | None = None
         self._maintenance = Maintenance(self.database, self._kept_days())
         self._stopping = threading.Event()
+        self._probes: Probes | None = None
         self.is_ready = False
         """Whether all parts have started, and none is asked to stop."""
 
@@ -86,7 +88,12 @@ class Service:
                 is waited for.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
+            ConfigurationError: the port of the probes cannot be had.
         """
+        if self.settings.probes_port:
+            # First: whoever waits for Kafka lives, and is not ready.
+            self._probes = Probes(self._probes_port(), lambda: self.is_ready)
+            self._probes.start()
         self.database.check_version(latest_version())
         installation, shards = self._read_installation()
         self._declare_topics()
@@ -148,6 +155,8 @@ class Service:
             worker.stop()
         self._maintenance.stop()
         self.process.stop()
+        if self._probes is not None:
+            self._probes.stop()
         if time.monotonic() > deadline:
             telemetry.logger.warning(
                 "stopped %.1f s after the shutdown timeout of %g s",
@@ -180,6 +189,11 @@ class Service:
         while not self._stopping.wait(1.0):
             pass
         return 0 if self.stop() else CUT_OFF
+
+    def _probes_port(self) -> int:
+        """Of several processes of one pod each has the next port."""
+        share, _ = read_share() or (1, 1)
+        return self.settings.probes_port + share - 1
 
     def _kept_days(self) -> set[int]:
         """For how many days finished jobs are kept, by any type or by command."""

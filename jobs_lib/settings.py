@@ -143,6 +143,12 @@ class Settings(BaseSettings):
     shutdown_timeout: Seconds = Field(
         25.0, description="Seconds that running work has to finish on SIGTERM."
     )
+    probes_port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="Where a process answers `/livez` and `/readyz`; 0 for nowhere.",
+    )
     consumer_block: int = Field(
         200, ge=1, le=10_000, description="Records handled in one transaction."
     )

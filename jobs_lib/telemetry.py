@@ -27,6 +27,7 @@
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
     loop.failed        loop, error                   and goes on
+    tables.busy        version, tries                a migration has given way
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see; of
@@ -60,6 +61,7 @@ _LOGGED = {
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
+    "tables.busy": logging.WARNING,
 }
 _LOG_PAUSE = 10.0
 """Seconds between two lines about one failing loop: an outage must not fill the log."""

@@ -10,13 +10,16 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, NullPool, create_engine, text
 
-from jobs_lib.schema import VERSION_TABLE, quote, sqlalchemy_url
+from jobs_lib.schema import LOCK_SECONDS, VERSION_TABLE, quote, sqlalchemy_url
 from jobs_lib.settings import default_settings, require_database_url
 
 
 def run(connection: Connection, schema: str) -> None:
     """Run the migrations in ``schema``, in the transaction of ``connection``."""
     if not context.is_offline_mode():
+        # Writers queue behind a change that waits for its lock: none waits for long.
+        timeout = f"set local lock_timeout to {int(LOCK_SECONDS * 1_000)}"
+        connection.execute(text(timeout))
         connection.execute(text(f"create schema if not exists {quote(schema)}"))
         # Local to the transaction: the caller's later statements are not affected.
         connection.execute(text(f"set local search_path to {quote(schema)}"))

@@ -30,6 +30,7 @@ MEASURES: dict[str, Callable[[Bench], Figures]] = {
     "enqueue": enqueue.measure,
     "bulk": enqueue.measure_bulk,
     "history": history.measure,
+    "history_drop": history.measure_drop,
     "memory": memory.measure,
     "drain_1m": drain.measure_1m,
     "drain_10m": drain.measure_10m,

@@ -1,7 +1,8 @@
-"""The same work with and without a history of finished jobs."""
+"""What a history of finished jobs costs: while it is written, and to drop a day."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ from benchmarks.figures import ratio
 from benchmarks.measures.drain import BOX_SECONDS
 from benchmarks.measures.pickup import wait
 from benchmarks.peers.peer import OURS
+from benchmarks.worker import PieceError
+from jobs_lib.db import Database
+from jobs_lib.operating import maintain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +57,12 @@ def measure(bench: Bench) -> Figures:
     }
 
 
+def measure_drop(bench: Bench) -> Figures:
+    """Drop a day of a million rows, as a running service does it."""
+    rows = bench.alternate({"drop a day of 1M": partial(_drop, bench)})
+    return {"history_drop_1m_ms": rows["drop a day of 1M"].median("ms")}
+
+
 def wait_with(bench: Bench, settings: Mapping[str, Any]) -> Row:
     """Pick-up under these settings."""
     return wait(bench, OURS, settings)
@@ -75,3 +85,39 @@ def _drain(bench: Bench, settings: Mapping[str, Any]) -> Row:
     jobs = bench.size(100_000)
     bench.prepare(OURS, jobs)
     return pieces.drain(bench.server, OURS, jobs, BOX_SECONDS, settings)
+
+
+_DAY = """
+do $$
+begin
+    execute format(
+        'create table jobs_lib.history_%s partition of jobs_lib.history'
+        ' for values in (%L)',
+        to_char(now() at time zone 'UTC' - interval '1 day', 'YYYYMMDD'),
+        (now() at time zone 'UTC')::date - 1
+    );
+end $$
+"""
+_ROWS = """
+insert into jobs_lib.history
+    (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+select (now() at time zone 'UTC')::date - 1, n, 'local/' || mod(n, 16), 'work',
+    'g' || mod(n, 1000), 'completed', 1, now()
+from generate_series(1, %s) n
+"""
+
+
+def _drop(bench: Bench) -> Row:
+    bench.renew(OURS)
+    jobs = bench.size(1_000_000)
+    with bench.server.connect() as connection:
+        connection.execute(_DAY)
+        connection.execute(_ROWS, (jobs,))
+    bench.server.settle()
+    database = Database(bench.server.url)
+    began = time.perf_counter()
+    done = maintain(database, ())
+    took = time.perf_counter() - began
+    if done.dropped != 1:
+        raise PieceError(f"the day was not dropped: {done}")
+    return {"jobs": jobs, "ms": took * 1_000}

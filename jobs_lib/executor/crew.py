@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.executor.loop import Loop
 from jobs_lib.executor.workers import Workers
 from jobs_lib.jobs.model import Lane
+from jobs_lib.jobs.rate import Throttle
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
 
@@ -50,7 +51,7 @@ class Crew:
             database.timeout,
             database.prepares,
         )
-        self._runner = Runner(types, lender, around)
+        self._runner = Runner(types, lender, around, Throttle(types, lender))
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
         self._workers = Workers(
             settings.workers, self._runner, limits, starving, self._put_lane

@@ -84,6 +84,8 @@ class Dispatcher:
         """Told as soon as what was given back is written."""
         self._put_at = 0.0
         self._quiescing = False
+        self._cut_off = False
+        """Whether the time of what runs is over: nobody waits for it once more."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._dispatch, name="jobs_lib dispatcher", daemon=True
@@ -127,6 +129,7 @@ class Dispatcher:
             if unfinished and time.monotonic() < deadline:
                 self._commands.append(leave)
             else:
+                self._cut_off = bool(unfinished)
                 quiet.set()
 
         def wait() -> list[int]:
@@ -145,7 +148,7 @@ class Dispatcher:
 
         def leave() -> None:
             jobs = self._claimer.retire(origins)
-            running = any(job.started for job in jobs)
+            running = any(job.started for job in jobs) and not self._cut_off
             if running and time.monotonic() < deadline and not self._stopping.is_set():
                 # Again after the next outcome: settled under the epoch we still have.
                 self._commands.append(leave)

@@ -168,6 +168,10 @@ class Snooze(JobsError):
         self.seconds = float(seconds)
 
 
+class RateLimited(Snooze):
+    """A limit of rate lets the job run no earlier than in ``seconds``."""
+
+
 class RetryAfter(JobsError):
     """Raise in a handler that failed, to choose the time of the next attempt."""
 

@@ -24,6 +24,7 @@ from jobs_lib.jobs.model import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from jobs_lib.jobs.rate import Throttle
     from jobs_lib.jobs.transaction import Lender
     from jobs_lib.jobs.type import JobType
 
@@ -40,6 +41,7 @@ class Runner:
         types: Mapping[str, JobType[Any]],
         lender: Lender,
         around: Sequence[Around] = (),
+        throttle: Throttle | None = None,
     ) -> None:
         """Prepare to run.
 
@@ -48,6 +50,7 @@ class Runner:
             lender: lends connections to handlers.
             around: called around each handler, the first outermost; those that are
                 async functions around async handlers, the others around plain ones.
+            throttle: holds the types' rates; None to let everything start.
         """
         self._lender = lender
         self._lend = lender.lend
@@ -59,6 +62,9 @@ class Runner:
             name: _surround(t.function, waiting if t.is_async else plain)
             for name, t in types.items()
         }
+        if throttle is not None:
+            for name, function in self._functions.items():
+                self._functions[name] = throttle.guard(types[name], function)
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""

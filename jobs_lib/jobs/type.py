@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from jobs_lib.callers import AsyncCaller, Caller, Steps
+    from jobs_lib.jobs.rate import Rate
 
 P = ParamSpec("P")
 Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
@@ -85,6 +86,7 @@ class JobType(Generic[P]):
         priority: Priority = "normal",
         around: Sequence[AroundEnqueue] = (),
         batch: int = 1,
+        rate: Rate | None = None,
         schema: Callable[..., Any] | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
@@ -103,6 +105,7 @@ class JobType(Generic[P]):
         except EnqueueError as error:
             raise ConfigurationError(str(error)) from None
         self.is_async = inspect.iscoroutinefunction(function)
+        self.rate = rate
         self.time_limit = time_limit
         self.rules = rules
         if time_limit is not None and not 0 < time_limit <= 86_400:

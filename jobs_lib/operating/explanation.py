@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.jobs.model import RateLimited
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from jobs_lib.db import Database
 
 _COUNTED = 10_000
+_LIMITED = f"{RateLimited.__name__}: "
+"""How the last error of a job begins that waits for a limit of rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,9 @@ class Reason:
     """One thing that keeps a job from running, or what became of it."""
 
     code: str
-    """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``behind``,
-    ``unknown_type``, ``no_owner``, ``stale_owner``, ``ready``, ``discarded``,
-    ``finished``, ``gone`` or ``never_existed``."""
+    """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``rate_limited``,
+    ``behind``, ``unknown_type``, ``no_owner``, ``stale_owner``, ``ready``,
+    ``discarded``, ``finished``, ``gone`` or ``never_existed``."""
     text: str
     """The same as a sentence, with the values."""
 
@@ -254,12 +257,21 @@ def _behind(facts: _Facts, first: int, before: int) -> Reason:
 def _schedule(facts: _Facts) -> Iterator[Reason]:
     if facts.state != "scheduled" or facts.due_in is None or facts.due_in <= 0:
         return
-    text = f"not due until {_time(facts.run_at)}, in {facts.due_in:,.0f} s"
-    if facts.attempt:
-        text += (
-            f"; it has failed {facts.attempt} times, the last error was: {facts.error}"
+    due = f"{_time(facts.run_at)}, in {facts.due_in:,.0f} s"
+    error = facts.error or ""
+    if error.startswith(_LIMITED):
+        why = error.removeprefix(_LIMITED)
+        yield Reason("rate_limited", f"rate limited until {due}: {why}")
+    elif facts.attempt:
+        yield Reason(
+            "scheduled",
+            f"not due until {due}; it has failed {facts.attempt} times, the last error "
+            f"was: {facts.error}",
         )
-    yield Reason("scheduled", text)
+    elif facts.error:
+        yield Reason("scheduled", f"not due until {due}; put off by: {facts.error}")
+    else:
+        yield Reason("scheduled", f"not due until {due}")
 
 
 def _time(at: datetime | None) -> str:

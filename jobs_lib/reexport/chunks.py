@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.jobs.model import Discard, Job, Snooze
+from jobs_lib.jobs.model import Discard, Job, RateLimited, Snooze
 from jobs_lib.partitioner import choose_shard
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class ChunkExporter:
         cancelled re-export's chunk completes without writing.
 
         Raises:
-            Snooze: the outbox holds enough already, or the re-export is paused.
+            RateLimited: the outbox holds as much as the rate allows.
+            Snooze: the re-export is paused.
         """
         known = (job.installation, reexport)
         if room := self._full(known, len(keys)):
@@ -150,9 +151,14 @@ def chunk_handler(
 
 
 def _snooze(room: _Room) -> Snooze:
-    bound = snooze_bound(room.left, room.rate)
-    reason = "the re-export is paused" if room.rows < 0 else "the outbox holds enough"
-    return Snooze(random.uniform(_SHORTEST_SNOOZE, bound), reason)
+    seconds = random.uniform(_SHORTEST_SNOOZE, snooze_bound(room.left, room.rate))
+    if room.rows < 0:
+        return Snooze(seconds, "the re-export is paused")
+    return RateLimited(
+        seconds,
+        f"the re-export sends {room.rate:,} records a minute, and the outbox holds "
+        "enough of them",
+    )
 
 
 def _count(

@@ -117,7 +117,10 @@ update {schema}.jobs j set
         -- The last ten are kept: a job that fails for a month must not grow for a month.
         select jsonb_agg(e order by n) from (
             select e, n from jsonb_array_elements(
-                coalesce(j.errors, '[]') || jsonb_build_object(
+                -- What is put off again and again must not forget how it failed.
+                case when not failed.failed and j.errors -> -1 ->> 'error' = failed.error
+                    then j.errors - -1 else coalesce(j.errors, '[]')
+                end || jsonb_build_object(
                     'attempt', failed.attempt,
                     'at', clock_timestamp(), 'error', failed.error
                 )

@@ -16,6 +16,7 @@ MODULES = [
     "partner",
     "publish",
     "report",
+    "sms",
     "search",
     "tenants",
     "history",
@@ -52,6 +53,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         for state in ("a", "b", "c"):
             page["publish"].publish.enqueue(connection, entity="e", state=state)
         page["report"].write_report.enqueue(connection, count=3)
+        page["sms"].send_text.enqueue(connection, number="555-0100")
         page["search"].index.enqueue(connection, "ada")
         page["search"].index.enqueue(connection, "")
         page["history"].settle.enqueue(connection, order=7)
@@ -85,6 +87,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         ("publish", "completed", 1),
         ("publish", "superseded", 2),
         ("send_mail", "completed", 1),
+        ("send_text", "completed", 1),
         ("settle", "completed", 1),
         ("write_report", "completed", 1),
     ]
@@ -93,6 +96,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
     assert admin.execute("select * from mails").fetchall() == [("ada@example.org",)]
     assert list(page["mail"].sent.values()) == ["ada@example.org"]
     assert page["publish"].published == ["c"]
+    assert page["sms"].texts == ["555-0100"]
     assert page["report"].pages == [0, 1, 2]
     # Around each run that there was: all but what was superseded.
-    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 11 + ["acme"]
+    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 12 + ["acme"]

@@ -131,6 +131,7 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
     with pytest.raises(SchemaVersionError, match=r"version 0001.*`jobs-lib migrate`"):
         database.check_version(latest_version())
     admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '9999'")
+    admin.execute("update jobs_lib.installation set compatible_from = '9998'")
     with pytest.raises(SchemaVersionError, match=r"version 9999.*newer"):
         database.check_version(latest_version())
 

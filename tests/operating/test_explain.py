@@ -34,6 +34,18 @@ def in_backoff(admin: Any) -> int:
     )
 
 
+def put_off(admin: Any) -> int:
+    add_owner(admin)
+    errors = '[{"attempt": 0, "error": "Snooze: they open at nine"}]'
+    return add_job(admin, state="scheduled", run_at="2999-01-01", errors=errors)
+
+
+def rate_limited(admin: Any) -> int:
+    add_owner(admin)
+    errors = '[{"attempt": 0, "error": "RateLimited: 600 records a minute"}]'
+    return add_job(admin, state="scheduled", run_at="2999-01-01", errors=errors)
+
+
 def behind_the_head(admin: Any) -> int:
     add_owner(admin)
     add_job(admin, group="g", state="scheduled", run_at="2999-01-01", attempt=2)
@@ -121,11 +133,18 @@ def never_enqueued(admin: Any) -> int:
     return add_job(admin) + 1
 
 
+@pytest.mark.guarantee("J24")
 @pytest.mark.parametrize(
     ("arrange", "codes", "text"),
     [
         (not_due, ["scheduled"], r"not due until 2999-01-01 .*, in [\d,]+ s$"),
         (in_backoff, ["scheduled"], r"failed 4 times, the last error was: HTTP 503"),
+        (put_off, ["scheduled"], r"put off by: Snooze: they open at nine$"),
+        (
+            rate_limited,
+            ["rate_limited"],
+            r"rate limited until 2999-01-01 .*, in [\d,]+ s: 600 records a minute$",
+        ),
         (behind_the_head, ["behind"], r"behind job 1, the head of .*'g'; .* it: 2$"),
         (claimed, ["running"], r"claimed at 20.* by pod pod-x .*at epoch 7: it runs"),
         (without_an_owner, ["no_owner"], r"no process owns its origin local/3"),

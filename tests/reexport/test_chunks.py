@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jobs_lib import reexport
 from jobs_lib.db import load_queries
 from jobs_lib.errors import ReexportError
 from jobs_lib.jobs.model import Discard, Snooze
+from jobs_lib.operating import explain
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.reexport.chunks import ChunkExporter, allowed_rows, snooze_bound
 from tests.reexport.helpers import make_entity, make_job, make_table, query
+from tests.support.apps import executing, make_app
 
 ROWS = """
     select shard, class, topic, key, value, entity, cause, reexport_id
@@ -56,6 +60,29 @@ def test_a_full_outbox_sends_the_job_to_sleep(database, running, exporter):
     query(database, "delete from jobs_lib.outbox returning 1")
     exporter.export(make_job(database), running, chunks[2])
     assert len(query(database, ROWS)) == 50
+
+
+def test_a_chunk_that_waits_for_the_rate_says_so_and_goes_on(
+    database, database_url, running, wait_for
+):
+    app = make_app(database_url)
+    topic = app.topic("aircraft-state")
+    app.entity(topic, source="aircraft", key="tail")(lambda _conn, _keys: {})
+
+    def told():
+        jobs = query(database, "select id from jobs_lib.jobs")
+        reasons = [
+            reason for (job,) in jobs for reason in explain(database, job).reasons
+        ]
+        return [reason.text for reason in reasons if reason.code == "rate_limited"]
+
+    with executing(app, [f"local/{n}" for n in range(16)]):
+        text = wait_for(told, what="a chunk waits for the rate")[0]
+        assert re.match(r"rate limited until 20.*: the re-export sends 600 rec", text)
+        written = len(query(database, ROWS))
+        assert written == allowed_rows(600, 100) < 500
+        query(database, "delete from jobs_lib.outbox returning 1")
+        wait_for(lambda: query(database, ROWS), what="the next one goes on")
 
 
 def test_other_rows_of_the_outbox_do_not_count(database, running, exporter):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 if __name__ == "__main__":
     url, seconds, grace = sys.argv[1:]
-    app = make_app(url, shutdown_timeout=float(grace), workers=2)
+    # A hand-over may take long; the time of a process that stops is its own.
+    app = make_app(url, shutdown_timeout=float(grace), handover_timeout=600, workers=2)
 
     @app.job()
     def work(job: Job) -> None:

@@ -56,10 +56,10 @@ def check(
         UnavailableError: the database does not answer.
     """
     try:
-        database.check_version(latest_version())
+        version = database.check_version(latest_version())
     except SchemaVersionError as error:
         return [Finding("error", "schema", str(error), "jobs-lib migrate")]
-    found = [Finding("ok", "schema", f"the tables have version {latest_version()}")]
+    found = [Finding("ok", "schema", f"the tables have version {version}")]
     with database.connect("check") as connection:
         look = Look(connection, database, settings, limits or Limits(), role)
         for name, one in CHECKS.items():

@@ -1,0 +1,49 @@
+"""A next release: these migrations, and some more."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import TYPE_CHECKING
+
+from jobs_lib import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_REVISION = '''
+from alembic import op
+
+revision = "{revision}"
+down_revision = "{before}"
+
+def upgrade():
+    op.execute("""{statement}""")
+'''
+
+
+class NextRelease:
+    """The migrations of this release and, in order, one more for each statement."""
+
+    def __init__(self, folder: Path, statements: Sequence[str]) -> None:
+        self.path = folder / "migrations"
+        shutil.copytree(schema.migrations_path(), self.path)
+        self.version = before = schema.latest_version()
+        for statement in statements:
+            self.version = f"{int(before) + 1:04}"
+            source = _REVISION.format(
+                revision=self.version, before=before, statement=statement
+            )
+            (self.path / "versions" / f"{self.version}_next.py").write_text(source)
+            before = self.version
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Meanwhile this process has that release's migrations."""
+        before = schema.migrations_path
+        schema.migrations_path = lambda: self.path
+        try:
+            yield
+        finally:
+            schema.migrations_path = before

@@ -1,0 +1,56 @@
+"""The rules for migrations: the release before works on, and nobody waits for long."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from alembic.script import ScriptDirectory
+
+from jobs_lib.schema import migrations_path
+
+WRITTEN = {"jobs", "claims", "discarded", "history", "origins", "processes", "outbox"}
+"""Tables that pods write to all the time."""
+TAKES_AWAY = re.compile(r"\bdrop (?!default|not null)|\brename\b|\bset not null\b")
+REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
+
+
+def breaches(upgrade: str) -> list[str]:
+    """What of the rules a revision's SQL does not keep to."""
+    code = re.sub(r"--.*", "", upgrade).lower()
+    found = []
+    if (away := TAKES_AWAY.search(code)) and "compatible_from" not in code:
+        found.append(f"takes away ({away[0]}) and does not raise compatible_from")
+    altered = set(re.findall(r"\balter table (?:only )?(\w+)", code)) & WRITTEN
+    if len(altered) > 1:
+        found.append(f"locks {', '.join(sorted(altered))} at once")
+    indexed = (
+        set(re.findall(r"\bcreate (?:unique )?index \w+ on (\w+)", code)) & WRITTEN
+    )
+    if indexed:
+        found.append(f"makes an index on {', '.join(indexed)}, which stops who writes")
+    return found
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=lambda one: one.revision)
+def test_a_revision_says_what_it_locks(revision):
+    assert re.search(r"^Locks: ", revision.module.__doc__ or "", re.MULTILINE)
+
+
+# Before 0008 there were no tables that anybody used.
+@pytest.mark.parametrize("revision", REVISIONS[7:], ids=lambda one: one.revision)
+def test_a_revision_leaves_the_release_before_at_work(revision):
+    assert breaches(revision.module.UPGRADE) == []
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "told"),
+    [
+        ("alter table jobs drop column headers;", "takes away"),
+        ("alter table jobs rename payload to data;", "takes away"),
+        ("alter table jobs add a int; alter table outbox add a int;", "jobs, outbox"),
+        ("create index of_type on jobs (type);", "index on jobs"),
+    ],
+)
+def test_what_would_stop_pods_is_found(upgrade, told):
+    assert [told in breach for breach in breaches(upgrade)] == [True]
