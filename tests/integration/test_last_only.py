@@ -66,9 +66,9 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
         last = time.monotonic()
         wait_for(lambda: is_empty(admin), what="it has come to rest")
     starts = [first, *(start for start, *_ in runs)]
-    # A little more than the maximum: the look, the claim and the handler's start.
+    # More than the maximum, on a busy machine, but far from the whole stream.
     gaps = [after - before for before, after in itertools.pairwise(starts)]
-    assert max(gaps) < MAX_WAIT + 0.4, gaps
+    assert max(gaps) < MAX_WAIT + 2.0, gaps
     # Merged: not more often than the maximum wait asks for, with the debounce's last.
     if waits:
         assert len(runs) <= STREAM_SECONDS / MAX_WAIT + 3
@@ -76,7 +76,7 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
     # Each saw what was enqueued before it, and the last one saw it all.
     assert all(version >= n for _, _, n, version in runs)
     assert (runs[-1][2], runs[-1][3]) == (sent, sent)
-    assert runs[-1][0] < last + MAX_WAIT + 0.4
+    assert runs[-1][0] < last + MAX_WAIT + 2.0
     ended = dict(
         admin.execute(
             "select outcome, count(*) from jobs_lib.history group by 1"
