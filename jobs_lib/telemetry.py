@@ -9,7 +9,8 @@
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error           after the handler
-    job.stuck          job, stack                    its time is over, not its thread
+    job.stuck          job, stack                    its time is over, and it goes on
+    loop.blocked       seconds, stack                async handlers wait for one of them
     jobs.completed     ids                           a completion is committed
     jobs.retried       ids                           a retry is committed
     jobs.discarded     ids                           a discard is committed
@@ -30,7 +31,7 @@
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see; of
-``loop.failed`` one line in ten seconds for each loop.
+``loop.failed`` one line in ten seconds for each loop, and of ``loop.blocked``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _LOGGED = {
     "origins.lost": logging.WARNING,
     "jobs.discarded": logging.WARNING,
     "job.stuck": logging.ERROR,
+    "loop.blocked": logging.WARNING,
     "jobs.released": logging.WARNING,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
@@ -61,6 +63,7 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
 }
+_RARELY = {"loop.failed", "loop.blocked"}
 _LOG_PAUSE = 10.0
 """Seconds between two lines about one failing loop: an outage must not fill the log."""
 _listeners: list[Listener] = []
@@ -96,9 +99,9 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def _is_repeated(event: str, fields: dict[str, Any]) -> bool:
-    if event != "loop.failed":
+    if event not in _RARELY:
         return False
-    now, loop = time.monotonic(), str(fields.get("loop"))
+    now, loop = time.monotonic(), str(fields.get("loop", event))
     if now < _logged_at.get(loop, 0.0) + _LOG_PAUSE:
         return True
     _logged_at[loop] = now
