@@ -3,6 +3,8 @@
     event              fields                        emitted when
     -----------------  ----------------------------  -------------------------
     process.started    process, pod, roles           the first heartbeat is in
+    process.measured   rss_mb, jobs                  twice a second
+    process.worn       rss_mb, jobs                  as much as it may use: it ends
     origins.taken      role, origins                 a take-over is committed
     origins.released   role, origins, late           nobody owns them now
     origins.lost       role, origins                 another process owns them
@@ -49,6 +51,7 @@ logger = logging.getLogger("jobs_lib")
 EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z]+) ", __doc__ or "", re.MULTILINE))
 _LOGGED = {
     "process.started": logging.INFO,
+    "process.worn": logging.WARNING,
     "origins.taken": logging.INFO,
     "origins.released": logging.INFO,
     "origins.lost": logging.WARNING,

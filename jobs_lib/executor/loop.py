@@ -47,6 +47,8 @@ class Loop:
         self._running: dict[asyncio.Task[None], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.ran = 0
+        """Jobs that were begun."""
         self._stopping = False
         self._thread = threading.Thread(
             target=self._serve, name="jobs_lib loop", daemon=True
@@ -182,6 +184,7 @@ class Loop:
     async def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if it was given up."""
         job.started = True
+        self.ran += 1
         if job.lane.dropped:
             job.started = False
             return False
