@@ -29,7 +29,10 @@
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
-    loop.failed        loop, error                   and goes on
+    loop.failed        loop, error, sqlstate         and goes on
+
+The ``sqlstate`` is PostgreSQL's, None where the server gave none, such as to whom it
+refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an alarm.
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see; of
@@ -75,6 +78,10 @@ _logged_at: dict[str, float] = {}
 
 def emit(event: str, **fields: Any) -> None:
     """Tell every listener; a listener that raises is logged and kept."""
+    if event == "loop.failed":
+        error = fields["error"]
+        state = getattr(error, "sqlstate", None)
+        fields["sqlstate"] = state or getattr(error.__cause__, "sqlstate", None)
     for listener in _listeners:
         try:
             listener(event, fields)
