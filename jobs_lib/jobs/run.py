@@ -12,6 +12,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError, StoredPayloadError, UnavailableError
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handled
+from jobs_lib.jobs.forked import end_if_forked
 from jobs_lib.jobs.model import (
     Cancel,
     Discard,
@@ -149,6 +150,7 @@ class Runner:
         return self._types[job.type].payload.decode(payload)
 
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
+        end_if_forked(self._lender.pid)
         job.lend = None
         if job.completed:
             # Its transaction is in: whatever failed came after it.

@@ -261,26 +261,52 @@ def test_handlers_that_hold_every_connection_hold_up_nobody_else(
         wait_for(lambda: count(url) == 0, what="all have ended")
 
 
+def exit_itself() -> None:
+    os._exit(7)
+
+
+def leave_the_handler() -> None:
+    raise SystemExit(7)
+
+
+def come_back() -> None: ...
+
+
 @pytest.mark.guarantee("FP18")
-def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for):
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("act", "code"), [(exit_itself, 7), (leave_the_handler, 70), (come_back, 70)]
+)
+def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code, kind):
     codes: list[int] = []
 
-    @app.job()
+    def split() -> None:
+        child = os.fork()
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            # Nothing of the parent's runs here: no thread, no claim.
+            act()
+
+    @app.job(name="plain")
     def fork(job, n: int) -> None:
         with job.transaction() as connection:
             connection.execute(ADD, (n, job.id))
-            child = os.fork()
-            if not child:
-                # Nothing of the parent's runs here: no thread, no claim.
-                os._exit(7)
-            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            split()
+
+    @app.job(name="async")
+    async def fork_async(job, n: int) -> None:
+        async with job.transaction() as connection:
+            await connection.execute(ADD, (n, job.id))
+            split()
 
     with connect() as connection:
-        fork.enqueue_many(connection, [{"n": n} for n in range(10)])
+        app.jobs[kind].enqueue_many(connection, [{"n": n} for n in range(5)])
+        app.jobs["plain" if kind == "async" else "async"].enqueue(connection, n=5)
     with executing(app, ORIGINS, workers=2):
         wait_for(lambda: count(url) == 0, what="all have run")
-    assert codes == [7] * 10
-    assert effects(url) == [*range(10)]
+    assert codes == [code] * 6
+    assert effects(url) == [*range(6)]
     assert attempts(url) == {("completed", 1)}
 
 
