@@ -348,7 +348,7 @@ class App:
         *,
         value: TypeForm[V] = Any,
         compacted: bool = False,
-        partitions: int = 3,
+        partitions: int | None = None,
     ) -> Topic[V]:
         """Declare a topic that this service writes to, through the outbox.
 
@@ -357,7 +357,9 @@ class App:
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
                 Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
             compacted: whether only the last record of each key is kept.
-            partitions: how many it is created with where it does not exist.
+            partitions: how many it is created with where it does not exist. Defaults
+                to 100, so that work can be spread for years; to 3 for a compacted one,
+                which carries state.
 
         Raises:
             ConfigurationError: the topic is declared already.
@@ -368,7 +370,7 @@ class App:
             name,
             value=value,
             compacted=compacted,
-            partitions=partitions,
+            partitions=partitions or (3 if compacted else 100),
             queries=self._queries,
         )
         self.topics[name] = topic

@@ -10,6 +10,7 @@
     │   ├── NoTransactionError
     │   ├── PayloadError
     │   └── TopicError
+    ├── StoredPayloadError        a waiting job does not fit its handler any more
     ├── RecordError               a record cannot be read, or nobody handles its type
     ├── FencedError               another process owns what this one tried to change
     ├── OperatingError            an operator's command cannot be carried out
@@ -56,6 +57,10 @@ class NoTransactionError(EnqueueError):
 
 class PayloadError(EnqueueError):
     """The payload does not fit the handler's signature, or cannot be stored."""
+
+
+class StoredPayloadError(JobsError):
+    """What a waiting job holds does not fit its handler any more; the job is kept."""
 
 
 class TopicError(EnqueueError):

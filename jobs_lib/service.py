@@ -30,6 +30,7 @@ from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
 from jobs_lib.supervisor import read_share, stop_with_parent
+from jobs_lib.wear import Wear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from jobs_lib.ownership import Holder, Source
 
 PARTS = ("consumers", "executor", "relay")
+_TICK = 0.5
 CUT_OFF = 3
 """The exit code of a process that stopped before all running jobs had ended."""
 
@@ -172,6 +174,8 @@ class Service:
     def run(self) -> int:
         """Start, wait for SIGTERM or SIGINT, and stop; returns the exit code.
 
+        A process that has used up what the settings allow stops by itself.
+
         0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
         shutdown timeout. A second signal ends the process at once, with that code.
         """
@@ -186,7 +190,8 @@ class Service:
         if read_share():
             stop_with_parent(self.ask_to_stop)
         self.start()
-        while not self._stopping.wait(1.0):
+        wear = Wear(self.settings, self._count_ran)
+        while not self._stopping.wait(_TICK) and not wear.is_over():
             pass
         return 0 if self.stop() else CUT_OFF
 
@@ -194,6 +199,9 @@ class Service:
         """Of several processes of one pod each has the next port."""
         share, _ = read_share() or (1, 1)
         return self.settings.probes_port + share - 1
+
+    def _count_ran(self) -> int:
+        return sum(w.ran for w in self._workers if isinstance(w, Executor))
 
     def _kept_days(self) -> set[int]:
         """For how many days finished jobs are kept, by any type or by command."""

@@ -149,6 +149,15 @@ class Settings(BaseSettings):
         le=65_535,
         description="Where a process answers `/livez` and `/readyz`; 0 for nowhere.",
     )
+    max_memory: float = Field(
+        0.0,
+        ge=0,
+        description="MiB of memory above which a process ends in order, to be started "
+        "anew by whoever looks after it; 0 for no limit.",
+    )
+    max_jobs: int = Field(
+        0, ge=0, description="Jobs after which it does so; 0 for no limit."
+    )
     consumer_block: int = Field(
         200, ge=1, le=10_000, description="Records handled in one transaction."
     )

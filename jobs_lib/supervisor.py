@@ -1,7 +1,7 @@
 """Several executor processes that share the origins of one pod.
 
 Python runs one thread at a time: handlers that compute want a process for each core.
-The parent starts the children, passes signals on, and starts a child again that dies. A
+The parent starts the children, passes signals on, and starts a child again that ends. A
 child whose parent is gone stops, because the pipe between them ends.
 """
 
@@ -63,6 +63,10 @@ class Supervisor:
         for share, child in self._children.items():
             code = child.poll()
             if code is None:
+                continue
+            if code == 0:
+                # It has used up what it may, said so, and left nothing behind.
+                self._start(share)
                 continue
             self._failures += 1
             telemetry.logger.error(

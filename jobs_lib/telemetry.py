@@ -3,13 +3,16 @@
     event              fields                        emitted when
     -----------------  ----------------------------  -------------------------
     process.started    process, pod, roles           the first heartbeat is in
+    process.measured   rss_mb, jobs                  twice a second
+    process.worn       rss_mb, jobs                  as much as it may use: it ends
     origins.taken      role, origins                 a take-over is committed
     origins.released   role, origins, late           nobody owns them now
     origins.lost       role, origins                 another process owns them
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error           after the handler
-    job.stuck          job, stack                    its time is over, not its thread
+    job.stuck          job, stack                    its time is over, and it goes on
+    loop.blocked       seconds, stack                async handlers wait for one of them
     jobs.completed     ids                           a completion is committed
     jobs.retried       ids                           a retry is committed
     jobs.discarded     ids                           a discard is committed
@@ -26,12 +29,15 @@
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
-    loop.failed        loop, error                   and goes on
+    loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
+
+The ``sqlstate`` is PostgreSQL's, None where the server gave none, such as to whom it
+refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an alarm.
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see; of
-``loop.failed`` one line in ten seconds for each loop.
+``loop.failed`` one line in ten seconds for each loop, and of ``loop.blocked``.
 """
 
 from __future__ import annotations
@@ -49,11 +55,13 @@ logger = logging.getLogger("jobs_lib")
 EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z]+) ", __doc__ or "", re.MULTILINE))
 _LOGGED = {
     "process.started": logging.INFO,
+    "process.worn": logging.WARNING,
     "origins.taken": logging.INFO,
     "origins.released": logging.INFO,
     "origins.lost": logging.WARNING,
     "jobs.discarded": logging.WARNING,
     "job.stuck": logging.ERROR,
+    "loop.blocked": logging.WARNING,
     "jobs.released": logging.WARNING,
     "jobs.fenced": logging.WARNING,
     "jobs.unknown": logging.WARNING,
@@ -63,6 +71,7 @@ _LOGGED = {
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,
 }
+_RARELY = {"loop.failed", "loop.blocked"}
 _LOG_PAUSE = 10.0
 """Seconds between two lines about one failing loop: an outage must not fill the log."""
 _listeners: list[Listener] = []
@@ -71,6 +80,10 @@ _logged_at: dict[str, float] = {}
 
 def emit(event: str, **fields: Any) -> None:
     """Tell every listener; a listener that raises is logged and kept."""
+    if event == "loop.failed":
+        error = fields["error"]
+        state = getattr(error, "sqlstate", None)
+        fields["sqlstate"] = state or getattr(error.__cause__, "sqlstate", None)
     for listener in _listeners:
         try:
             listener(event, fields)
@@ -98,9 +111,9 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def _is_repeated(event: str, fields: dict[str, Any]) -> bool:
-    if event != "loop.failed":
+    if event not in _RARELY:
         return False
-    now, loop = time.monotonic(), str(fields.get("loop"))
+    now, loop = time.monotonic(), str(fields.get("loop", event))
     if now < _logged_at.get(loop, 0.0) + _LOG_PAUSE:
         return True
     _logged_at[loop] = now

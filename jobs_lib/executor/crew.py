@@ -82,6 +82,11 @@ class Crew:
         self._pool.close(timeout=1)
 
     @property
+    def ran(self) -> int:
+        """How many jobs were begun."""
+        return self._workers.ran + self._loop.ran
+
+    @property
     def is_starving(self) -> bool:
         """Whether nothing waits to be run."""
         return self._workers.is_starving and self._loop.is_starving

@@ -53,6 +53,11 @@ class Executor:
             for first in range(_DISPATCHERS)
         ]
 
+    @property
+    def ran(self) -> int:
+        """How many jobs it has run, or begun to."""
+        return self._crew.ran
+
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
         self._crew.start()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from jobs_lib.executor.lookout import Lookout
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.run import Runner
 
-_TICK = 0.02
 _YIELD_AFTER = 50
 
 
@@ -44,13 +44,16 @@ class Loop:
         self._close = close
         self._ready: deque[Item] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._running: dict[int, tuple[Job, asyncio.Task[None]]] = {}
+        self._running: dict[asyncio.Task[None], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.ran = 0
+        """Jobs that were begun."""
         self._stopping = False
         self._thread = threading.Thread(
             target=self._serve, name="jobs_lib loop", daemon=True
         )
+        self._lookout = Lookout(self, self._running, timed=bool(limits))
 
     def start(self) -> None:
         """Start the thread."""
@@ -58,11 +61,13 @@ class Loop:
         self._started = started
         self._thread.start()
         started.wait()
+        self._lookout.start()
 
     def stop(self) -> None:
         """Cancel what runs, and wait for it."""
         self._stopping = True
         self._ready.clear()
+        self._lookout.stop()
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel_all)
             self._thread.join(timeout=5)
@@ -82,6 +87,7 @@ class Loop:
         self._ready.extend(items)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._wake_tasks)
+        self._lookout.wake()
 
     def take_back(self) -> list[Item]:
         """What no task has begun."""
@@ -97,6 +103,32 @@ class Loop:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel_one, job)
 
+    def call(self, function: Callable[[], object]) -> None:
+        """Have the loop call this, as soon as it can."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(function)
+
+    @property
+    def thread(self) -> int:
+        """Which thread the loop has."""
+        return self._thread.ident or 0
+
+    def give_up(self, task: asyncio.Task[None], job: Job) -> bool:
+        """End an attempt whose handler goes on; False if it has ended meanwhile.
+
+        Nobody can stop it. What it still does cannot commit, since the attempt is over
+        in the database, and another task takes its place.
+        """
+        if self._running.pop(task, None) is None:
+            return False
+        job.lane.ended.add(job, self._runner.time_out(job))
+        if job.group is not None:
+            job.lane.failed = True
+            job.lane.ended.add_lane(job.lane)
+            job.lane.ended.wake()
+        self.call(self._add_task)
+        return True
+
     # The loop's thread
 
     def _serve(self) -> None:
@@ -104,13 +136,11 @@ class Loop:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        watcher = asyncio.create_task(self._watch())
         for _ in range(self._count):
             self._add_task()
         self._started.set()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        watcher.cancel()
         await self._close()
 
     def _add_task(self) -> None:
@@ -129,8 +159,9 @@ class Loop:
             task.cancel()
 
     def _cancel_one(self, job: Job) -> None:
-        if running := self._running.get(job.id):
-            running[1].cancel()
+        for task, running in self._running.items():
+            if running is job:
+                task.cancel()
 
     async def _work(self) -> None:
         ran = 0
@@ -143,16 +174,17 @@ class Loop:
                 self._idle.append(waiting)
                 await waiting
                 continue
-            if isinstance(item, Job):
-                await self._run(item)
-            else:
-                await self._run_lane(item)
+            going = self._run if isinstance(item, Job) else self._run_lane
+            if await going(item) is None:  # type: ignore[arg-type]
+                return  # another task has taken this one's place
             ran += 1
             if ran % _YIELD_AFTER == 0:
                 await asyncio.sleep(0)
 
-    async def _run(self, job: Job) -> bool:
+    async def _run(self, job: Job) -> bool | None:
+        """Run a job; returns whether its group may go on, None if it was given up."""
         job.started = True
+        self.ran += 1
         if job.lane.dropped:
             job.started = False
             return False
@@ -163,15 +195,17 @@ class Loop:
         limit = self._limits.get(job.type) if self._limits else None
         if limit is not None:
             job.deadline = time.monotonic() + limit
-        self._running[job.id] = job, task
+            self._lookout.wake()
+        self._running[task] = job
         outcome = await self._runner.run_async(job)
-        del self._running[job.id]
+        if self._running.pop(task, None) is None:
+            return None
         # A cancellation was the job's, not the task's.
         while task.cancelling() and not self._stopping:
             task.uncancel()
         return job.lane.ended.add(job, outcome)
 
-    async def _run_lane(self, lane: Lane) -> None:
+    async def _run_lane(self, lane: Lane) -> bool | None:
         jobs = lane.jobs
         while not lane.dropped and not self._stopping:
             try:
@@ -181,19 +215,14 @@ class Loop:
             if not self._runner.is_async(job):
                 jobs.appendleft(job)
                 self._pass_on(lane)
-                return
-            if not await self._run(job):
+                return True
+            going = await self._run(job)
+            if going is None:
+                return None
+            if not going:
                 lane.failed = True
                 break
         lane.ended.add_lane(lane)
         if lane.failed or not self._ready:
             lane.ended.wake()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.monotonic()
-            for job, task in list(self._running.values()):
-                if now >= job.deadline and not job.timed_out:
-                    job.timed_out = True
-                    task.cancel()
+        return True

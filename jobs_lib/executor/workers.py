@@ -57,7 +57,8 @@ class Workers:
         self._ready: deque[Item] = deque()
         self._condition = threading.Condition()
         self._idle = 0
-        self._ran = 0
+        self.ran = 0
+        """Jobs that were begun."""
         self._timed: dict[int, Job] = {}
         """Running jobs with a time limit, by the thread that runs them."""
         self._watching = threading.Event()
@@ -135,7 +136,7 @@ class Workers:
     def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if its time was over."""
         job.started = True
-        self._ran += 1
+        self.ran += 1
         if job.lane.dropped:
             job.started = False
             return False
@@ -203,7 +204,7 @@ class Workers:
         jobs = [job for job in jobs if not job.lane.dropped]
         for job in jobs:
             job.started = True
-        self._ran += len(jobs)
+        self.ran += len(jobs)
         for job, outcome in zip(jobs, self._runner.run_batch(jobs), strict=True):
             lane = job.lane
             if job.group is not None and lane.failed and not job.completed:
@@ -228,9 +229,9 @@ class Workers:
             self._watching.wait()
             self._watching.clear()
             while (self._ready or self._timed) and not self._stopping.is_set():
-                ran = self._ran
+                ran = self.ran
                 self._stopping.wait(_TICK if self._ready else _LIMIT_TICK)
-                if self._ready and self._idle and self._ran - ran < _QUICK:
+                if self._ready and self._idle and self.ran - ran < _QUICK:
                     with self._condition:
                         self._condition.notify_all()
                 if self._timed:

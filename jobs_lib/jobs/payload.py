@@ -17,7 +17,7 @@ from pydantic_core import (
 from typing_extensions import TypedDict
 
 from jobs_lib import telemetry
-from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.plain import list_of, only_plain
 
 if TYPE_CHECKING:
@@ -193,12 +193,12 @@ class Payload:
         """The handler's keyword arguments.
 
         Raises:
-            PayloadError: the stored payload does not fit the signature any more.
+            StoredPayloadError: it does not fit the signature any more.
         """
         try:
             return self._adapter.validate_json(text)
         except ValidationError as error:
-            raise PayloadError(self._explain("stored", error)) from None
+            raise StoredPayloadError(self._explain("stored", error)) from None
 
     def fill(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with the signature's defaults."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.errors import FencedError, UnavailableError
+from jobs_lib.errors import FencedError, StoredPayloadError, UnavailableError
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handled
+from jobs_lib.jobs.forked import end_if_forked
 from jobs_lib.jobs.model import (
     Cancel,
     Discard,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     Around = Callable[[Job, Callable[[], Any]], Any]
 
 _ERROR_LIMIT = 2_000
+_MISFIT_PAUSE = 60.0
+"""Seconds, at the most, until a job that does not fit its handler is tried again."""
 
 
 class Runner:
@@ -152,6 +156,7 @@ class Runner:
         return self._types[job.type].payload.decode(payload)
 
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
+        end_if_forked(self._lender.pid)
         job.lend = None
         if job.completed:
             # Its transaction is in: whatever failed came after it.
@@ -187,6 +192,11 @@ class Runner:
         if isinstance(error, UnavailableError):
             # Our own statement failed, not the handler: no attempt is burnt.
             return Outcome(job, Result.SNOOZED, text, RECONNECT.delay(3))
+        if isinstance(error, StoredPayloadError):
+            # The release is wrong, not the job: it runs after the next one, unharmed.
+            longest = min(_MISFIT_PAUSE, job_type.retry.cap)
+            delay = longest * random.uniform(0.5, 1)
+            return Outcome(job, Result.SNOOZED, text, delay)
         rule = job_type.find_rule(error)
         if isinstance(error, Cancel) or rule is Cancel:
             return Outcome(job, Result.CANCELLED, text)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs_lib.errors import PayloadError
+from jobs_lib.errors import PayloadError, StoredPayloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ def read_payload(job_type: JobType[Any], text: str) -> dict[str, Any]:
     """A stored payload with the types and the defaults of the handler."""
     try:
         values = job_type.payload.decode(text)
-    except PayloadError:
+    except StoredPayloadError:
         # Written by hand, or for another signature: shown as it is.
         return cast("dict[str, Any]", json.loads(text))
     return {

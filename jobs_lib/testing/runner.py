@@ -18,7 +18,7 @@ import psycopg
 from psycopg.rows import class_row, tuple_row
 
 from jobs_lib.callers import driver_connection
-from jobs_lib.errors import JobsError
+from jobs_lib.errors import JobsError, StoredPayloadError
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
@@ -112,6 +112,9 @@ class OneByOne:
             error = self._raised[0]
             return None if isinstance(error, Snooze | Discard) else error
         # It did not even come to the handler: its payload does not fit.
+        misfit = f"{StoredPayloadError.__name__}: "
+        if outcome and (outcome.error or "").startswith(misfit):
+            return StoredPayloadError((outcome.error or "").removeprefix(misfit))
         if outcome is None or outcome.result in _FINE:
             return None
         return JobsError(outcome.error)

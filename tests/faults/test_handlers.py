@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from jobs_lib import exponential
+from jobs_lib.errors import FencedError
 from tests.faults.helpers import attempts, count, effects
 from tests.support.apps import executing, heard, make_app
 
@@ -116,30 +118,35 @@ def make_async(handler):
     return run
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("plain", marks=pytest.mark.guarantee("FJ3")), "async"]
-)
+@pytest.mark.guarantee("FJ3")
+@pytest.mark.parametrize("kind", ["plain", "blocks the loop", "ignores cancel"])
 def test_a_handler_that_ignores_its_time_limit_is_fenced(
-    url, app, connect, wait_for, kind
+    url, app, admin, connect, wait_for, kind
 ):
     freed = threading.Event()
-    errors: list[BaseException] = []
+    refused: list[int] = []
 
     def overrun(job) -> None:
-        with job.transaction() as connection:
-            connection.execute(ADD, (job.attempt, job.id))
-            if job.attempt == 1:
-                freed.wait(20)
+        try:
+            with job.transaction() as connection:
+                connection.execute(ADD, (job.attempt, job.id))
+                if job.attempt == 1:
+                    assert freed.wait(20)
+        except FencedError:
+            refused.append(job.attempt)
+            raise
 
     async def overrun_async(job) -> None:
         try:
             async with job.transaction() as connection:
                 await connection.execute(ADD, (job.attempt, job.id))
-                if job.attempt == 1:
-                    # It blocks the event loop itself.
-                    time.sleep(0.7)
-        except BaseException as error:
-            errors.append(error)
+                if job.attempt == 1 and kind == "blocks the loop":
+                    assert freed.wait(20)
+                while job.attempt == 1 and not freed.is_set():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.01)
+        except FencedError:
+            refused.append(job.attempt)
             raise
 
     late = app.job(name="late", time_limit=0.2, retry=RETRY)(
@@ -153,18 +160,46 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
 
     with connect() as connection:
         late.enqueue(connection)
-    with executing(app, ORIGINS, workers=1), heard("job.started") as started:
+    with (
+        executing(app, ORIGINS, workers=1) as process,
+        heard("job.started") as started,
+        heard("loop.blocked") as blocked,
+        heard("job.stuck") as stuck,
+    ):
         wait_for(lambda: started, what="it runs")
         with connect() as connection:
             add.enqueue_many(connection, [{"n": 100}, {"n": 101}])
-        # The pod has not lost its heartbeat, and its others go on.
         wait_for(lambda: {100, 101} <= set(effects(url)), what="the others have run")
-        wait_for(lambda: count(url) == 0, what="it has ended")
+        # The attempt is over for everybody else, while the handler still goes on.
+        wait_for(lambda: stuck, what="it is reported")
+        assert stuck[0][1]["job"].attempt == 1
+        assert "overrun" in stuck[0][1]["stack"]
+        wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
+        beat = "select heartbeat_at from jobs_lib.processes where id = %s"
+        before = admin.execute(beat, (process.id,)).fetchone()
+        wait_for(
+            lambda: admin.execute(beat, (process.id,)).fetchone() != before,
+            what="its heart beats",
+        )
+        if kind == "blocks the loop":
+            wait_for(lambda: blocked, what="the lag is told")
+            assert blocked[0][1]["seconds"] >= 0.5
+            assert "freed.wait" in blocked[0][1]["stack"]
+        else:
+            wait_for(lambda: count(url) == 0, what="the next attempt has ended")
         freed.set()
-    assert effects(url) in ([2, 100, 101], [1, 100, 101])
-    if kind == "plain":
-        assert effects(url)[0] == 2
-        assert attempts(url) == {("completed", 1), ("completed", 2)}
+        wait_for(lambda: count(url) == 0, what="it has ended")
+        wait_for(lambda: refused, what="the first attempt may not commit")
+    assert refused == [1]
+    assert effects(url) == [2, 100, 101]
+    assert attempts(url) == {("completed", 1), ("completed", 2)}
+
+
+def attempt_of_late(admin) -> int | None:
+    """How many attempts of the late job are over; None once it has ended."""
+    row = admin.execute("select attempt from jobs_lib.jobs where type = 'late'")
+    found = row.fetchone()
+    return None if found is None else found[0]
 
 
 @pytest.mark.guarantee("FP14")
@@ -226,26 +261,52 @@ def test_handlers_that_hold_every_connection_hold_up_nobody_else(
         wait_for(lambda: count(url) == 0, what="all have ended")
 
 
+def exit_itself() -> None:
+    os._exit(7)
+
+
+def leave_the_handler() -> None:
+    raise SystemExit(7)
+
+
+def come_back() -> None: ...
+
+
 @pytest.mark.guarantee("FP18")
-def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for):
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("act", "code"), [(exit_itself, 7), (leave_the_handler, 70), (come_back, 70)]
+)
+def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code, kind):
     codes: list[int] = []
 
-    @app.job()
+    def split() -> None:
+        child = os.fork()
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            # Nothing of the parent's runs here: no thread, no claim.
+            act()
+
+    @app.job(name="plain")
     def fork(job, n: int) -> None:
         with job.transaction() as connection:
             connection.execute(ADD, (n, job.id))
-            child = os.fork()
-            if not child:
-                # Nothing of the parent's runs here: no thread, no claim.
-                os._exit(7)
-            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            split()
+
+    @app.job(name="async")
+    async def fork_async(job, n: int) -> None:
+        async with job.transaction() as connection:
+            await connection.execute(ADD, (n, job.id))
+            split()
 
     with connect() as connection:
-        fork.enqueue_many(connection, [{"n": n} for n in range(10)])
+        app.jobs[kind].enqueue_many(connection, [{"n": n} for n in range(5)])
+        app.jobs["plain" if kind == "async" else "async"].enqueue(connection, n=5)
     with executing(app, ORIGINS, workers=2):
         wait_for(lambda: count(url) == 0, what="all have run")
-    assert codes == [7] * 10
-    assert effects(url) == [*range(10)]
+    assert codes == [code] * 6
+    assert effects(url) == [*range(6)]
     assert attempts(url) == {("completed", 1)}
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -122,46 +128,153 @@ def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name
     assert attempts(url) == {("completed", 1)}
 
 
-@pytest.mark.parametrize("fault", ["closed", "read-only"])
+class Refusal:
+    """A server that refuses for a while."""
+
+    told = ""
+    """What the worker's log says of it."""
+
+    def __init__(self, admin: psycopg.Connection, url: str) -> None:
+        self.admin, self.url = admin, url
+        name = str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+        self.database = sql.SQL("alter database {} ").format(sql.Identifier(name))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+    def alter(self, how: str) -> None:
+        self.admin.execute(self.database + sql.SQL(how))
+        self.cut()
+
+    def cut(self) -> None:
+        """End the worker's sessions."""
+        self.admin.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name like 'jobs_lib %'"
+        )
+
+
+class Closed(Refusal):
+    told = "not currently accepting connections"
+
+    def begin(self) -> None:
+        self.alter("allow_connections false")
+
+    def end(self) -> None:
+        self.alter("allow_connections true")
+
+
+class ReadOnly(Refusal):
+    told = " 25006 "
+
+    def begin(self) -> None:
+        self.alter("set default_transaction_read_only = on")
+
+    def end(self) -> None:
+        self.alter("reset default_transaction_read_only")
+
+
+class Crowded(Refusal):
+    told = "too many connections"  # the worker is no superuser: those always get in
+
+    def begin(self) -> None:
+        self.admin.execute("alter role worker connection limit 0")
+        self.cut()
+
+    def end(self) -> None:
+        self.admin.execute("alter role worker connection limit -1")
+
+
+class Full(Refusal):
+    """The disk of the library's tables is full."""
+
+    told = " 53100 "
+
+    def __init__(self, admin: psycopg.Connection, url: str) -> None:
+        super().__init__(admin, url)
+        self.folder = Path(tempfile.mkdtemp())
+        self.ballast = self.folder / "ballast"
+        mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self.folder)]
+        if os.geteuid() or subprocess.run(mount, check=False).returncode:
+            self.folder.rmdir()
+            pytest.skip("a small disk needs root")
+        (data,) = admin.execute("show data_directory").fetchall()[0]
+        space = self.folder / "space"
+        space.mkdir(mode=0o700)
+        os.chown(space, Path(data).stat().st_uid, Path(data).stat().st_gid)
+        self.folder.chmod(0o755)
+        admin.execute(f"create tablespace small location '{space}'")
+        self.cut()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("alter table effects set tablespace small")
+            connection.execute("alter table jobs_lib.claims set tablespace small")
+
+    def begin(self) -> None:
+        with (
+            contextlib.suppress(OSError),
+            self.ballast.open("wb", buffering=0) as ballast,
+        ):
+            while True:
+                ballast.write(b"x" * 4_096)
+
+    def end(self) -> None:
+        self.ballast.unlink()
+
+    def close(self) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("drop table effects")
+            connection.execute("drop schema jobs_lib cascade")
+        self.admin.execute("drop tablespace small")
+        subprocess.run(["umount", str(self.folder)], check=True)
+        self.folder.rmdir()
+
+
+@pytest.mark.guarantee("FP12")
+@pytest.mark.parametrize("kind", [Closed, ReadOnly, Crowded, Full])
 def test_a_server_that_refuses_is_waited_for(
-    url, postgres_server, start_worker, wait_for, fault
+    url, postgres_server, start_worker, wait_for, kind
 ):
-    worker = start_worker(url)
-    enqueue(url, "add", 300)
-    wait_for(lambda: len(effects(url)) > 20, what="some have run")
-    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
-        name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(url)["dbname"]))
-
-        def alter(how: str) -> None:
-            admin.execute(sql.SQL("alter database {} ").format(name) + sql.SQL(how))
-            admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name like 'jobs_lib %'"
+    with (
+        psycopg.connect(postgres_server.url, autocommit=True) as admin,
+        contextlib.closing(kind(admin, url)) as refusal,
+    ):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(ROLE)
+        enqueue(url, "add", 300)
+        worker = start_worker(
+            url.replace("//postgres@", "//worker@"), env={"tell": "all"}
+        )
+        wait_for(lambda: len(effects(url)) > 20, what="some have run")
+        refusal.begin()
+        try:
+            wait_for(
+                lambda: any(
+                    line.startswith("alarm executor ") and refusal.told in line
+                    for line in worker.lines
+                ),
+                timeout=30,
+                what=lambda: f"it has noticed and told\n{worker.output}",
             )
-
-        refuse, allow = REFUSALS[fault]
-        alter(refuse)
+        finally:
+            refusal.end()
         wait_for(
-            lambda: "loop.failed loop=executor" in worker.output,
-            what=lambda: f"it has noticed\n{worker.output}",
+            lambda: count(url) == 0,
+            timeout=30,
+            what=lambda: f"all have run\n{worker.output}",
         )
         assert worker.running
-        alter(allow)
-    wait_for(
-        lambda: count(url) == 0,
-        timeout=30,
-        what=lambda: f"all have run\n{worker.output}",
-    )
-    assert worker.running
-    assert effects(url) == [*range(300)]
-    assert attempts(url) == {("completed", 1)}
+        assert effects(url) == [*range(300)]
+        assert attempts(url) == {("completed", 1)}
+        worker.kill()
 
 
-REFUSALS = {
-    # As with no connection left: a superuser could not be counted out.
-    "closed": ("allow_connections false", "allow_connections true"),
-    "read-only": (
-        "set default_transaction_read_only = on",
-        "reset default_transaction_read_only",
-    ),
-}
+# Shared by all databases of the server, so it may be there.
+ROLE = """
+do $$ begin
+    create role worker login;
+exception when duplicate_object then null;
+end $$;
+grant usage on schema jobs_lib, public to worker;
+grant all on all tables in schema jobs_lib, public to worker;
+grant all on all sequences in schema jobs_lib, public to worker;
+"""

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from jobs_lib import exponential
+from jobs_lib import exponential, telemetry
 from jobs_lib.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
@@ -94,6 +94,13 @@ if __name__ == "__main__":
         if "die" in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def tell(event: str, fields: dict[str, Any]) -> None:
+        # All of them, of which the log has a few.
+        if event == "loop.failed":
+            print(f"alarm {fields['loop']} {fields['sqlstate']} {fields['error']}")
+
+    if "tell" in os.environ:
+        telemetry.listen(tell)
     service = Service(app, ["executor"])
     service.start()
     say("started")

@@ -90,27 +90,32 @@ def spread(admin, partitions: int) -> list[str]:
     return [f"local/{n}" for n in range(partitions)]
 
 
-@pytest.mark.parametrize("partitions", [1, 100, 1_000])
-def test_one_and_a_thousand_partitions_work_as_well(
+@pytest.mark.guarantee("S22")
+@pytest.mark.parametrize("partitions", [1, None, 1_000])
+def test_one_hundred_partitions_are_usual_and_one_and_a_thousand_work_as_well(
     database_url, admin, connect, wait_for, partitions
 ):
     app = make_app(database_url)
+    topic = app.topic("work", partitions=partitions)
+    assert topic.partitions == (partitions or 100)
+    assert app.topic("state", compacted=True).partitions == 3
 
     @app.job(group="group")
     def work(job: Job, group: str | None = None) -> None: ...
 
-    origins = spread(admin, partitions)
+    origins = spread(admin, topic.partitions)
     with connect() as connection:
         work.enqueue_many(connection, [{"group": f"g{n}"} for n in range(2_000)])
         work.enqueue_many(connection, [{}] * 2_000)
     used = admin.execute("select count(distinct origin) from jobs_lib.jobs").fetchone()
-    assert used[0] > partitions * 0.8
+    assert used[0] > topic.partitions * 0.8
     with heard("loop.failed") as failed, executing(app, origins):
         wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all ran")
     assert failed == []
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("S22")
 def test_idling_on_a_thousand_partitions_costs_next_to_nothing(
     database_url, admin, wait_for, run_process
 ):

@@ -71,11 +71,13 @@ def test_a_topic_that_kafka_does_not_have_is_named(app):
 def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
     name = topic(1) + "-more"
     app.topic(name, compacted=True, partitions=4)
-    assert create_topics(app) == [name]
+    app.topic(f"{name}-work")
+    assert sorted(create_topics(app)) == [name, f"{name}-work"]
     assert create_topics(app) == []
-    found = kafka_admin.list_topics(name, timeout=10).topics[name]
-    assert len(found.partitions) == 4
-    kafka_admin.delete_topics([name])[name].result()
+    for created, partitions in ((name, 4), (f"{name}-work", 100)):
+        found = kafka_admin.list_topics(created, timeout=10).topics[created]
+        assert len(found.partitions) == partitions
+        kafka_admin.delete_topics([created])[created].result()
 
 
 @pytest.mark.guarantee("U4")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.apps import QUICK, make_app
+from jobs_lib.settings import load_settings
+from jobs_lib.wear import Wear
+from tests.support.apps import QUICK, heard, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+LIMIT = 150  # MiB: a process starts with about a half of it
 APP = """
 import os
+import threading
 
 from jobs_lib import App, Job
 
@@ -23,6 +28,17 @@ app = App("several")
 
 @app.job(group="group")
 def work(job: Job, group: str) -> None:
+    with job.transaction() as connection:
+        connection.execute("insert into runs values (%s, %s)", (job.id, os.getpid()))
+
+
+leaked = []
+
+
+@app.job()
+def leak(job: Job) -> None:
+    leaked.append(b"x" * 2**20)
+    threading.Event().wait(0.005)
     with job.transaction() as connection:
         connection.execute("insert into runs values (%s, %s)", (job.id, os.getpid()))
 """
@@ -41,9 +57,10 @@ def start(tmp_path, database_url, run_process):
     """A function that starts the parent of two executor processes."""
     (tmp_path / "several.py").write_text(APP)
 
-    def start():
+    def start(**settings):
         quick = {
-            f"JOBS_LIB_{name.upper()}": str(value) for name, value in QUICK.items()
+            f"JOBS_LIB_{name.upper()}": str(value)
+            for name, value in {**QUICK, **settings}.items()
         }
         root = os.getcwd()
         environment = {
@@ -119,6 +136,51 @@ def test_a_child_that_dies_is_started_again(start, admin, wait_for):
         timeout=60,
         what=lambda: f"another one lives\n{parent.output}",
     )
+
+
+@pytest.mark.guarantee("FP17")
+def test_a_process_whose_handlers_leak_is_replaced_in_order(
+    start, admin, database_url, connect, wait_for
+):
+    parent = start(workers=1, max_memory=LIMIT)
+    wait_for(lambda: owners(admin) == 2, timeout=60, what="both have their share")
+    app = make_app(database_url)
+
+    @app.job()
+    def leak(job: Job) -> None: ...
+
+    with connect() as connection:
+        leak.enqueue_many(connection, [{}] * 200)
+    wait_for(
+        lambda: admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,),
+        timeout=60,
+        what=lambda: f"all have run\n{parent.output}",
+    )
+    count = "select count(*), count(distinct job), count(distinct pid) from runs"
+    effects, jobs, processes = admin.execute(count).fetchone()
+    assert effects == jobs == 200
+    assert processes > 2
+    # Nothing was cut off: each has run at its first attempt, and nobody died.
+    ended = admin.execute("select distinct outcome, attempt from jobs_lib.history")
+    assert ended.fetchall() == [("completed", 1)]
+    assert "died" not in parent.output
+    told = re.findall(r"process.worn rss_mb=([\d.]+) jobs=(\d+)", parent.output)
+    assert told
+    assert all(float(rss) > LIMIT and int(ran) > 0 for rss, ran in told)
+
+
+def test_a_process_is_measured_and_compared_with_its_limits():
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"max_memory": 1}, True),
+        ({"max_memory": 1e6}, False),
+    ]
+    cases += [({"max_jobs": 100}, True), ({"max_jobs": 101}, False)]
+    with heard("process.measured") as measured:
+        for limits, over in cases:
+            assert Wear(load_settings(**limits), lambda: 100).is_over() == over
+    assert len(measured) == len(cases)
+    assert all(m["rss_mb"] > 10 and m["jobs"] == 100 for _, m in measured)
 
 
 @pytest.mark.guarantee("FP20")

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.payload import Payload
 
 LIMIT = 1_000
@@ -161,7 +161,7 @@ def test_a_stored_payload_of_an_older_signature_gets_the_default():
 def test_a_stored_payload_that_does_not_fit_any_more_is_an_error():
     def handler(job, order: int): ...
 
-    with pytest.raises(PayloadError, match=r"the stored payload.*order.*required"):
+    with pytest.raises(StoredPayloadError, match=r"stored payload.*order.*required"):
         payload(handler).decode('{"number": 7}')
 
 

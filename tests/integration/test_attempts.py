@@ -1,0 +1,184 @@
+"""What counts as an attempt: a handler's failures, and nothing else but crashes."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+import pytest
+
+from jobs_lib import Job, exponential
+from tests.support.apps import executing, heard, make_app, running
+
+HOME = [f"local/{n}" for n in range(16)]
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+def left(admin) -> int:
+    return admin.execute("select count(*) from jobs_lib.jobs").fetchone()[0]
+
+
+# How long each failed attempt makes its job wait, in seconds.
+NOTE_DELAYS = """
+create table delays (attempt int, delay float8);
+create function note() returns trigger language plpgsql as $$
+begin
+    insert into delays
+    values (new.attempt, extract(epoch from new.run_at - clock_timestamp()));
+    return null;
+end $$;
+create trigger note after update on jobs_lib.jobs for each row
+when (new.state = 'scheduled') execute function note();
+"""
+
+
+@pytest.mark.guarantee("I6")
+def test_attempts_are_numbered_without_gaps_and_wait_within_their_bounds(
+    database_url, admin, connect, wait_for
+):
+    admin.execute(NOTE_DELAYS)
+    app = make_app(database_url)
+    retry = exponential(first=0.05, factor=2, cap=0.15, max_attempts=5)
+    runs: defaultdict[int, list[int]] = defaultdict(list)
+
+    def fail(job: Job) -> None:
+        runs[job.id].append(job.attempt)
+        raise ValueError(job.attempt)
+
+    @app.job(retry=retry)
+    def plain(job: Job) -> None:
+        fail(job)
+
+    @app.job(retry=retry, group="group")
+    async def waiting(job: Job, group: str) -> None:
+        fail(job)
+
+    with connect() as connection:
+        plain.enqueue_many(connection, [{}] * 40)
+        waiting.enqueue_many(connection, [{"group": f"g{n}"} for n in range(40)])
+    with executing(app, HOME):
+        wait_for(lambda: left(admin) == 0, what="all are given up")
+    assert len(runs) == 80
+    assert all(attempts == [1, 2, 3, 4, 5] for attempts in runs.values())
+    delays = admin.execute(
+        "select attempt, count(*), min(delay), max(delay), avg(delay) from delays"
+        " group by 1 order by 1"
+    ).fetchall()
+    assert [row[:2] for row in delays] == [(n, 80) for n in (1, 2, 3, 4)]
+    for (_, _, least, most, mean), bound in zip(
+        delays, [0.05, 0.1, 0.15, 0.15], strict=True
+    ):
+        # Drawn between nothing and the bound; the trigger sees it a moment later.
+        assert least > -0.05
+        assert bound * 0.7 < most <= bound
+        assert bound * 0.2 < mean < bound * 0.7
+    numbers = admin.execute(
+        "select distinct attempt, (select array_agg(e->'attempt' order by n)::text"
+        " from jsonb_array_elements(errors) with ordinality as t(e, n))"
+        " from jobs_lib.discarded"
+    ).fetchall()
+    assert numbers == [(5, "{1,2,3,4,5}")]
+
+
+# At the deletion of a job: that is a completion, by the executor or in a job's own
+# transaction.
+FAIL = """
+create sequence failures;
+create function fail() returns trigger language plpgsql as $$
+begin
+    if nextval('public.failures') % 40 = 0 then
+        raise exception 'made to fail' using errcode = '55P03';
+    end if;
+    return old;
+end $$;
+create trigger fail before delete on jobs_lib.jobs for each row execute function fail();
+"""
+
+
+@pytest.mark.guarantee("I7")
+def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
+    database_url, admin, connect, wait_for
+):
+    admin.execute("create table effects (job bigint)")
+    admin.execute(FAIL)
+    starts: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    cut = threading.Event()
+    failing: set[int] = set()
+
+    def make(pod: str):
+        app = make_app(database_url, pod=pod, workers=4, shutdown_timeout=0.2)
+
+        @app.job(retry=exponential(first=0.01, cap=0.01))
+        def add(job: Job, n: int) -> None:
+            starts[job.id].append((job.attempt, job.crashes))
+            if n % 10 == 0 and job.attempt == 1:
+                failing.add(job.id)
+                raise ValueError(n)
+            with job.transaction() as connection:
+                connection.execute("insert into effects values (%s)", (job.id,))
+                threading.Event().wait(0.005)
+
+        @app.job(retry=exponential(first=0.01, cap=0.01))
+        def hang(job: Job) -> None:
+            starts[job.id].append((job.attempt, job.crashes))
+            cut.wait(20)
+
+        return app
+
+    first, second = make("first"), make("second")
+
+    def wave() -> None:
+        with connect() as connection:
+            first.jobs["add"].enqueue_many(connection, [{"n": n} for n in range(100)])
+
+    with running(first, "executor"):
+        wave()
+        wait_for(lambda: len(starts) > 20, what="some have run")
+        with heard("jobs.released") as released, running(second, "executor") as pod:
+            # A rebalance with work under way, and then a shutdown that cuts it off.
+            mine = "select origin from jobs_lib.origins where owner = %s"
+            wait_for(
+                lambda: admin.execute(mine, (pod.process.id,)).fetchone(),
+                what="the second has a share",
+            )
+            (origin,) = admin.execute(mine, (pod.process.id,)).fetchone()
+            with connect() as connection:
+                hanging = first.jobs["hang"].options(origin=origin)
+                hung = {hanging.enqueue(connection) for _ in range(3)}
+            wait_for(lambda: hung <= starts.keys(), what="three hang")
+        assert hung <= set(released[0][1]["ids"])
+        cut.set()
+        wave()
+        for _ in range(3):
+            before = len(starts)
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name in ('jobs_lib executor', 'jobs_lib handlers')"
+            )
+            wait_for(
+                lambda before=before: len(starts) > before or left(admin) == 0,
+                what="it goes on",
+            )
+        wait_for(lambda: left(admin) == 0, timeout=30, what="all have run")
+    assert admin.execute("select last_value >= 40 from failures").fetchone() == (True,)
+    repeated = sum(
+        len(of_job) > 1 for job, of_job in starts.items() if job not in failing
+    )
+    assert repeated >= 3, "what was cut off has run again"
+    # Failures of handlers, and nothing else, are counted.
+    ended = admin.execute(
+        "select id, outcome, attempt from jobs_lib.history"
+    ).fetchall()
+    assert len(ended) == 203
+    for job, outcome, attempt in ended:
+        assert (outcome, attempt) == ("completed", 2 if job in failing else 1)
+    assert all(run in {(1, 0), (2, 0)} for of_job in starts.values() for run in of_job)
+    (effects, once) = admin.execute(
+        "select count(*), count(distinct job) from effects"
+    ).fetchone()
+    assert effects == once == 200

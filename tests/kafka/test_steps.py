@@ -1,0 +1,67 @@
+"""A service that reads, handles, stores and produces, killed at each of the steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from tests.support.apps import running
+from tests.support.records import produce, read_topic
+from tests.support.steps_worker import TABLES, make
+
+RECORDS = 400
+KEYS = 8
+
+
+@pytest.mark.guarantee("S23")
+def test_a_block_is_read_handled_stored_and_answered_whatever_dies_meanwhile(
+    database_url, connect, bootstrap_servers, topic, run_process, wait_for
+):
+    source, target = topic(2), topic(2, config={"cleanup.policy": "compact"})
+    place = (database_url, bootstrap_servers, source, target)
+    admin = connect(autocommit=True)
+    admin.execute(TABLES)
+    sent = [(f"k{n % KEYS}", n) for n in range(RECORDS)]
+    produce(bootstrap_servers, source, [("bad", -1), *sent, ("bad", -2)])
+    # Read and stored, not yet committed in Kafka; handled; produced, not yet deleted.
+    for event in ("records.applied", "job.ran", "block.produced"):
+        worker = run_process("-m", "tests.support.steps_worker", *place, event, "2")
+        code = worker.wait(timeout=60)
+        assert code == -9, worker.output
+
+    def left(table: str) -> int:
+        return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+
+    with running(make(*place)):
+        wait_for(
+            lambda: (
+                admin.execute("select sum(records) from totals").fetchone()
+                == (RECORDS + 2,)
+            ),
+            timeout=60,
+            what="all records are handled, those behind the bad one too",
+        )
+        wait_for(lambda: left("jobs") == 2, timeout=30, what="all other jobs have run")
+        wait_for(lambda: left("outbox") == 0, timeout=30, what="all is produced")
+    expected: defaultdict[str, list[int]] = defaultdict(list)
+    for key, n in sent:
+        expected[key].append(n)
+    # The records have taken effect once, and the jobs, in order.
+    totals = admin.execute("select * from totals where key <> 'bad'").fetchall()
+    assert sorted(totals) == sorted((k, len(v), sum(v)) for k, v in expected.items())
+    states = admin.execute("select * from states").fetchall()
+    assert sorted(states) == sorted(totals)
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    newest = {}
+    for record in read_topic(bootstrap_servers, target):
+        newest[record.key] = (int(record.headers["version"]), record.json["sum"])
+        found[record.key].append(record.json["last"])
+    # At least once, in order: a repeated block is told again from its beginning.
+    for key, told in found.items():
+        assert list(dict.fromkeys(told)) == expected[key]
+    assert newest == {key: (version, total) for key, version, total in states}
+    bad = admin.execute(
+        "select \"group\", payload->>'n' from jobs_lib.jobs order by id"
+    )
+    assert bad.fetchall() == [("bad", "-1"), ("bad", "-2")]
