@@ -88,10 +88,11 @@ class Survey:
                 oldest, following = rows[0]
                 self._sweeper.raise_lows(oldest, following, self._claimer.positions)
             else:
+                claimer = self._claimer
                 late = self._sweeper.read(
-                    rows, self._claimer.active(), self._claimer.flight
+                    rows, claimer.active(), claimer.flight, claimer.floors
                 )
-                self._claimer.extra.update(late)
+                claimer.extra.update(late)
 
     def _prepare_promote(self) -> dict[str, Any]:
         active = self._claimer.active()
@@ -131,6 +132,9 @@ class Survey:
         self.cancelled = frozenset(cancelled)
         self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})
 
-    def _read_promoted(self, rows: list[tuple[str, int]]) -> None:
-        self._claimer.extra.update({job_id: origin for origin, job_id in rows})
+    def _read_promoted(self, rows: list[tuple[str, int, str | None]]) -> None:
+        for origin, job_id, group in rows:
+            self._claimer.extra[job_id] = origin
+            if group is not None:
+                self._claimer.floors.lower((origin, group), job_id)
         self.stir(0.0)
