@@ -34,6 +34,7 @@ class Survey:
         self._claimer = claimer
         self._longest = poll_interval
         self._pause = _SHORTEST_PAUSE
+        self._hinted = False
         self._next_at = 0.0
         self._due_at = math.inf
         self._sweeper = Sweeper()
@@ -48,7 +49,15 @@ class Survey:
         return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
 
     def prepare(self, *, busy: bool, hinted: bool) -> list[list[Statement]]:
-        """The statements that are due now, in batches; none if it is not time yet."""
+        """The statements that are due now, in batches; none if it is not time yet.
+
+        Args:
+            busy: whether jobs are in flight.
+            hinted: whether hints can come now: the connection for them is up.
+        """
+        if hinted is not self._hinted:
+            self._hinted = hinted
+            self.stir(0.0)
         active = self._claimer.active()
         now = time.monotonic()
         batches: list[list[Statement]] = []
