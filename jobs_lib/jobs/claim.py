@@ -20,13 +20,12 @@ from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.flight import Flight, Group
 from jobs_lib.jobs.floors import Floors
-from jobs_lib.jobs.last import Last, keep_last
+from jobs_lib.jobs.last import Last, Piles, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
     from uuid import UUID
 
     from jobs_lib.backoff import Retry
@@ -103,8 +102,7 @@ class Claimer:
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
-        self._since: dict[Group, datetime] = {}
-        """Groups of which the last is waited for: when the oldest was enqueued."""
+        self._piles = Piles()
 
     # What is owned
 
@@ -135,7 +133,7 @@ class Claimer:
         self._order = deque(self.positions)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
         self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
-        self._since = {k: v for k, v in self._since.items() if k[0] not in gone}
+        self._piles.leave(gone)
         self.floors.leave(gone)
         return self.flight.leave(gone)
 
@@ -239,7 +237,7 @@ class Claimer:
             "next_ids": int_array(
                 at or self.floors.find((o, g)) for o, g, at in behind
             ),
-            "next_piles": [(o, g) in self._since for o, g, _ in behind],
+            "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
         return "claim", parameters
 
@@ -456,10 +454,13 @@ class Claimer:
         # A suspect is alone in its lane, so whether it is the last is not to be seen.
         elif (last := self._last.get(head.type)) and not head.crashes:
             key = lane.origin, str(lane.group)
-            since = self._since.pop(key, head.enqueued_at)
+            since = self._piles.take(key, head)
             ends = keep_last(lane, last, ages, since)
-            if not lane.jobs:
-                self._since[key] = since
+            if not lane.failed and not lane.jobs:
+                # The newest was not in sight.
+                self._piles.keep(key, lane.last + 1, since)
+            elif not lane.jobs and since < head.enqueued_at:
+                self._piles.keep(key, head.id, since)
         else:
             return []
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}

@@ -44,12 +44,12 @@ def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     wave = [{"group": f"g{n % groups}"} if groups else {} for n in range(WAVE)]
     read = []
     with executing(app, ORIGINS):
-        for number in range(1, 7):
+        for target in range(WAVE, 7 * WAVE, WAVE):
             before = settled_blocks(admin)
             with connect() as connection:
                 work.enqueue_many(connection, wave)
             # Not by a look into the table: that would be counted, too.
-            wait_for(lambda: len(ran) == number * WAVE, timeout=30, what="it has passed")  # noqa: B023
+            wait_for(lambda t=target: len(ran) == t, timeout=30, what="all ran")
             read.append(settled_blocks(admin) - before)
     dead = admin.execute(
         "select n_dead_tup from pg_stat_user_tables where relname = 'jobs'"
@@ -57,7 +57,6 @@ def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     assert dead[0] >= 5 * WAVE
     # Each wave leaves a thousand dead rows behind the cursor, where nobody looks; of
     # those of a group only the youngest are walked over.
-    print(read)
     assert max(read[2:]) < 1.5 * max(read[:2]), read
 
 
