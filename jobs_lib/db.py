@@ -134,6 +134,10 @@ class Database:
             # Our statements are made to have one good plan; making it anew each time
             # would cost more than many of them. Behind PgBouncer no setting stays.
             connection.execute("set plan_cache_mode = force_generic_plan")
+            if impatient:
+                # A plan that was made while a table was empty may read it from its
+                # start, until the next ANALYZE; an old snapshot keeps all rows there.
+                connection.execute("set enable_seqscan = off")
         return connection
 
     def pool(self, name: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:

@@ -49,6 +49,7 @@ class Dispatcher:
         pace: Pace,
         poll_interval: float,
         hinted: Callable[[str], None] | None,
+        hears: Callable[[], bool],
     ) -> None:
         """Prepare to dispatch.
 
@@ -60,6 +61,7 @@ class Dispatcher:
             pace: says how many may be in flight.
             poll_interval: seconds between two looks, when idle.
             hinted: is told the hints that come; None not to listen to any.
+            hears: says whether hints can come now, whoever listens.
         """
         self._database = database
         self._claimer = claimer
@@ -70,6 +72,7 @@ class Dispatcher:
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, listens=listens)
         self._hinted = hinted or self.hint
+        self._hears = hears
         self._ended = claimer.ended
         self._ended.wake = self._wakeup.set
         self._commands: deque[Callable[[], None]] = deque()
@@ -214,7 +217,7 @@ class Dispatcher:
         settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
         settle += self._trim()
         survey = self._survey.prepare(
-            busy=len(self._claimer.flight) > 0, hinted=self._database.listens
+            busy=len(self._claimer.flight) > 0, hinted=self._hears()
         )
         claim = self._prepare_claim()
         hurried = bool(self._leaving) or self._stopping.is_set()
@@ -332,8 +335,17 @@ class Dispatcher:
         seconds = self._survey.seconds_left()
         if self._ended:
             seconds = min(seconds, _SETTLE_WITHIN)
+        heard = self._wakeup.hears
         for origin in self._wakeup.wait(seconds):
             self._hinted(origin)
+        if self._wakeup.hears != heard:
+            # What was said meanwhile is lost; and everybody looks at another pace.
+            self._hinted("")
+
+    @property
+    def hears(self) -> bool:
+        """Whether it can hear hints now; asked from any thread."""
+        return self._wakeup.hears
 
     def hint(self, origin: str) -> None:
         """Somebody says that there is something new in an origin, from any thread."""

@@ -49,6 +49,7 @@ class Executor:
                 settings.poll_interval,
                 # One listens for all.
                 None if first else self._hint,
+                self._hears,
             )
             for first in range(_DISPATCHERS)
         ]
@@ -102,6 +103,9 @@ class Executor:
         else:
             for dispatcher in self._dispatchers:
                 dispatcher.hint("")
+
+    def _hears(self) -> bool:
+        return self._dispatchers[0].hears
 
     def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
         shares: list[set[str]] = [set() for _ in self._dispatchers]

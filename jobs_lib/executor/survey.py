@@ -34,6 +34,7 @@ class Survey:
         self._claimer = claimer
         self._longest = poll_interval
         self._pause = _SHORTEST_PAUSE
+        self._hinted = False
         self._next_at = 0.0
         self._due_at = math.inf
         self._sweeper = Sweeper()
@@ -48,7 +49,15 @@ class Survey:
         return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
 
     def prepare(self, *, busy: bool, hinted: bool) -> list[list[Statement]]:
-        """The statements that are due now, in batches; none if it is not time yet."""
+        """The statements that are due now, in batches; none if it is not time yet.
+
+        Args:
+            busy: whether jobs are in flight.
+            hinted: whether hints can come now: the connection for them is up.
+        """
+        if hinted is not self._hinted:
+            self._hinted = hinted
+            self.stir(0.0)
         active = self._claimer.active()
         now = time.monotonic()
         batches: list[list[Statement]] = []
@@ -88,10 +97,11 @@ class Survey:
                 oldest, following = rows[0]
                 self._sweeper.raise_lows(oldest, following, self._claimer.positions)
             else:
+                claimer = self._claimer
                 late = self._sweeper.read(
-                    rows, self._claimer.active(), self._claimer.flight
+                    rows, claimer.active(), claimer.flight, claimer.floors
                 )
-                self._claimer.extra.update(late)
+                claimer.extra.update(late)
 
     def _prepare_promote(self) -> dict[str, Any]:
         active = self._claimer.active()
@@ -131,6 +141,9 @@ class Survey:
         self.cancelled = frozenset(cancelled)
         self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})
 
-    def _read_promoted(self, rows: list[tuple[str, int]]) -> None:
-        self._claimer.extra.update({job_id: origin for origin, job_id in rows})
+    def _read_promoted(self, rows: list[tuple[str, int, str | None]]) -> None:
+        for origin, job_id, group in rows:
+            self._claimer.extra[job_id] = origin
+            if group is not None:
+                self._claimer.floors.lower((origin, group), job_id)
         self.stir(0.0)

@@ -36,6 +36,11 @@ class Wakeup:
         self._failures = 0
         self._next_try = 0.0
 
+    @property
+    def hears(self) -> bool:
+        """Whether the connection that hints come on is up, by all that is known."""
+        return self._connection is not None
+
     def set(self) -> None:
         """End the sleep, from any thread."""
         if not self._set:

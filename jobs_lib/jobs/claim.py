@@ -19,13 +19,13 @@ from jobs_lib import telemetry
 from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.flight import Flight, Group
-from jobs_lib.jobs.last import Last, keep_last
+from jobs_lib.jobs.floors import Floors
+from jobs_lib.jobs.last import Last, Piles, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
     from uuid import UUID
 
     from jobs_lib.backoff import Retry
@@ -74,6 +74,7 @@ class Claimer:
         """Where what was claimed ends."""
         self._alone = alone or threading.Lock()
         self.flight = Flight()
+        self.floors = Floors()
         self.positions: dict[str, Position] = {}
         self.extra: dict[int, str] = {}
         """Promoted and late rows, for the next claim: id and origin."""
@@ -95,13 +96,13 @@ class Claimer:
         self._suspects: dict[int, str] = {}
         self._suspect = 0
         self._asked: dict[tuple[str, int], int] = {}
-        self._following: list[tuple[str, str]] = []
+        self._following: dict[Group, int] = {}
+        """Groups that are asked for by name, behind an id; 0 is from their floor on."""
         self._tried: list[int] = []
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
-        self._since: dict[Group, datetime] = {}
-        """Groups of which the last is waited for: when the oldest was enqueued."""
+        self._piles = Piles()
 
     # What is owned
 
@@ -132,7 +133,8 @@ class Claimer:
         self._order = deque(self.positions)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
         self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
-        self._since = {k: v for k, v in self._since.items() if k[0] not in gone}
+        self._piles.leave(gone)
+        self.floors.leave(gone)
         return self.flight.leave(gone)
 
     @property
@@ -204,11 +206,12 @@ class Claimer:
             position = self.positions[deep[0]]
             if position.plain and position.growth == 1:
                 return "claim_plain", self._prepare_plain(deep[0], position, room)
-        self._following = [(o, g) for o, g, _ in behind]
+        self._following = {(o, g): at for o, g, at in behind}
         self._tried = [i for _, i in extra]
         touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
         # Groups that are asked for anyway need no look for their heads.
-        busy = [*self.flight.lanes, *self._following]
+        busy = self.flight.lanes.keys() | self._following
+        floors = self.floors.choose(touched, busy)
         parameters = {
             "owner": self.owner,
             "seq": self._seq,
@@ -225,11 +228,16 @@ class Claimer:
             "extra_ids": int_array(i for _, i in extra),
             "busy_origins": text_array([o for o, _ in busy]),
             "busy_groups": text_array([g for _, g in busy]),
+            "floor_origins": text_array([o for o, _, _ in floors]),
+            "floor_groups": text_array([g for _, g, _ in floors]),
+            "floor_ids": int_array(floor for _, _, floor in floors),
             "paused_groups": text_array(list(self._paused.get("group", ()))),
             "next_origins": text_array([o for o, _, _ in behind]),
             "next_groups": text_array([g for _, g, _ in behind]),
-            "next_ids": int_array(at for _, _, at in behind),
-            "next_piles": [(o, g) in self._since for o, g, _ in behind],
+            "next_ids": int_array(
+                at or self.floors.find((o, g)) for o, g, at in behind
+            ),
+            "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
         return "claim", parameters
 
@@ -239,7 +247,7 @@ class Claimer:
         size = max(2, room)
         position.deep = False
         self._asked = {(origin, 0): size}
-        self._following, self._tried = [], []
+        self._following, self._tried = {}, []
         return {
             "owner": self.owner,
             "seq": self._seq,
@@ -362,14 +370,18 @@ class Claimer:
             # Even if all were in flight already: the claim's row must go some day.
             self.flight.count(self._seq, len(jobs))
         # What was asked for by its group says nothing of the window.
-        followed = frozenset(self._following)
         taken = {
             (job.lane.origin, job.priority)
             for job in jobs
-            if (job.lane.origin, job.group) not in followed
+            if (job.lane.origin, job.group) not in self._following
         }
         for row in looked:
             self._note(row, taken)
+        for key, lane in lanes.items():
+            # Behind any other id the claim has not looked for the head of the group.
+            if not self._following.get(key):
+                low = self.positions[key[0]].low
+                self.floors.note(key, lane.jobs[0].id, len(lane.jobs), low)
         cut = sum(lane.more for lane in lanes.values())
         self._size_lanes(len(lanes), cut)
         outcomes = [
@@ -442,10 +454,13 @@ class Claimer:
         # A suspect is alone in its lane, so whether it is the last is not to be seen.
         elif (last := self._last.get(head.type)) and not head.crashes:
             key = lane.origin, str(lane.group)
-            since = self._since.pop(key, head.enqueued_at)
+            since = self._piles.take(key, head)
             ends = keep_last(lane, last, ages, since)
-            if not lane.jobs:
-                self._since[key] = since
+            if not lane.failed and not lane.jobs:
+                # The newest was not in sight.
+                self._piles.keep(key, lane.last + 1, since)
+            elif not lane.jobs and since < head.enqueued_at:
+                self._piles.keep(key, head.id, since)
         else:
             return []
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}

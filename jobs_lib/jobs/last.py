@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from jobs_lib.jobs.model import Outcome, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from datetime import datetime
 
-    from jobs_lib.jobs.model import Lane
+    from jobs_lib.jobs.flight import Group
+    from jobs_lib.jobs.model import Job, Lane
+
+_MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,39 @@ class Last:
     """Seconds of quiet before the last one runs."""
     max_wait: float | None = None
     """Seconds after which one runs even if there was no quiet."""
+
+
+class Piles:
+    """Groups of which the oldest job is superseded and the last one still waits."""
+
+    def __init__(self) -> None:
+        self._since: dict[Group, tuple[int, datetime]] = {}
+        """The job that is waited for, and when the oldest was enqueued."""
+
+    def __contains__(self, group: Group) -> bool:
+        return group in self._since
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def take(self, group: Group, head: Job) -> datetime:
+        """When the oldest of the pile was enqueued that ``head`` stands for."""
+        awaited, since = self._since.pop(group, (0, head.enqueued_at))
+        # Else the one that was waited for has ended without us, such as by a cancel.
+        return since if head.id <= awaited else head.enqueued_at
+
+    def keep(self, group: Group, awaited: int, since: datetime) -> None:
+        """The group waits for a job; the oldest of its pile was enqueued ``since``."""
+        self._since.pop(group, None)
+        self._since[group] = awaited, since
+        # Whoever is cancelled while it waits is never asked for again. A pile that is
+        # forgotten too early waits from the last one's own enqueue on.
+        if len(self._since) > _MOST:
+            del self._since[next(iter(self._since))]
+
+    def leave(self, origins: Container[str]) -> None:
+        """Forget those of origins."""
+        self._since = {k: v for k, v in self._since.items() if k[0] not in origins}
 
 
 def keep_last(

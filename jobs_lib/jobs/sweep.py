@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jobs_lib.jobs.flight import Flight
+    from jobs_lib.jobs.floors import Floors
     from jobs_lib.jobs.position import Position
 
 SLICE = 1_000
@@ -36,6 +37,7 @@ class Sweeper:
         self._next_full_at = now + _FULL_PAUSE
         self._started_at = now
         self._swept: set[str] = set()
+        self._cursors: dict[str, int] = {}
         self._marks: deque[tuple[float, int, dict[str, int]]] = deque()
         # (taken at, first transaction id not yet given out, cursors then)
 
@@ -54,6 +56,9 @@ class Sweeper:
                 position.low = position.swept = 0
         swept = {o: p for o, p in positions.items() if p.low < p.cursor}
         self._swept = set(swept)
+        # A claim in the same round trip comes after the horizon and moves the cursors:
+        # what was enqueued in between is younger than the horizon.
+        self._cursors = {origin: p.cursor for origin, p in positions.items()}
         if not swept:
             self._next_at = self._started_at + _PAUSE
             return None
@@ -71,6 +76,7 @@ class Sweeper:
         rows: Iterable[tuple[str, int, str | None, bool]],
         positions: Mapping[str, Position],
         flight: Flight,
+        floors: Floors,
     ) -> dict[int, str]:
         """The late ones, by id, with their origins."""
         late: dict[int, str] = {}
@@ -80,7 +86,10 @@ class Sweeper:
             seen[origin] = (count + 1, max(last, job_id))
             if not idle or job_id in flight.jobs:
                 continue
-            lane = flight.lanes.get((origin, group)) if group is not None else None
+            lane = None
+            if group is not None:
+                floors.lower((origin, group), job_id)
+                lane = flight.lanes.get((origin, group))
             if lane is None:
                 late[job_id] = origin
             else:
@@ -115,5 +124,4 @@ class Sweeper:
                 if position := positions.get(origin):
                     position.low = max(position.low, min(cursor, position.cursor))
         if not self._marks or now - self._marks[-1][0] > _MARK_PAUSE:
-            cursors = {origin: p.cursor for origin, p in positions.items()}
-            self._marks.append((now, following, cursors))
+            self._marks.append((now, following, self._cursors))

@@ -20,8 +20,12 @@ cross join lateral (
 ) d
 union all
 -- Is there any job that is not of normal priority? Then each level has windows, too.
-select 'priority', null, null
-where exists (select from {schema}.jobs j where j.priority <> 0)
+-- (No `exists`, which drops the order: where the statistics do not say that almost all
+-- are normal, each look would read the table, with all that an old snapshot keeps in it.)
+select 'priority', null, null from (
+    select from {schema}.jobs j
+    where j.priority <> 0 order by j.origin, j.priority, j.id limit 1
+) other
 union all
 select 'pause:' || p.kind, p.name, null from {schema}.pauses p
 union all
@@ -47,7 +51,7 @@ due as materialized (
 )
 update {schema}.jobs j set state = 'available'
 from due where j.origin = due.origin and j.id = due.id
-returning j.origin, j.id
+returning j.origin, j.id, j."group"
 
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone
@@ -130,33 +134,39 @@ looked as materialized (
     where x.origin in (select origin from own)
 ),
 first as materialized (
-    select origin, "group", min(id) as id,
-        (array_agg(type order by id))[1] = any (%(last_types)s::text[]) as pile
-    from looked
-    where runs and "group" is not null group by origin, "group"
-),
-busy as materialized (
-    select * from unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
-        as b(origin, "group")
+    select f.*, least(coalesce(floor.id, 0), f.id - 1) as floor,
+        busy.origin is not null as busy
+    from (
+        select origin, "group", min(id) as id,
+            (array_agg(type order by id))[1] = any (%(last_types)s::text[]) as pile
+        from looked
+        where runs and "group" is not null group by origin, "group"
+    ) f
+    left join unnest(
+        %(floor_origins)s::text[], %(floor_groups)s::text[], %(floor_ids)s::bigint[]
+    ) as floor(origin, "group", id) using (origin, "group")
+    left join unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
+        as busy(origin, "group") using (origin, "group")
 ),
 starts as materialized (
     select f.origin, f."group", f.id - 1 as after, f.pile from first f
-    -- A group with a lane in flight is left out: its next row would look like the head
-    -- as soon as a handler's own transaction has completed the row before it.
     where not exists (
-            select from busy b where b.origin = f.origin and b."group" = f."group"
-        )
-        and not exists (
             select from unnest(%(paused_groups)s::text[]) as p("group")
             where p."group" = f."group"
         )
-        -- Written as a range, and without a bound on id: an equality lets the planner
-        -- choose the primary key, and read the origin from its start.
-        and f.id = (
+        -- A group with a lane in flight is left out: its next row would look like the
+        -- head as soon as a handler's own transaction has completed the row before it.
+        -- By a `case`: of two conditions the planner may look at the dearer one first.
+        -- Written as a range, and without a bound on id alone: an equality lets the
+        -- planner choose the primary key, and read the origin from its start. While an
+        -- old snapshot is held, all rows that ended are still there to be walked over:
+        -- it begins where some of the group may be left.
+        and case when not f.busy then f.id = (
             select j.id from {schema}.jobs j
-            where j.origin = f.origin and j."group" >= f."group" and j."group" <= f."group"
+            where j.origin = f.origin
+                and (j."group", j.id) > (f."group", f.floor) and j."group" <= f."group"
             order by j."group", j.id limit 1
-        )
+        ) end
     union all
     -- Groups whose lane has just ended and has more behind it: no probe needed.
     select h.origin, h."group", h.after, h.pile
@@ -242,7 +252,7 @@ union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
 select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
     null, null, null
-from first f join busy b on b.origin = f.origin and b."group" = f."group"
+from first f where f.busy
 union all
 select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
     null, null, null, null, null

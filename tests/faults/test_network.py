@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import psycopg
 import pytest
 
 from tests.faults.helpers import attempts, count, effects, enqueue
-from tests.support.apps import make_app
+from tests.support.apps import executing, heard, make_app
 from tests.support.proxy import Proxy
 
 JOBS = 200
+ORIGINS = [f"local/{n}" for n in range(16)]
 TIMEOUT = 2
 
 
@@ -123,3 +125,40 @@ def enqueue_with_effect(url: str, n: int) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("insert into effects values (%s)", (n,))
         quick.enqueue(connection, n=n)
+
+
+@pytest.mark.parametrize("ever", [True, False], ids=["lost", "never"])
+def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
+    url, connect, wait_for, ever
+):
+    interval = 1.0
+    proxy = contextlib.ExitStack()
+    app = make_app(
+        url,
+        direct_url=proxy.enter_context(Proxy.before(url)).url(url),
+        poll_interval=interval,
+        notify=False,
+    )
+    ran: list[float] = []
+
+    @app.job()
+    def work(job) -> None:
+        ran.append(time.monotonic())
+
+    def run_one() -> float:
+        expected = len(ran) + 1
+        with connect() as connection:
+            work.enqueue(connection)
+        enqueued_at = time.monotonic()
+        wait_for(lambda: len(ran) == expected, timeout=30, what="it has run")
+        return ran[-1] - enqueued_at
+
+    if not ever:
+        proxy.close()
+    with heard("loop.failed") as failed, executing(app, ORIGINS):
+        run_one()
+        proxy.close()  # nobody listens there any more
+        wait_for(lambda: failed, what="the connection is missed")
+        # With hints an executor looks ten times more rarely.
+        assert max(run_one() for _ in range(4)) < 3 * interval
+    assert {fields["loop"] for _, fields in failed} == {"hints"}

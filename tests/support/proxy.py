@@ -66,6 +66,9 @@ class Proxy:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
+        # Closing alone leaves the port open to one more, while a thread waits there.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.reset()
 

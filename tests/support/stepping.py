@@ -124,6 +124,7 @@ class Pod:
             Pace(limit, limit),
             0.0,
             None,
+            lambda: False,
         )
         me: Any = self
         self._ownership = Ownership(

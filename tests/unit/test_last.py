@@ -1,0 +1,44 @@
+"""Since when a pile waits of which only the last job runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from jobs_lib.jobs import last
+from jobs_lib.jobs.last import Piles
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+GROUP = ("local/1", "g")
+
+
+def job(number: int) -> Any:
+    """Job 1 was enqueued at noon, each further one a minute later."""
+    return SimpleNamespace(id=number, enqueued_at=NOON + timedelta(minutes=number - 1))
+
+
+def test_a_pile_waits_since_its_oldest_even_if_that_is_superseded():
+    piles = Piles()
+    piles.keep(GROUP, 3, NOON)
+    assert GROUP in piles
+    assert piles.take(GROUP, job(3)) == NOON
+    assert GROUP not in piles
+
+
+def test_who_comes_after_the_one_that_was_waited_for_waits_since_its_own_enqueue():
+    piles = Piles()
+    piles.keep(GROUP, 3, NOON)
+    # Job 3 was cancelled meanwhile.
+    assert piles.take(GROUP, job(4)) == job(4).enqueued_at
+
+
+def test_what_is_never_asked_for_again_does_not_stay_for_ever(monkeypatch):
+    monkeypatch.setattr(last, "_MOST", 3)
+    piles = Piles()
+    for n in range(10):
+        piles.keep(("local/1", f"g{n}"), n, NOON)
+    assert len(piles) == 3
+    assert ("local/1", "g9") in piles
+    piles.leave({"local/1"})
+    assert len(piles) == 0
