@@ -59,10 +59,13 @@ returning j.origin, j.id, j."group"
 -- row is in flight, or stands behind an unfinished row of its group (the group's lane
 -- reaches it), or was committed late (the sweep finds it).
 with own as materialized (
-    -- An origin that is being taken over is skipped, not waited for.
+    -- An origin that is being taken over is skipped, not waited for. So is one in which
+    -- jobs were cancelled after this statement's snapshot, which would still show them.
     select o.origin from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
     where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+        and (o.changed_by is null
+            or pg_visible_in_snapshot(o.changed_by::text::xid8, pg_current_snapshot()))
     order by o.origin
     for share of o skip locked
 ),
@@ -278,6 +281,8 @@ with own as materialized (
     select o.origin from {schema}.origins o
     where o.role = 'execute' and o.origin = %(origin)s
         and o.owner = %(owner)s and o.epoch = %(epoch)s
+        and (o.changed_by is null
+            or pg_visible_in_snapshot(o.changed_by::text::xid8, pg_current_snapshot()))
     for share of o skip locked
 ),
 looked as materialized (

@@ -137,11 +137,16 @@ select distinct f.origin from {schema}.find_jobs(%(ids)s) f
 
 -- name: lock_jobs_origins
 -- Claims and completions hold these rows `for share`: this waits for those in flight,
--- and keeps new ones off until it commits. In order, as take-overs lock them.
-select o.origin from {schema}.origins o
-where o.role = 'execute' and o.origin = any (%(origins)s::text[])
-order by o.origin
-for no key update
+-- and keeps new ones off until it commits. In order, as take-overs lock them. A claim
+-- whose snapshot is from before the commit, and its lock from after it, goes by the mark.
+with locked as materialized (
+    select o.origin from {schema}.origins o
+    where o.role = 'execute' and o.origin = any (%(origins)s::text[])
+    order by o.origin
+    for no key update
+)
+update {schema}.origins o set changed_by = pg_current_xact_id()::text::bigint
+from locked where o.role = 'execute' and o.origin = locked.origin
 
 -- name: cancel_jobs
 -- Runs in a statement after the lock, with a snapshot that sees every claim committed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 
@@ -264,6 +266,47 @@ def test_a_claim_comes_first_and_cancelling_waits_and_then_asks(scene):
         scene.send(operator, "lock_jobs_origins", cancelling(job))
         became = scene.send(operator, "cancel_jobs", cancelling(job))
     assert became == [(job, "requested")]
+
+
+@pytest.mark.parametrize("name", ["claim", "claim_plain"])
+def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(scene, wait_for, name):
+    job, other = scene.enqueue(), scene.enqueue()
+    pod, operator = scene.pod(ORIGIN), scene.begin()
+    pod.claimer.positions[ORIGIN].plain = name == "claim_plain"
+    pod.claimer.hint(ORIGIN)
+    query, parameters = pod.claimer.prepare(8)
+    assert query == name
+    # The claim waits in the middle: with its snapshot, and before the origin's row.
+    text = scene.database.queries[name].as_string(scene.admin)
+    for before, after in (
+        (
+            "with own as",
+            "with held as materialized (select pg_advisory_lock(1)), own as",
+        ),
+        ("where o.role", "where exists (select from held) and o.role"),
+    ):
+        assert before in text
+        text = text.replace(before, after, 1)
+    operator.execute("select pg_advisory_xact_lock(1)")
+    claim = scene.connect()
+    claim.execute("set lock_timeout = 0")
+    with ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(lambda: claim.execute(text, parameters).fetchall())
+        wait_for(
+            lambda: (
+                scene.admin.execute(
+                    "select from pg_locks where locktype = 'advisory' and not granted"
+                ).fetchone()
+                is not None
+            ),
+            what="the claim has its snapshot",
+        )
+        scene.send(operator, "lock_jobs_origins", cancelling(job))
+        scene.send(operator, "cancel_jobs", cancelling(job))
+        operator.commit()
+        assert [row[2] for row in claimed.result(10) if row[0] == 0] == []
+    assert scene.ends(job) == ["cancelled"]
+    assert run(pod) == [other]
 
 
 def test_cancelling_comes_first_and_the_claim_finds_nothing(scene):
