@@ -239,7 +239,9 @@ class Dispatcher:
         if claim and (answer := found[id(claim)]) is not None:
             self._claimed(answer)
         if jump and (answer := found[id(jump)]) is not None:
-            self._claimer.read_jump(jump[0][1], answer[0][0])
+            self._claimer.windows.read_jump(
+                jump[0][1], answer[0][0], self._claimer.flight
+            )
         if settle and (answer := found[id(settle)]) is not None:
             self._settled(settlements, answer)
         for batch in survey:
@@ -291,7 +293,9 @@ class Dispatcher:
         return [claim] if claim else []
 
     def _prepare_jump(self) -> list[Statement]:
-        parameters = self._claimer.prepare_jump()
+        parameters = self._claimer.windows.prepare_jump(
+            self._claimer.active(), self._claimer.flight
+        )
         return [("jump", parameters)] if parameters else []
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
@@ -349,7 +353,7 @@ class Dispatcher:
 
     def hint(self, origin: str) -> None:
         """Somebody says that there is something new in an origin, from any thread."""
-        self._do(lambda: self._claimer.hint(origin))
+        self._do(lambda: self._claimer.windows.hint(origin))
 
     def _take_back(self) -> None:
         """What has waited for long may run elsewhere, and is not cut off by a crash."""

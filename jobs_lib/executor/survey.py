@@ -124,15 +124,15 @@ class Survey:
     def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
         paused: dict[str, set[str]] = {}
         cancelled = set()
-        self._claimer.prioritized = False
+        self._claimer.windows.prioritized = False
         due = math.inf
         for kind, name, delay in rows:
             if kind == "fresh":
-                self._claimer.hint(name)
+                self._claimer.windows.hint(name)
             elif kind == "due":
                 due = min(due, delay)
             elif kind == "priority":
-                self._claimer.prioritized = True
+                self._claimer.windows.prioritized = True
             elif kind == "cancel":
                 cancelled.add(int(name))
             else:

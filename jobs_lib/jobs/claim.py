@@ -9,9 +9,6 @@ nothing.
 
 from __future__ import annotations
 
-import math
-import threading
-from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,13 +19,15 @@ from jobs_lib.jobs.flight import Flight, Group
 from jobs_lib.jobs.floors import Floors
 from jobs_lib.jobs.last import Last, Piles, keep_last
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
-from jobs_lib.jobs.position import WIDEST, Position
+from jobs_lib.jobs.suspects import CRASHES, Suspects, explain_crashes
+from jobs_lib.jobs.windows import Windows
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterable, Mapping
     from uuid import UUID
 
-    from jobs_lib.backoff import Retry
+    from jobs_lib.jobs.position import Position
     from jobs_lib.jobs.type import JobType
 
 Item: TypeAlias = Job | Lane
@@ -38,11 +37,6 @@ _WINDOW, _PASSED, _UNKNOWN = 1, 2, 3
 
 _LANE = 8
 _LONGEST_LANE = 1_000
-_JUMP = 50_000
-_FEW_GROUPS = 50
-_BATCH_SHARE = 16
-_CRASHES = 2
-_MOST_PER_ROW = 16.0
 
 
 class Claimer:
@@ -72,16 +66,14 @@ class Claimer:
         self.step = step
         self.ended = Ended()
         """Where what was claimed ends."""
-        self._alone = alone or threading.Lock()
         self.flight = Flight()
         self.floors = Floors()
-        self.positions: dict[str, Position] = {}
+        self.windows = Windows()
+        self.positions = self.windows.positions
         self.extra: dict[int, str] = {}
         """Promoted and late rows, for the next claim: id and origin."""
         self.given_back: list[Job] = []
         """Claimed, but they will not run under this claim."""
-        self.prioritized = False
-        """Whether there are jobs that are not of normal priority."""
         self._installation = installation
         self._types = types
         self._known = sorted(types)
@@ -91,16 +83,11 @@ class Claimer:
             if t.last_only
         }
         self._paused: dict[str, frozenset[str]] = {}
-        self._order: deque[str] = deque()
         self._seq = first
-        self._suspects: dict[int, str] = {}
-        self._suspect = 0
-        self._asked: dict[tuple[str, int], int] = {}
+        self._suspects = Suspects(alone)
         self._following: dict[Group, int] = {}
         """Groups that are asked for by name, behind an id; 0 is from their floor on."""
         self._tried: list[int] = []
-        self._per_row = 1.0
-        """Jobs that each row of a window leads to: groups come in lanes."""
         self._unknown: dict[tuple[str, str], int] = {}
         self._piles = Piles()
 
@@ -108,9 +95,7 @@ class Claimer:
 
     def add(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins that were taken over, at their epochs."""
-        for origin, epoch in origins.items():
-            self.positions[origin] = Position(epoch)
-        self._order = deque(self.positions)
+        self.windows.add(origins)
 
     def retire(self, origins: Iterable[str]) -> list[Job]:
         """Claim nothing more from origins; returns their jobs in flight, now dropped.
@@ -128,11 +113,9 @@ class Claimer:
     def drop(self, origins: Iterable[str]) -> list[Job]:
         """Forget origins; returns what was still in flight of them."""
         gone = frozenset(origins)
-        for origin in gone:
-            self.positions.pop(origin, None)
-        self._order = deque(self.positions)
+        self.windows.leave(gone)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
-        self._suspects = {i: o for i, o in self._suspects.items() if o not in gone}
+        self._suspects.leave(gone)
         self._piles.leave(gone)
         self.floors.leave(gone)
         return self.flight.leave(gone)
@@ -166,19 +149,9 @@ class Claimer:
         )
         self._paused = paused
         if resumed:
-            # What was passed over lies behind the cursors.
-            for position in self.positions.values():
-                position.rewind()
+            self.windows.rewind()
 
     # What there is to do
-
-    def hint(self, origin: str) -> None:
-        """Somebody says that there is something new in this origin; "" is in any."""
-        if position := self.positions.get(origin):
-            position.deep = True
-        elif not origin:
-            for position in self.positions.values():
-                position.deep = True
 
     def prepare(self, room: int) -> tuple[str, dict[str, Any]] | None:
         """A query that claims about ``room`` jobs, and its parameters.
@@ -188,34 +161,33 @@ class Claimer:
         active = self.active()
         self.extra |= self.flight.late
         self.flight.late.clear()
-        deep = [o for o in self._order if o in active and active[o].deep][:room]
-        self._order.rotate(-len(deep))
+        deep = self.windows.choose(active, room)
         behind = self._choose_behind(active, room)
         extra = [
             (origin, job_id)
             for job_id, origin in islice(self.extra.items(), max(room, 1))
             if job_id not in self.flight.jobs and origin in active
         ]
-        suspect = self._choose_suspect()
-        if suspect:
-            extra.append((self._suspects[suspect], suspect))
+        suspect = 0
+        if chosen := self._suspects.choose(self.flight.jobs):
+            suspect, origin = chosen
+            extra.append((origin, suspect))
         if room <= 0 or not (deep or behind or extra):
             return None
         self._seq += self.step
-        if len(deep) == 1 and not (behind or extra or self.prioritized):
-            position = self.positions[deep[0]]
-            if position.plain and position.growth == 1:
-                return "claim_plain", self._prepare_plain(deep[0], position, room)
+        shared = {"owner": self.owner, "seq": self._seq, "types": self.types}
+        few = len(deep) == 1 and not (behind or extra)
+        if few and self.windows.is_plain(deep[0]):
+            self._following, self._tried = {}, []
+            return "claim_plain", shared | self.windows.prepare_plain(deep[0], room)
         self._following = {(o, g): at for o, g, at in behind}
         self._tried = [i for _, i in extra]
         touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
         # Groups that are asked for anyway need no look for their heads.
         busy = self.flight.lanes.keys() | self._following
         floors = self.floors.choose(touched, busy)
-        parameters = {
-            "owner": self.owner,
-            "seq": self._seq,
-            "types": self.types,
+        return "claim", {
+            **shared,
             "known": self._known,
             "last_types": list(self._last),
             "suspect": suspect,
@@ -223,7 +195,7 @@ class Claimer:
             "lane": max(2, min(room, _LONGEST_LANE)),
             "origins": text_array(touched),
             "epochs": int_array(self.positions[o].epoch for o in touched),
-            **self._size_windows(deep, max(1, room - _LANE * len(behind))),
+            **self.windows.prepare(deep, max(1, room - _LANE * len(behind)), self._seq),
             "extra_origins": text_array([o for o, _ in extra]),
             "extra_ids": int_array(i for _, i in extra),
             "busy_origins": text_array([o for o, _ in busy]),
@@ -239,24 +211,6 @@ class Claimer:
             ),
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
-        return "claim", parameters
-
-    def _prepare_plain(
-        self, origin: str, position: Position, room: int
-    ) -> dict[str, Any]:
-        size = max(2, room)
-        position.deep = False
-        self._asked = {(origin, 0): size}
-        self._following, self._tried = {}, []
-        return {
-            "owner": self.owner,
-            "seq": self._seq,
-            "types": self.types,
-            "origin": origin,
-            "epoch": position.epoch,
-            "cursor": position.cursor,
-            "size": size,
-        }
 
     def _choose_behind(
         self, active: Mapping[str, Position], room: int
@@ -270,47 +224,6 @@ class Claimer:
         # Few and long lanes cost least; the others come with the next claim.
         return list(islice(found, max(_LANE, room // _LANE)))
 
-    def _choose_suspect(self) -> int:
-        if self._suspect in self.flight.jobs:
-            return 0
-        if self._suspect:
-            self._suspect = 0
-            self._alone.release()
-        if self._suspects and self._alone.acquire(blocking=False):
-            self._suspect = next(iter(self._suspects))
-        return self._suspect
-
-    def _size_windows(self, deep: list[str], room: int) -> dict[str, Any]:
-        share = math.ceil(room / max(1, len(deep)))
-        size = max(2, math.ceil(share / self._per_row))
-        plain = [o for o in deep if self.positions[o].growth == 1]
-        wide = [o for o in deep if self.positions[o].growth > 1]
-        widths = [min(WIDEST, size * self.positions[o].growth) for o in wide]
-        for origin in deep:
-            self.positions[origin].deep = False
-        self._asked = dict.fromkeys(((o, 0) for o in plain), size)
-        self._asked |= {(o, 0): width for o, width in zip(wide, widths, strict=True)}
-        # However high the load of the others is, one in sixteen is of the lowest.
-        few = share // _BATCH_SHARE or int(self._seq % (_BATCH_SHARE // share) == 0)
-        levels = [(1, share), (-1, few)] if self.prioritized else []
-        leveled = [(o, n, s) for o in deep for n, s in levels if s]
-        self._asked |= {(o, level): size for o, level, size in leveled}
-        return {
-            "window_origins": text_array(plain),
-            "cursors": int_array(self.positions[o].cursor for o in plain),
-            "sizes": int_array(size for _ in plain),
-            "wide_origins": text_array(wide),
-            "wide_cursors": int_array(self.positions[o].cursor for o in wide),
-            "wide_sizes": int_array(widths),
-            "caps": int_array(share for _ in wide),
-            "level_origins": text_array([o for o, _, _ in leveled]),
-            "levels": int_array(level for _, level, _ in leveled),
-            "level_cursors": int_array(
-                self.positions[o].levels[level] for o, level, _ in leveled
-            ),
-            "level_sizes": int_array(size for _, _, size in leveled),
-        }
-
     # What was found
 
     def read(self, rows: Iterable[tuple[Any, ...]]) -> tuple[list[Item], list[Outcome]]:
@@ -323,7 +236,7 @@ class Claimer:
             self.extra.pop(job_id, None)
         for key in self._following:
             self.flight.behind.pop(key, None)
-        self._suspects.pop(self._suspect, None)
+        self._suspects.asked()
         free: dict[str, Lane] = {}
         lanes: dict[tuple[str, str], Lane] = {}
         items: list[Item] = []
@@ -383,19 +296,19 @@ class Claimer:
                 low = self.positions[key[0]].low
                 self.floors.note(key, lane.jobs[0].id, len(lane.jobs), low)
         cut = sum(lane.more for lane in lanes.values())
-        self._size_lanes(len(lanes), cut)
+        self.windows.note_lanes(len(lanes), cut)
         outcomes = [
             o for lane in lanes.values() for o in self._settle_early(lane, ages)
         ]
         outcomes += [
             explain_crashes(job, self._types[job.type].retry)
             for job in jobs
-            if job.crashes >= _CRASHES and job.group is None
+            if job.crashes >= CRASHES and job.group is None
         ]
         if outcomes:
             held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
             items = [item for item in items if id(item) not in held]
-        if self.prioritized:
+        if self.windows.prioritized:
             items.sort(key=_rank)
         if jobs:
             telemetry.emit("jobs.claimed", count=len(jobs))
@@ -407,21 +320,13 @@ class Claimer:
 
     def _note(self, row: tuple[Any, ...], taken: set[tuple[str, int]]) -> None:
         kind, origin, job_id, type_, group, count, _, level = row[:8]
-        position = self.positions.get(origin)
-        if position is None:
+        if origin not in self.positions:
             return
         if kind == _WINDOW:
-            full = count >= self._asked[origin, level]
-            if level:
-                position.levels[level] = max(position.levels[level], job_id)
-            else:
-                position.cursor = max(position.cursor, job_id or 0)
-                position.plain = row[12]
-                # What is not plain stops a plain claim: another one takes it.
-                full = full or position.growth > 1 or not job_id or not position.plain
-                barren = full and (origin, 0) not in taken
-                position.growth = min(position.growth * 4, WIDEST) if barren else 1
-            position.deep |= full
+            barren = (origin, 0) not in taken
+            self.windows.note(
+                origin, level, job_id, count, plain=bool(row[12]), barren=barren
+            )
         elif kind == _PASSED:
             if lane := self.flight.lanes.get((origin, group)):
                 flying = job_id in self.flight.jobs
@@ -432,14 +337,7 @@ class Claimer:
         elif kind == _UNKNOWN:
             self._report_unknown(type_, origin, count)
         else:
-            self._suspects[job_id] = origin
-
-    def _size_lanes(self, lanes: int, cut: int) -> None:
-        """Fewer windows' rows and longer lanes, while groups have more to give."""
-        if cut * 2 > lanes > 8:
-            self._per_row = min(_MOST_PER_ROW, self._per_row * 2)
-        elif not cut:
-            self._per_row = max(1.0, self._per_row / 2)
+            self._suspects.add(job_id, origin)
 
     def _settle_early(
         self, lane: Lane, ages: Mapping[int, tuple[bool, float]]
@@ -447,7 +345,7 @@ class Claimer:
         """What of a lane is settled before the rest of it may start."""
         head = lane.jobs[0]
         before = list(lane.jobs)
-        if head.crashes >= _CRASHES:
+        if head.crashes >= CRASHES:
             ends = [explain_crashes(head, self._types[head.type].retry)]
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
@@ -503,47 +401,6 @@ class Claimer:
         if (type_, origin) not in self._unknown:
             telemetry.emit("jobs.unknown", type=type_, origin=origin, count=count)
         self._unknown[type_, origin] = self._unknown.get((type_, origin), 0) + count
-
-    # Past a busy group
-
-    def prepare_jump(self) -> dict[str, Any] | None:
-        """The parameters of the query ``jump``, where an origin is stuck in a group."""
-        for origin, position in self.active().items():
-            if position.growth >= WIDEST:
-                busy = self.flight.lanes.keys() | self.flight.behind.keys()
-                groups = [g for o, g in busy if o == origin]
-                if groups and len(groups) < _FEW_GROUPS:
-                    return {
-                        "origin": origin,
-                        "cursor": position.cursor,
-                        "groups": text_array(groups),
-                        "limit": _JUMP,
-                    }
-        return None
-
-    def read_jump(
-        self, asked: Mapping[str, Any], row: tuple[int | None, int | None, int]
-    ) -> None:
-        """Go on behind the rows of the busy groups; their lanes reach those."""
-        position = self.positions.get(asked["origin"])
-        found, furthest, _ = row
-        if position is None or furthest is None:
-            return
-        position.cursor = max(position.cursor, furthest if found is None else found - 1)
-        position.growth = WIDEST if found is None else 1
-        position.deep = True
-        for (origin, _), lane in self.flight.lanes.items():
-            if origin == asked["origin"]:
-                lane.more = True
-
-
-def explain_crashes(job: Job, policy: Retry) -> Outcome:
-    """What becomes of a job whose process died twice: by now it is the likely cause."""
-    error = f"the process died {job.crashes} times while this job may have been running"
-    failed = job.attempt - 1
-    if policy.exhausted(failed):
-        return Outcome(job, Result.DISCARDED, error, ran=False)
-    return Outcome(job, Result.RETRIED, error, policy.delay(failed), ran=False)
 
 
 def _rank(item: Item) -> int:

@@ -81,6 +81,7 @@ class Completer:
                     "delays": [float(outcome.delay) for outcome in batch],
                     "untils": [outcome.until for outcome in batch],
                     "failed": [o.result is Result.RETRIED for o in batch],
+                    "counted": int_array(o.job.attempt - 1 for o in batch),
                 }
             else:
                 parameters |= self._kept

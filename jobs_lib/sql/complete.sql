@@ -98,13 +98,15 @@ failed as materialized (
     from unnest(
         %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[],
         %(untils)s::timestamptz[], %(failures)s::text[], %(failed)s::bool[],
-        %(burnt)s::int[]
-    ) as d(origin, id, delay, until, error, failed, burnt)
+        %(burnt)s::int[], %(counted)s::int[]
+    ) as d(origin, id, delay, until, error, failed, burnt, counted)
     cross join lateral (
         select j.ctid, j.attempt, j.crashes from {schema}.jobs j
         where j.origin = d.origin and j.id = d.id offset 0
     ) row
     where d.origin in (select origin from own)
+        -- Sent again after a lost answer, it must not count the attempt again.
+        and row.attempt + row.crashes = d.counted
 )
 update {schema}.jobs j set
     state = 'scheduled',

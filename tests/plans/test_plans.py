@@ -162,7 +162,7 @@ def use_jobs(database, connection) -> None:
         return answer
 
     claimer.add(dict.fromkeys(ORIGINS, 1))
-    claimer.prioritized = True
+    claimer.windows.prioritized = True
     for growth in (1, 4):
         for position in claimer.positions.values():
             position.deep, position.growth = True, growth
@@ -180,8 +180,9 @@ def use_jobs(database, connection) -> None:
         asked = {"origin": ORIGINS[0], "cursor": 0, "groups": "{g1}", "limit": 100}
         send(("jump", asked))
         send(("payload", {"origin": ORIGINS[0], "id": 1}))
-        position = claimer.positions[ORIGINS[0]]
-        send(("claim_plain", claimer._prepare_plain(ORIGINS[0], position, 100)))
+        plain = claimer.windows.prepare_plain(ORIGINS[0], 100)
+        who = {"owner": OWNER, "seq": 2, "types": claimer.types}
+        send(("claim_plain", who | plain))
         for job in jobs:
             claimer.flight.land(job)
         for lane in list(claimer.flight.lanes.values()):

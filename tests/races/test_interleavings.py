@@ -47,7 +47,7 @@ def test_a_take_over_comes_first_and_the_completion_waits_and_changes_nothing(sc
 def test_a_claim_comes_first_and_what_it_took_was_cut_off_by_the_take_over(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
-    pod.claimer.hint(ORIGIN)
+    pod.claimer.windows.hint(ORIGIN)
     claim = scene.begin()
     assert scene.send(claim, *pod.claimer.prepare(8))[0][2] == job
     assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
@@ -257,7 +257,7 @@ def cancelling(job: int) -> dict[str, object]:
 def test_a_claim_comes_first_and_cancelling_waits_and_then_asks(scene):
     job = scene.enqueue()
     pod = scene.pod(ORIGIN)
-    pod.claimer.hint(ORIGIN)
+    pod.claimer.windows.hint(ORIGIN)
     claim, operator = scene.begin(), scene.connect()
     scene.send(claim, *pod.claimer.prepare(8))
     assert scene.waits(operator, "lock_jobs_origins", cancelling(job))
@@ -273,7 +273,7 @@ def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(scene, wait_for
     job, other = scene.enqueue(), scene.enqueue()
     pod, operator = scene.pod(ORIGIN), scene.begin()
     pod.claimer.positions[ORIGIN].plain = name == "claim_plain"
-    pod.claimer.hint(ORIGIN)
+    pod.claimer.windows.hint(ORIGIN)
     query, parameters = pod.claimer.prepare(8)
     assert query == name
     # The claim waits in the middle: with its snapshot, and before the origin's row.

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from jobs_lib import Snooze
-from jobs_lib.jobs.model import RetryAfter
+from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.model import Outcome, Result, RetryAfter
 from tests.races.conftest import ORIGIN, run
+
+# What a lost answer costs
+
+
+def test_a_failure_that_is_written_again_counts_once(scene):
+    job = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    completer = Completer(pod.id, scene.app.jobs)
+    outcome = Outcome(pod.start(), Result.RETRIED, "no", 3600.0)
+    (settlement,) = completer.prepare([], [outcome], pod.claimer.epochs)
+    for written in ([(job,)], []):
+        assert scene.send(scene.admin, "retry", settlement.parameters) == written
+        assert scene.state(job) == ("scheduled", 1, 0)
+
 
 # What a crash costs
 

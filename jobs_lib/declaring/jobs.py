@@ -1,0 +1,280 @@
+"""Declare job types, their schedules, and what is called around them."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from jobs_lib.backoff import Retry
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.batch import find_item_type, make_schema
+from jobs_lib.jobs.type import JobType
+from jobs_lib.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jobs_lib.jobs.around import AroundEnqueue
+    from jobs_lib.jobs.batch import Item
+    from jobs_lib.jobs.enqueue import Enqueuer
+    from jobs_lib.jobs.options import Priority
+    from jobs_lib.jobs.rate import Rate
+    from jobs_lib.jobs.run import Around
+    from jobs_lib.jobs.type import GroupOf, Handler, Rule
+    from jobs_lib.schedule import Missed
+    from jobs_lib.settings import Settings
+
+P = ParamSpec("P")
+A = TypeVar("A", bound="Around")
+T = TypeVar("T")
+
+
+class JobDeclarations:
+    """The part of an app that declares jobs.
+
+    Args:
+        name: the app's.
+        enqueuer: enqueues what is declared.
+    """
+
+    def __init__(self, name: str, enqueuer: Enqueuer) -> None:
+        self.name = name
+        self.jobs: dict[str, JobType[Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.around: list[Around] = []
+        self._enqueuer = enqueuer
+        self._around_enqueue: list[AroundEnqueue] = []
+
+    @property
+    def settings(self) -> Settings:
+        """The app's, read at the first use."""
+        raise NotImplementedError
+
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        group: GroupOf = None,
+        priority: Priority = "normal",
+        retry: Retry | None = None,
+        history: bool | timedelta = True,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+        time_limit: float | None = None,
+        rate: Rate | None = None,
+        last_only: bool = False,
+        debounce: float = 0.0,
+        max_wait: float | None = None,
+    ) -> Callable[[Handler[P]], JobType[P]]:
+        """Declare a function as the handler of a job type.
+
+        The function's first parameter is the :class:`Job`; the others, all annotated,
+        are its payload's schema.
+
+        Args:
+            name: the type's name in the table. Defaults to the function's name.
+            group: the jobs that run one after the other, in the order of enqueue: the
+                name of a parameter, or a function of all of them that returns a string.
+                Defaults to none: every job is independent.
+            priority: ``high`` before ``normal`` before ``batch``, within an origin;
+                a call may choose another. Defaults to ``normal``.
+            retry: when a failed job runs again. Defaults to ``exponential()``.
+            rules: what certain exceptions mean: a policy of their own, or ``Discard``
+                or ``Cancel``. The class closest to the exception's counts.
+            time_limit: seconds that an attempt may take. An async handler is cancelled
+                then; a plain one goes on, but can commit nothing any more.
+            rate: how many may start in how many seconds, over all pods; the others wait
+                as scheduled jobs, and no attempt is counted. Defaults to no limit.
+            last_only: of the jobs of a group that wait, only the newest runs.
+            debounce: seconds of quiet in its group before the newest one runs.
+            max_wait: seconds after which one runs even without such a quiet.
+            history: how long finished jobs can be looked up, in whole days; False for
+                not at all. Defaults to the setting ``history_days``.
+
+        Raises:
+            ConfigurationError: the name is taken, or the signature is no schema.
+        """
+        frame = sys._getframe(1)
+        names = {**frame.f_globals, **frame.f_locals}
+
+        def declare(function: Handler[P]) -> JobType[P]:
+            return self._declare(
+                function,
+                name=name,
+                group=group,
+                retry=retry,
+                history=history,
+                last_only=last_only,
+                debounce=debounce,
+                max_wait=max_wait,
+                time_limit=time_limit,
+                rate=rate,
+                rules=rules,
+                names=names,
+                priority=priority,
+            )
+
+        return declare
+
+    def batch(
+        self,
+        *,
+        size: int = 100,
+        name: str | None = None,
+        group: GroupOf = None,
+        priority: Priority = "normal",
+        retry: Retry | None = None,
+        history: bool | timedelta = True,
+        rules: Mapping[type[BaseException], Rule] | None = None,
+    ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
+        """Declare a function that handles several jobs of a type in one call.
+
+        It is called with a list of :class:`Item`, each a job and its payload; ``T`` is
+        the payload's schema. :meth:`Item.fail` fails one of them. When the handler
+        raises, each of them is handled in a call of its own, so that only those fail
+        that cannot be handled.
+
+        Args:
+            size: jobs that one call takes at the most.
+            name: as for :meth:`job`, and so the others.
+            group: the order within a group is kept.
+            priority: see there.
+            retry: see there.
+            history: see there.
+            rules: see there.
+
+        Raises:
+            ConfigurationError: the name is taken, or the signature is another one.
+        """
+        frame = sys._getframe(1)
+        names = {**frame.f_globals, **frame.f_locals}
+        if not 2 <= size <= 10_000:
+            raise ConfigurationError(
+                f"a batch has 2 to 10,000 jobs, not {size}: for one use @app.job"
+            )
+
+        def declare(function: Callable[[list[Item[T]]], None]) -> JobType[[T]]:
+            type_name = name or str(getattr(function, "__name__", ""))
+            return self._declare(
+                cast("Any", function),
+                name=name,
+                group=group,
+                retry=retry,
+                history=history,
+                rules=rules,
+                names=names,
+                priority=priority,
+                batch=size,
+                schema=make_schema(find_item_type(function, type_name, names)),
+            )
+
+        return declare
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None,
+        retry: Retry | None,
+        history: bool | timedelta,
+        rules: Mapping[type[BaseException], Rule] | None,
+        **others: Any,
+    ) -> JobType[Any]:
+        type_name = name or str(getattr(function, "__name__", ""))
+        if type_name in self.jobs:
+            raise ConfigurationError(f"the job type {type_name!r} is declared twice")
+        job_type: JobType[Any] = JobType(
+            function,
+            name=type_name,
+            retry=retry or Retry(),
+            history=lambda: self._choose_history(history),
+            rules=rules or {},
+            enqueuer=self._enqueuer,
+            around=self._around_enqueue,
+            **others,
+        )
+        self.jobs[type_name] = job_type
+        return job_type
+
+    def _choose_history(self, given: bool | timedelta) -> timedelta | None:
+        if isinstance(given, timedelta):
+            return given
+        days = self.settings.history_days
+        return timedelta(days=days) if given and days else None
+
+    def around_enqueue(self, hook: AroundEnqueue) -> AroundEnqueue:
+        """Declare a hook around every enqueue; the first one declared is outermost.
+
+        It is called with a :class:`Draft` of what is to be enqueued and ``call_next``,
+        and returns ``call_next(draft)``.
+        """
+        self._around_enqueue.append(hook)
+        return hook
+
+    def around_run(self, function: A) -> A:
+        """Declare a function that is called around each run of a handler.
+
+        It is called with the :class:`Job` and a function that goes on; the first
+        declared is the outermost. An async function is called around async handlers, a
+        plain one around plain handlers.
+        """
+        self.around.append(function)
+        return function
+
+    def periodic(
+        self,
+        cron: str,
+        *,
+        tz: str = "UTC",
+        missed: Missed = "one",
+        name: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+    ) -> Callable[[JobType[P]], JobType[P]]:
+        """Enqueue a job type at each tick of a schedule, once over all pods.
+
+        Stands above ``@app.job``, several times if need be. A handler with a parameter
+        ``tick: datetime`` is told the tick's time in the schedule's zone. A new
+        schedule starts from now, and so does one whose expression or zone has changed.
+
+        Args:
+            cron: minute, hour, day of month, month and day of week, as Debian's cron
+                reads them; with six fields the first is the second.
+            tz: the IANA time zone in which the expression is read.
+            missed: what is enqueued for ticks at which no pod was there: ``one`` job,
+                for the newest tick; ``skip`` for none but one of the last minute;
+                ``all`` of them, the newest 1,000 at the most.
+            name: of the schedule. Defaults to the job type's.
+            payload: the handler's other arguments.
+
+        Raises:
+            ConfigurationError: the name is taken, or an argument cannot be used.
+        """
+
+        def declare(job_type: JobType[P]) -> JobType[P]:
+            if not isinstance(job_type, JobType):
+                raise ConfigurationError(
+                    f"{job_type!r} is no job type: put @app.periodic above @app.job"
+                )
+            declared = self.jobs.get(job_type.name)
+            if declared is None or declared.function is not job_type.function:
+                raise ConfigurationError(
+                    f"the job type {job_type.name!r} is not one of the app "
+                    f"{self.name!r}, so nobody would run its jobs"
+                )
+            schedule = Schedule(
+                job_type,
+                cron,
+                name=job_type.name if name is None else name,
+                tz=tz,
+                missed=missed,
+                payload=payload or {},
+            )
+            if schedule.name in self.schedules:
+                raise ConfigurationError(
+                    f"the schedule {schedule.name!r} is declared twice: give one of "
+                    "them a name of its own, as in name='nightly'"
+                )
+            self.schedules[schedule.name] = schedule
+            return job_type
+
+        return declare

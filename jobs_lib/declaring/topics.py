@@ -1,0 +1,167 @@
+"""Declare topics, consumers, read models and entities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeVar
+
+from jobs_lib.consuming.declared import Declared, read_model_applier
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.outbox.entity import Entity
+from jobs_lib.outbox.topic import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import TypeForm
+
+    from jobs_lib.consuming.declared import RecordHandler, RowOf
+    from jobs_lib.db import Queries
+    from jobs_lib.outbox.entity import Loader
+
+V = TypeVar("V", default=Any)
+
+
+class TopicDeclarations:
+    """The part of an app that declares what it writes to Kafka and reads from it.
+
+    Args:
+        queries: finds the named queries, at the first use.
+    """
+
+    def __init__(self, queries: Callable[[], Queries]) -> None:
+        self.topics: dict[str, Topic[Any]] = {}
+        self.consumers: list[Declared] = []
+        self.entities: dict[str, Entity] = {}
+        self._queries = queries
+
+    def topic(
+        self,
+        name: str,
+        *,
+        value: TypeForm[V] = Any,
+        compacted: bool = False,
+        partitions: int | None = None,
+    ) -> Topic[V]:
+        """Declare a topic that this service writes to, through the outbox.
+
+        Args:
+            name: the topic's name in Kafka.
+            value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
+                Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
+            compacted: whether only the last record of each key is kept.
+            partitions: how many it is created with where it does not exist. Defaults
+                to 100, so that work can be spread for years; to 3 for a compacted one,
+                which carries state.
+
+        Raises:
+            ConfigurationError: the topic is declared already.
+        """
+        if name in self.topics:
+            raise ConfigurationError(f"the topic {name!r} is declared twice")
+        topic = Topic(
+            name,
+            value=value,
+            compacted=compacted,
+            partitions=partitions or (3 if compacted else 100),
+            queries=self._queries,
+        )
+        self.topics[name] = topic
+        return topic
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        type: str | None = None,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
+        """Declare a function that handles the records of a topic.
+
+        It is called with a :class:`Record` of that value and the connection whose
+        transaction also stores the offset: both are committed, or neither.
+
+        Args:
+            topic: the topic to read.
+            group: the consumer group.
+            type: handle only records whose header ``ce_type`` is this; several
+                functions may share a topic and group that way.
+            value: the type of the records' values. Defaults to whatever the JSON holds.
+        """
+
+        def declare(function: RecordHandler[V]) -> RecordHandler[V]:
+            self._declare_consumer(topic, group).add_handler(function, type, value)
+            return function
+
+        return declare
+
+    def read_model(
+        self,
+        topic: str,
+        *,
+        table: str,
+        key: str,
+        group: str,
+        value: TypeForm[V] = Any,
+    ) -> Callable[[RowOf[V]], RowOf[V]]:
+        """Declare a function that maps the records of a state topic to rows of a table.
+
+        The function gets a :class:`Record` and returns the row's columns as a mapping,
+        or None to remove the row; it is not called for a tombstone. Row and offset are
+        written in one transaction. A row is only replaced by a newer version.
+
+        Args:
+            topic: the compacted topic to read.
+            table: ``table`` or ``schema.table``, with a column ``version bigint``.
+            key: the column that takes the record's key.
+            group: the consumer group.
+            value: the type of the records' values. Defaults to whatever the JSON holds.
+        """
+
+        def declare(function: RowOf[V]) -> RowOf[V]:
+            declared = self._declare_consumer(topic, group)
+            declared.set_applier(read_model_applier(function, table, key, value))
+            return function
+
+        return declare
+
+    def entity(
+        self, topic: Topic[V], *, source: str, key: str, name: str | None = None
+    ) -> Callable[[Loader[V]], Loader[V]]:
+        """Declare how the current states of an entity are read, for re-exports.
+
+        The function gets a connection and a list of keys and returns the states by key,
+        of the topic's type; what it leaves out is gone and becomes a tombstone.
+
+        Args:
+            topic: where the states go.
+            source: the service's own table, ``table`` or ``schema.table``.
+            key: the column whose text form is the record's key.
+            name: what commands call it. Defaults to ``source``.
+        """
+
+        def declare(function: Loader[V]) -> Loader[V]:
+            entity = Entity(name or source, topic.name, source, key, function)
+            if entity.name in self.entities:
+                raise ConfigurationError(
+                    f"the entity {entity.name!r} is declared twice"
+                )
+            self.entities[entity.name] = entity
+            self._serve_reexports()
+            return function
+
+        return declare
+
+    def _serve_reexports(self) -> None:
+        """An entity was declared: its re-exports come as jobs."""
+        raise NotImplementedError
+
+    def _declare_consumer(self, topic: str, group: str) -> Declared:
+        for declared in self.consumers:
+            if (declared.topic, declared.group) == (topic, group):
+                return declared
+        declared = Declared(topic, group)
+        self.consumers.append(declared)
+        return declared
