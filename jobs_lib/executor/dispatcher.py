@@ -85,6 +85,8 @@ class Dispatcher:
         """Whether what is to be settled may have been written already."""
         self._leaving: list[threading.Event] = []
         """Told as soon as what was given back is written."""
+        self._trimmed = 0
+        """How many of those given back are being taken out of their claims."""
         self._put_at = 0.0
         self._quiescing = False
         self._cut_off = False
@@ -268,11 +270,14 @@ class Dispatcher:
         given_back = self._claimer.given_back + [
             outcome.job for outcome in self._outcomes if outcome.result in _WAITING
         ]
+        self._trimmed = len(self._claimer.given_back)
         if not given_back:
             return []
-        seqs = sorted({job.lane.seq for job in given_back})
+        # A look from the start on, such as after a pause, finds what is in flight once
+        # more, and names it in another claim.
+        seqs = {job.lane.seq for job in given_back}.union(self._claimer.flight.claims)
         ids = [job.id for job in given_back]
-        parameters = {"seqs": int_array(seqs), "ids": int_array(ids)}
+        parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
         return [("trim_claims", {"owner": self._claimer.owner, **parameters})]
 
     def _end_claims(self) -> list[Statement]:
@@ -309,7 +314,9 @@ class Dispatcher:
             flight.land(outcome.job)
             if outcome.frees is not None:
                 freed.append(outcome.frees)
-        self._claimer.given_back.clear()
+        # What the claim of this same round has given back is still to be told.
+        del self._claimer.given_back[: self._trimmed]
+        self._trimmed = 0
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
             # What stood behind a failed job has not run: a crash is not its business.
             self._claimer.given_back += [j for j in lane.jobs if j.id in flight.jobs]

@@ -37,6 +37,24 @@ def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
     assert scene.state(running) == ("available", 0, 1)
 
 
+def test_a_job_that_was_found_again_in_flight_does_not_pay_either(scene):
+    snoozed = scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    started = pod.start()
+    scene.admin.execute("insert into jobs_lib.pauses values ('type', 'work')")
+    pod.round()
+    running = scene.enqueue()
+    scene.admin.execute("delete from jobs_lib.pauses")
+    pod.rounds()  # looks from the start on, and finds both
+    assert pod.start().id == running
+    pod.finish(started, Snooze(3600))
+    pod.round()
+    heir.take(ORIGIN)
+    assert scene.state(snoozed) == ("scheduled", 0, 0)
+    assert scene.state(running) == ("available", 0, 1)
+
+
 def test_a_group_goes_on_behind_a_job_that_may_have_crashed_its_process(scene):
     first = scene.enqueue(group="g")
     pod, heir = scene.pod(ORIGIN), scene.pod()
