@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from jobs_lib.db import Database
 from jobs_lib.devstack import KafkaBroker
+from jobs_lib.settings import default_settings
 from jobs_lib.testing.databases import embedded_server
 from tests import support
 from tests.support.budgets import Budgets
@@ -43,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
+
+
+@pytest.fixture(autouse=True)
+def fresh_settings() -> Iterator[None]:
+    """What a test has put into the environment is not read by the next one."""
+    default_settings.cache_clear()
+    yield
+    default_settings.cache_clear()
 
 
 @pytest.fixture(scope="session")

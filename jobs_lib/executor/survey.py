@@ -137,6 +137,8 @@ class Survey:
                 cancelled.add(int(name))
             else:
                 paused.setdefault(kind.removeprefix("pause:"), set()).add(name)
+        for position in self._claimer.positions.values():
+            position.seen = True
         self._due_at = time.monotonic() + due
         self.cancelled = frozenset(cancelled)
         self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})

@@ -195,7 +195,7 @@ class Claimer:
             "lane": max(2, min(room, _LONGEST_LANE)),
             "origins": text_array(touched),
             "epochs": int_array(self.positions[o].epoch for o in touched),
-            **self.windows.prepare(deep, max(1, room - _LANE * len(behind)), self._seq),
+            **self.windows.prepare(deep, max(1, room - _LANE * len(behind))),
             "extra_origins": text_array([o for o, _ in extra]),
             "extra_ids": int_array(i for _, i in extra),
             "busy_origins": text_array([o for o, _ in busy]),

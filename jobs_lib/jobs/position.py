@@ -21,12 +21,18 @@ class Position:
     """Below it no row can still appear: every transaction that could add one ended."""
     swept: int = 0
     """How far the sweep has come, where it takes several slices."""
+    seen: bool = False
+    """Whether a look since the take-over has told what is paused; no claim before."""
     deep: bool = False
     """Whether there may be more behind the cursor."""
     plain: bool = True
     """Whether what came last was plain: see the query ``claim_plain``."""
     growth: int = 1
     """How much wider the next window is, since the last ones held nothing to run."""
+    left_out: int = 0
+    """Claims since the last one that looked at the lowest priority, too."""
+    found: bool = False
+    """Whether the last claim has found anything."""
     leaving: bool = False
     """Whether it is being given back: nothing more is claimed."""
 

@@ -66,7 +66,9 @@ class Windows:
 
     def choose(self, active: Mapping[str, Position], room: int) -> list[str]:
         """The origins that may have more behind their cursors, in turn."""
-        deep = [o for o in self._order if o in active and active[o].deep][:room]
+        deep = [
+            o for o in self._order if o in active and active[o].deep and active[o].seen
+        ][:room]
         self._order.rotate(-len(deep))
         return deep
 
@@ -87,13 +89,12 @@ class Windows:
             "size": size,
         }
 
-    def prepare(self, deep: list[str], room: int, seq: int) -> dict[str, Any]:
+    def prepare(self, deep: list[str], room: int) -> dict[str, Any]:
         """The parameters of the query ``claim`` that say where it looks.
 
         Args:
             deep: origins to look at.
             room: for how many jobs there is room.
-            seq: the claim's number.
         """
         share = math.ceil(room / max(1, len(deep)))
         size = max(2, math.ceil(share / self._per_row))
@@ -102,13 +103,15 @@ class Windows:
         widths = [min(WIDEST, size * self.positions[o].growth) for o in wide]
         self._asked = dict.fromkeys(((o, 0) for o in plain), size)
         self._asked |= {(o, 0): width for o, width in zip(wide, widths, strict=True)}
-        # However high the load of the others is, one in sixteen is of the lowest.
-        few = share // _BATCH_SHARE or int(seq % (_BATCH_SHARE // share) == 0)
+        leveled: list[tuple[str, int, int]] = []
         for origin in deep:
-            # Where the lowest was left out, there may still be some of it.
-            self.positions[origin].deep = self.prioritized and not few
-        levels = [(1, share), (-1, few)] if self.prioritized else []
-        leveled = [(o, n, s) for o in deep for n, s in levels if s]
+            position = self.positions[origin]
+            position.deep = False
+            if self.prioritized:
+                few = _take_turn(position, share)
+                leveled += [(origin, 1, share)] + [(origin, -1, few)] * (few > 0)
+                # Where the lowest was left out, there may still be some of it.
+                position.deep = not few
         self._asked |= {(o, level): size for o, level, size in leveled}
         return {
             "window_origins": text_array(plain),
@@ -149,6 +152,7 @@ class Windows:
             barren: whether none of them could run.
         """
         position = self.positions[origin]
+        position.found = True
         full = count >= self._asked[origin, level]
         if level:
             position.levels[level] = max(position.levels[level], furthest or 0)
@@ -209,3 +213,20 @@ class Windows:
         for (origin, _), lane in flight.lanes.items():
             if origin == asked["origin"]:
                 lane.more = True
+
+
+def _take_turn(position: Position, share: int) -> int:
+    """How many of the lowest priority a claim looks at, beside ``share`` of the others.
+
+    However high the load of the others is, one in sixteen is of the lowest; and where
+    the last claim has found none of the others, the lowest has its turn at once.
+    """
+    few = share // _BATCH_SHARE
+    if not few:
+        position.left_out += 1
+        again = position.left_out > 1 and not position.found
+        few = int(again or position.left_out * share >= _BATCH_SHARE)
+    if few:
+        position.left_out = 0
+    position.found = False
+    return few

@@ -86,7 +86,8 @@ def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_
                 work.options(origin=f"{home}/{n}").enqueue(connection)
     wait_for(
         lambda: len(said(first, "started")) == len(said(second, "started")) == 2,
-        what="both are at work",
+        timeout=60,
+        what=lambda: f"both are at work\n{first.output}\n{second.output}",
     )
     assert ask(ports["first"], "/readyz") == ask(ports["first"], "/livez") == 200
 

@@ -165,7 +165,8 @@ def use_jobs(database, connection) -> None:
     claimer.windows.prioritized = True
     for growth in (1, 4):
         for position in claimer.positions.values():
-            position.deep, position.growth = True, growth
+            position.seen = position.deep = True
+            position.growth = growth
         items, _ = claimer.read(send(claimer.prepare(200))[0])
         jobs = [j for item in items for j in getattr(item, "jobs", [item])]
         assert len(jobs) > 50

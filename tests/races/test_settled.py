@@ -93,6 +93,18 @@ def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene
     assert run(pod) == [job]
 
 
+def test_a_hint_right_after_the_take_over_does_not_start_what_is_paused(scene):
+    job = scene.enqueue()
+    scene.admin.execute("insert into jobs_lib.pauses values ('type', 'work')")
+    pod = scene.pod()
+    pod._ownership._take(scene.connect(), frozenset({ORIGIN}))
+    pod.dispatcher.hint("")
+    pod.rounds()
+    assert pod.startable == []
+    scene.admin.execute("delete from jobs_lib.pauses")
+    assert run(pod) == [job]
+
+
 def test_whole_and_broken_numbers_of_seconds_are_settled_together(scene):
     first, second = scene.enqueue(), scene.enqueue()
     pod = scene.pod(ORIGIN)

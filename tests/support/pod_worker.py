@@ -10,6 +10,7 @@ import psycopg
 
 from jobs_lib.service import Service
 from tests.support.apps import make_app
+from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -33,11 +34,11 @@ if __name__ == "__main__":
 
     @app.job()
     def work(job: Job) -> None:
-        print(f"started {job.id}", flush=True)
+        say(f"started {job.id}")
         with psycopg.connect(url, autocommit=True) as connection:
             ask = "select from may_end where pod = %s"
             while not connection.execute(ask, (pod,)).rowcount:
                 threading.Event().wait(0.05)
-        print(f"ended {job.id}", flush=True)
+        say(f"ended {job.id}")
 
     sys.exit(Service(app).run())
