@@ -29,7 +29,7 @@ from jobs_lib.ownership.member import MemberSource
 from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
-from jobs_lib.supervisor import read_share, stop_with_parent
+from jobs_lib.supervisor import STOPPING, read_share, stop_with_parent
 from jobs_lib.wear import Wear
 
 if TYPE_CHECKING:
@@ -177,15 +177,16 @@ class Service:
         A process that has used up what the settings allow stops by itself.
 
         0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
-        shutdown timeout. A second signal ends the process at once, with that code.
+        shutdown timeout. A second signal ends the process at once, with that code, and
+        so does SIGQUIT.
         """
 
-        def stop(*_: object) -> None:
-            if self._stopping.is_set():
+        def stop(number: int, _: object) -> None:
+            if number == signal.SIGQUIT or self._stopping.is_set():
                 os._exit(CUT_OFF)
             self._stopping.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             signal.signal(number, stop)
         if read_share():
             stop_with_parent(self.ask_to_stop)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHARE = "JOBS_LIB_SHARE"
 """What a child is told: which share of the origins it has, as ``2/4``."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""The signals that end a process, each in its way."""
 _TICK = 0.2
 
 
@@ -38,9 +40,9 @@ class Supervisor:
         """Run until a signal comes; returns the worst exit code of the children.
 
         The first SIGTERM or SIGINT asks the children to stop in order, the second one
-        to stop at once.
+        and SIGQUIT to stop at once.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             signal.signal(number, self._stop)
         for share in range(1, self._count + 1):
             self._start(share)

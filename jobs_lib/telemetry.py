@@ -31,6 +31,8 @@
     record.failed      group, origin, offset, error  a handler raised
     loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
+    transaction.old    kind, who, application,       dead rows pile up behind it;
+                       state, seconds                ``who`` is its pid
 
 The ``sqlstate`` is PostgreSQL's, None where the server gave none, such as to whom it
 refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an alarm.
@@ -70,6 +72,7 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,
+    "transaction.old": logging.WARNING,
 }
 _RARELY = {"loop.failed", "loop.blocked"}
 _LOG_PAUSE = 10.0

@@ -128,8 +128,13 @@ class Dispatcher:
         unfinished: list[int] = []
         self._quiescing = True
 
+        def begin() -> None:
+            # Whoever stops this process by force must not burn what it interrupts.
+            self._claimer.given_back += self._claimer.retire(self._claimer.epochs)
+            leave()
+
         def leave() -> None:
-            jobs = self._claimer.retire(list(self._claimer.positions))
+            jobs = self._claimer.retire(self._claimer.epochs)
             unfinished[:] = [job.id for job in jobs if job.started]
             if unfinished and time.monotonic() < deadline:
                 self._commands.append(leave)
@@ -141,7 +146,7 @@ class Dispatcher:
             quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
             return unfinished
 
-        self._do(leave)
+        self._do(begin)
         return wait
 
     def release(self, origins: frozenset[str], deadline: float) -> Callable[[], None]:

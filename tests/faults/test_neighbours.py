@@ -28,6 +28,7 @@ def settled_blocks(admin) -> int:
     return blocks(admin)
 
 
+@pytest.mark.guarantee("FP13", "J26")
 @pytest.mark.parametrize("groups", [0, 50], ids=["ungrouped", "grouped"])
 def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     url, admin, app, connect, wait_for, groups

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.apps import make_app
+from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -61,6 +61,7 @@ def left(admin) -> list[tuple[int, int]]:
     ).fetchall()
 
 
+@pytest.mark.guarantee("FP19")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_signal_ends_what_runs_and_leaves_the_rest(start, admin, number):
     worker = start(1.0, 30.0)
@@ -76,6 +77,7 @@ def test_one_signal_ends_what_runs_and_leaves_the_rest(start, admin, number):
     assert owners == [(None,)]
 
 
+@pytest.mark.guarantee("FP19")
 def test_what_runs_longer_than_its_time_is_released_with_no_attempt_burnt(start, admin):
     worker = start(600.0, 0.5)
     worker.signal(signal.SIGTERM)
@@ -85,9 +87,46 @@ def test_what_runs_longer_than_its_time_is_released_with_no_attempt_burnt(start,
     assert left(admin) == [(0, 0)]
 
 
-def test_a_second_signal_ends_it_at_once(start, admin):
+def claimed(admin) -> list[int]:
+    """The jobs that a crash would count against."""
+    return [
+        job_id
+        for (ids,) in admin.execute("select ids from jobs_lib.claims")
+        for job_id in ids
+    ]
+
+
+@pytest.mark.guarantee("FP19")
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_second_signal_ends_it_at_once_and_burns_no_attempt(
+    start, admin, database_url, wait_for, second
+):
     worker = start(600.0, 60.0)
+    assert claimed(admin)
     worker.signal(signal.SIGTERM)
-    # Two of one number that arrive together are one signal.
-    worker.signal(signal.SIGINT)
+    wait_for(lambda: not claimed(admin), what="it stops")
+    worker.signal(second)
     assert worker.wait(timeout=20) == CUT_OFF
+    started = {line.split()[1] for line in said(worker, "started")}
+    assert len(started) == 2
+    assert said(worker, "ended") == []
+
+    app = make_app(database_url)
+    seen = {}
+
+    @app.job()
+    def work(job: Job) -> None:
+        seen[str(job.id)] = (job.attempt, job.crashes)
+
+    with running(app, "executor"):
+        wait_for(lambda: len(seen) == 6, timeout=30, what="others run them all")
+    assert started < set(seen)
+    assert set(seen.values()) == {(1, 0)}
+
+
+@pytest.mark.guarantee("FP19")
+def test_sigquit_ends_it_at_once(start, admin):
+    worker = start(600.0, 60.0)
+    worker.signal(signal.SIGQUIT)
+    assert worker.wait(timeout=20) == CUT_OFF
+    assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (6,)
