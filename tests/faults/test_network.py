@@ -37,7 +37,7 @@ def assert_all_ran_once(url: str, worker, wait_for) -> None:
 
 
 @pytest.mark.guarantee("FP8")
-@pytest.mark.parametrize("fault", ["reset", "hold"])
+@pytest.mark.parametrize("fault", ["reset", "hold", "half_open"])
 def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
     url, proxy, start_worker, wait_for, fault
 ):

@@ -22,6 +22,7 @@ class Proxy:
     """Passes bytes both ways, a thread for each connection.
 
     - `hold()`: every connection, also a new one, stays open and passes nothing on;
+    - `half_open()`: the same, and the server believes that its clients have gone;
     - `reset()`: all connections are cut with a TCP reset, new ones are accepted;
     - `release()`: back to normal; what was held is cut;
     - `swallow(text)`: on a connection whose client has sent ``text``, what the server
@@ -35,6 +36,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._held = threading.Event()
+        self._half = threading.Event()
         self._swallow: bytes | None = None
         self.swallowed = threading.Event()
         """Set once an answer was dropped."""
@@ -76,9 +78,15 @@ class Proxy:
         """Say nothing more, to anybody."""
         self._held.set()
 
+    def half_open(self) -> None:
+        """Close the server's side of all connections, and do not tell the clients."""
+        self._half.set()
+        self.hold()
+
     def release(self) -> None:
         """Serve new connections; those that were held are gone."""
         self._held.clear()
+        self._half.clear()
         self.reset()
 
     def reset(self) -> None:
@@ -120,8 +128,13 @@ class Proxy:
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
         """Until one side ends. Closed with a reset where that was asked for."""
         cutting = False
+        ends = [client, server]
         while True:
-            ready, _, _ = select.select([client, server], [], [], 1.0)
+            ready, _, _ = select.select(ends, [], [], 0.1)
+            if self._half.is_set() and server in ends:
+                ends.remove(server)
+                server.close()
+                continue
             for one in ready:
                 data = one.recv(_BLOCK)
                 if not data:
