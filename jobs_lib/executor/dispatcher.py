@@ -71,6 +71,7 @@ class Dispatcher:
         self._survey = Survey(claimer, poll_interval)
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, listens=listens)
+        self._heard = False
         self._hinted = hinted or self.hint
         self._hears = hears
         self._ended = claimer.ended
@@ -351,11 +352,11 @@ class Dispatcher:
         seconds = self._survey.seconds_left()
         if self._ended:
             seconds = min(seconds, _SETTLE_WITHIN)
-        heard = self._wakeup.hears
         for origin in self._wakeup.wait(seconds):
             self._hinted(origin)
-        if self._wakeup.hears != heard:
+        if self._wakeup.hears != self._heard:
             # What was said meanwhile is lost; and everybody looks at another pace.
+            self._heard = self._wakeup.hears
             self._hinted("")
 
     @property

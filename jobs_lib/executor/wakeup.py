@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ class Wakeup:
         os.set_blocking(self._writer, False)
         self._set = False
         self._connection: psycopg.Connection[Any] | None = None
+        self._connecting = False
+        self._closed = False
         self._failures = 0
         self._next_try = 0.0
 
@@ -64,23 +67,39 @@ class Wakeup:
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed = True
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _listen(self) -> None:
-        if self._connection is not None or not self._listens:
+        if self._connection is not None or self._connecting or not self._listens:
             return
-        if time.monotonic() < self._next_try:
-            return
+        if time.monotonic() >= self._next_try:
+            self._connecting = True
+            # A host that does not answer must hold up the hints alone, not the claims.
+            threading.Thread(
+                target=self._connect, name="jobs_lib hints", daemon=True
+            ).start()
+
+    def _connect(self) -> None:
         try:
             connection = self._database.connect("hints", direct=True)
             connection.execute(
                 sql.SQL("listen {}").format(sql.Identifier(self._database.channel))
             )
-            self._connection, self._failures = connection, 0
         except Exception as error:
             self._fail(error)
+        else:
+            self._connection, self._failures = connection, 0
+            if self._closed:
+                self._hang_up()
+        finally:
+            self._connecting = False
+            self.set()
 
     def _take_hints(self) -> list[str]:
         assert self._connection is not None
@@ -91,7 +110,7 @@ class Wakeup:
             while notification := pgconn.notifies():
                 hints.append(notification.extra.decode())
         except psycopg.Error as error:
-            self.close()
+            self._hang_up()
             self._fail(error)
         return hints
 

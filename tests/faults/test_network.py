@@ -162,3 +162,22 @@ def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
         # With hints an executor looks ten times more rarely.
         assert max(run_one() for _ in range(4)) < 3 * interval
     assert {fields["loop"] for _, fields in failed} == {"hints"}
+
+
+def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_for):
+    with Proxy.before(url) as proxy:
+        proxy.hold()
+        app = make_app(url, direct_url=proxy.url(url), poll_interval=0.05)
+        ran: list[int] = []
+
+        @app.job()
+        def work(job) -> None:
+            ran.append(job.id)
+
+        with heard("loop.failed") as failed, executing(app, ORIGINS):
+            for n in range(1, 4):
+                with connect() as connection:
+                    work.enqueue(connection)
+                wait_for(lambda n=n: len(ran) == n, what="it has run")
+            # Until here, nobody had given up the wait for that host.
+            assert not failed
