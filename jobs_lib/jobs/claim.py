@@ -39,6 +39,23 @@ _LANE = 8
 _LONGEST_LANE = 1_000
 
 
+class _Found:
+    """What one claim has found."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        """For the workers, in order."""
+        self.jobs: list[Job] = []
+        """All that were not in flight yet."""
+        self.lanes: dict[Group, Lane] = {}
+        self.ages: dict[int, tuple[bool, float]] = {}
+        """Of what runs last only: is it delayed, and seconds since its enqueue."""
+        self.looks: list[tuple[Any, ...]] = []
+        """The other rows: where it has looked."""
+        self.claimed = False
+        """Whether any row was a job."""
+
+
 class Claimer:
     """The owner's side of the claim; used by one thread."""
 
@@ -231,27 +248,71 @@ class Claimer:
 
         Returns what is for the workers, in order, and what is settled without a run.
         """
-        flying, open_lanes = self.flight.jobs, self.flight.lanes
+        self._forget_asked()
+        found = self._sort(rows)
+        self.flight.lanes.update(found.lanes)
+        if found.claimed:
+            # Even if all were in flight already: the claim's row must go some day.
+            self.flight.count(self._seq, len(found.jobs))
+        # What was asked for by its group says nothing of the window.
+        taken = {
+            (job.lane.origin, job.priority)
+            for job in found.jobs
+            if (job.lane.origin, job.group) not in self._following
+        }
+        for row in found.looks:
+            self._note(row, taken)
+        for key, lane in found.lanes.items():
+            # Behind any other id the claim has not looked for the head of the group.
+            if not self._following.get(key):
+                low = self.positions[key[0]].low
+                self.floors.note(key, lane.jobs[0].id, len(lane.jobs), low)
+        cut = sum(lane.more for lane in found.lanes.values())
+        self.windows.note_lanes(len(found.lanes), cut)
+        outcomes = [
+            outcome
+            for lane in found.lanes.values()
+            for outcome in self._settle_early(lane, found.ages)
+        ]
+        outcomes += [
+            explain_crashes(job, self._types[job.type].retry)
+            for job in found.jobs
+            if job.crashes >= CRASHES and job.group is None
+        ]
+        items = found.items
+        if outcomes:
+            held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
+            items = [item for item in items if id(item) not in held]
+        if self.windows.prioritized:
+            items.sort(key=_rank)
+        if found.jobs:
+            telemetry.emit("jobs.claimed", count=len(found.jobs))
+        return items, outcomes
+
+    def _forget_asked(self) -> None:
+        """What the claim was asked for by name has been asked for."""
         for job_id in self._tried:
             self.extra.pop(job_id, None)
         for key in self._following:
             self.flight.behind.pop(key, None)
         self._suspects.asked()
+
+    def _sort(self, rows: Iterable[tuple[Any, ...]]) -> _Found:
+        """Make jobs and lanes of the rows that are jobs; one pass, for each job."""
+        found = _Found()
+        jobs, items, lanes, ages = found.jobs, found.items, found.lanes, found.ages
+        flying, open_lanes = self.flight.jobs, self.flight.lanes
         free: dict[str, Lane] = {}
-        lanes: dict[tuple[str, str], Lane] = {}
-        items: list[Item] = []
-        jobs: list[Job] = []
-        ages: dict[int, tuple[bool, float]] = {}
-        looked: list[tuple[Any, ...]] = []
-        count = 0
         for row in rows:
-            count += 1
             kind, origin, job_id, type_, group = row[:5]
             if kind:
-                looked.append(row)
+                found.looks.append(row)
                 continue
+            found.claimed = True
             if job_id in flying or origin not in self.positions:
                 continue
+            failures, crashes, priority, payload = row[5:9]
+            run_at, enqueued_at, headers, cut, delayed, age, place = row[9:]
             if group is None:
                 lane = free.get(origin)
                 if lane is None:
@@ -265,10 +326,10 @@ class Claimer:
                     lane = lanes[key] = self._open_lane(origin, group)
                     items.append(lane)
                 # A suspect is alone in its lane, whatever stands behind it.
-                lane.more = row[12] or row[6] > 0
+                lane.more = cut or crashes > 0
             job = Job(
-                lane, job_id, type_, group, row[5] + row[6] + 1, row[6], row[7], row[8],
-                row[9], row[10], row[11], row[15],
+                lane, job_id, type_, group, failures + crashes + 1, crashes, priority,
+                payload, run_at, enqueued_at, headers, place,
             )  # fmt: skip
             jobs.append(job)
             flying[job_id] = job
@@ -276,43 +337,9 @@ class Claimer:
                 items.append(job)
             else:
                 lane.jobs.append(job)
-                if row[14] is not None:
-                    ages[job_id] = row[13], row[14]
-        open_lanes.update(lanes)
-        if len(looked) < count:
-            # Even if all were in flight already: the claim's row must go some day.
-            self.flight.count(self._seq, len(jobs))
-        # What was asked for by its group says nothing of the window.
-        taken = {
-            (job.lane.origin, job.priority)
-            for job in jobs
-            if (job.lane.origin, job.group) not in self._following
-        }
-        for row in looked:
-            self._note(row, taken)
-        for key, lane in lanes.items():
-            # Behind any other id the claim has not looked for the head of the group.
-            if not self._following.get(key):
-                low = self.positions[key[0]].low
-                self.floors.note(key, lane.jobs[0].id, len(lane.jobs), low)
-        cut = sum(lane.more for lane in lanes.values())
-        self.windows.note_lanes(len(lanes), cut)
-        outcomes = [
-            o for lane in lanes.values() for o in self._settle_early(lane, ages)
-        ]
-        outcomes += [
-            explain_crashes(job, self._types[job.type].retry)
-            for job in jobs
-            if job.crashes >= CRASHES and job.group is None
-        ]
-        if outcomes:
-            held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
-            items = [item for item in items if id(item) not in held]
-        if self.windows.prioritized:
-            items.sort(key=_rank)
-        if jobs:
-            telemetry.emit("jobs.claimed", count=len(jobs))
-        return items, outcomes
+                if age is not None:
+                    ages[job_id] = delayed, age
+        return found
 
     def _open_lane(self, origin: str, group: str | None) -> Lane:
         epoch = self.positions[origin].epoch
