@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         100, ge=1, le=10_000, description="Async job handlers that run at once."
     )
     batch: int = Field(
-        2_000,
+        4_000,
         ge=2,
         le=10_000,
         description="Jobs in flight at the most; more costs memory.",

@@ -312,7 +312,7 @@ class Claimer:
             if job_id in flying or origin not in self.positions:
                 continue
             failures, crashes, priority, payload = row[5:9]
-            run_at, enqueued_at, headers, cut, delayed, age, place = row[9:]
+            run_at, enqueued, headers, cut, delayed, age, place = row[9:]
             if group is None:
                 lane = free.get(origin)
                 if lane is None:
@@ -329,7 +329,7 @@ class Claimer:
                 lane.more = cut or crashes > 0
             job = Job(
                 lane, job_id, type_, group, failures + crashes + 1, crashes, priority,
-                payload, run_at, enqueued_at, headers, place,
+                payload, run_at, enqueued, headers, place,
             )  # fmt: skip
             jobs.append(job)
             flying[job_id] = job

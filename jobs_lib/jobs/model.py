@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
@@ -13,7 +14,6 @@ from jobs_lib.errors import JobsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from jobs_lib.jobs.ended import Ended
     from jobs_lib.jobs.transaction import Transaction
@@ -70,7 +70,8 @@ class Job:
     payload: str | None = field(repr=False)
     """The payload as JSON text; None for a large one, until the job starts."""
     run_at: datetime | None
-    enqueued_at: datetime
+    enqueued: float = field(repr=False)
+    """Seconds since the epoch at which it was enqueued, by the database's clock."""
     headers: dict[str, str] | None
     """Context that travels with the job, such as a trace."""
     place: str = field(default="(0,0)", repr=False)
@@ -87,6 +88,11 @@ class Job:
     """Set when its time limit is over: whatever the handler still does is refused."""
     deadline: float = math.inf
     lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When it was enqueued, by the database's clock."""
+        return datetime.fromtimestamp(self.enqueued, UTC)
 
     @property
     def origin(self) -> str:

@@ -156,7 +156,7 @@ class Runner:
         return self._types[job.type].payload.decode(payload)
 
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
-        end_if_forked(self._lender.pid)
+        end_if_forked(self._lender.forks)
         job.lend = None
         if job.completed:
             # Its transaction is in: whatever failed came after it.

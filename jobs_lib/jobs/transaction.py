@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from psycopg import pq
 
 from jobs_lib.db import fenced
 from jobs_lib.errors import JobsError, UnavailableError, UnknownCommitError
-from jobs_lib.jobs.forked import end_if_forked
+from jobs_lib.jobs.forked import count_forks, end_if_forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +45,7 @@ class Lender:
         answer_within: float | None = None,
         pipelines: bool = True,
     ) -> None:
-        self.pid = os.getpid()
+        self.forks = count_forks()
         self.borrow = borrow
         self._borrow_async = borrow_async
         self._types = types
@@ -117,7 +116,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end_if_forked(self._lender.pid)
+        end_if_forked(self._lender.forks)
         connection = self._connection
         try:
             if error is None:
@@ -165,7 +164,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end_if_forked(self._lender.pid)
+        end_if_forked(self._lender.forks)
         connection = self._connection
         try:
             if error is None:

@@ -230,7 +230,7 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
             or octet_length(t.payload::text) <= 8192
         then t.payload::text
     end,
-    t.run_at, t.enqueued_at, t.headers, t.cut,
+    t.run_at, date_part('epoch', t.enqueued_at), t.headers, t.cut,
     -- Of what runs last only: is the newest still waiting, and how long did the oldest?
     t.state = 'scheduled',
     case when t.type = any (%(last_types)s::text[])
@@ -309,7 +309,7 @@ select 0 as kind, l.origin, l.id, l.type, l."group", l.attempt, l.crashes, l.pri
             or octet_length(l.payload::text) <= 8192
         then l.payload::text
     end,
-    l.run_at, l.enqueued_at, l.headers, false, false, null::float8, l.tid::text
+    l.run_at, date_part('epoch', l.enqueued_at), l.headers, false, false, null::float8, l.tid::text
 from looked l where l.plain and l.state = 'available'
 union all
 select 1, %(origin)s, max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0,

@@ -216,6 +216,6 @@ def make_job(row: Row, installation: UUID, epoch: int = 0) -> Job:
         0,
         row.payload,
         row.run_at,
-        row.enqueued_at,
+        row.enqueued_at.timestamp(),
         row.headers,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from jobs_lib.jobs.ended import Ended
@@ -68,7 +68,7 @@ def make_job(database: Database, **values):
         priority=0,
         payload="{}",
         run_at=None,
-        enqueued_at=datetime.now(UTC),
+        enqueued=time.time(),
         headers=None,
         lend=lend,  # type: ignore[arg-type]
     )
