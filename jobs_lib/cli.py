@@ -129,7 +129,7 @@ def topics() -> None:
 def topics_create(app: str) -> None:
     """Create the topics that the service declares, where they are missing."""
     from jobs_lib.app import load_app
-    from jobs_lib.service import create_topics
+    from jobs_lib.topics import create_topics
 
     created = create_topics(load_app(app))
     click.echo(f"created: {', '.join(created) or 'none, all exist'}")
@@ -143,7 +143,7 @@ def topics_create(app: str) -> None:
 def topics_declare(app: str, topic: str, partitions: int | None, home: bool) -> None:
     """Record how many partitions of TOPIC count for the origins of jobs."""
     from jobs_lib.app import load_app
-    from jobs_lib.service import declare_topic
+    from jobs_lib.topics import declare_topic
 
     declare_topic(load_app(app), topic, home=home, partitions=partitions)
     click.echo(f"declared: {topic}")

@@ -84,7 +84,7 @@ class Scheduler:
         failures = 0
         while not self._stopping.is_set():
             try:
-                with self._database.connect("scheduler") as connection:
+                with self._database.connect("scheduler", impatient=True) as connection:
                     while not self._stopping.is_set():
                         seconds = self._look(connection)
                         failures = 0

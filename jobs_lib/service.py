@@ -12,24 +12,23 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import KafkaException
-
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.consumer import Consumer
-from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
+from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
-from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.ownership.static import StaticSource
 from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
 from jobs_lib.supervisor import STOPPING, read_share, stop_with_parent
+from jobs_lib.topics import declare_topic
 from jobs_lib.wear import Wear
 
 if TYPE_CHECKING:
@@ -38,12 +37,15 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.consuming.declared import Declared
+    from jobs_lib.errors import JobsError
     from jobs_lib.ownership import Holder, Source
 
 PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
 CUT_OFF = 3
 """The exit code of a process that stopped before all running jobs had ended."""
+FAILED = 4
+"""The exit code of one that stopped by itself: somebody has something to change."""
 
 
 class Service:
@@ -70,8 +72,15 @@ class Service:
         self._sidecar = sidecar
         self.database = app.database()
         self.process = Process(
-            self.database, self.settings.pod, (), self.settings.heartbeat_interval
+            self.database,
+            self.settings.pod,
+            (),
+            self.settings.heartbeat_interval,
+            give_up_after=self.settings.give_up_after,
+            back_after=self.settings.stale_after,
         )
+        self.failure: JobsError | None = None
+        """Why it has stopped by itself; None if it has not."""
         self._ownerships: list[Ownership] = []
         self._workers: list[Executor | Relay | Consumer] = []
         self._members: list[GroupMember] = []
@@ -178,7 +187,8 @@ class Service:
 
         0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
         shutdown timeout. A second signal ends the process at once, with that code, and
-        so does SIGQUIT.
+        so does SIGQUIT. :data:`FAILED` when it has stopped by itself: see
+        :attr:`failure`.
         """
 
         def stop(number: int, _: object) -> None:
@@ -194,7 +204,16 @@ class Service:
         wear = Wear(self.settings, self._count_ran)
         while not self._stopping.wait(_TICK) and not wear.is_over():
             pass
-        return 0 if self.stop() else CUT_OFF
+        ended = self.stop()
+        if self.failure is not None:
+            telemetry.logger.error("stopped: %s", self.failure)
+            return FAILED
+        return 0 if ended else CUT_OFF
+
+    def _fail(self, error: JobsError) -> None:
+        """Stop for good: whoever started it has something to change."""
+        self.failure = error
+        self._stopping.set()
 
     def _probes_port(self) -> int:
         """Of several processes of one pod each has the next port."""
@@ -237,7 +256,13 @@ class Service:
                 return
 
     def _add_consumer(self, group: str, declared: list[Declared]) -> None:
-        member = GroupMember(self.settings, group, {one.topic for one in declared})
+        member = GroupMember(
+            self.settings,
+            group,
+            {one.topic for one in declared},
+            may_join=lambda: not self.process.is_cut_off(),
+            fenced=self._fail,
+        )
         source = MemberSource([member], self.settings.handover_timeout)
         consumer = Consumer(
             self.database,
@@ -259,13 +284,16 @@ class Service:
             self.app.around,
         )
         handled = [d for d in self.app.consumers if not d.is_read_model]
-        if not handled:
+        if self.settings.origins:
+            self._own("execute", StaticSource(self._choose_origins()), executor)
+        elif not handled:
             self._own("execute", self._shared("execute", self._all_origins), executor)
         elif self._sidecar:
             groups: dict[str, frozenset[str]] = {}
             for one in handled:
                 groups[one.group] = groups.get(one.group, frozenset()) | {one.topic}
             followed = FollowSource(self.settings, groups)
+            followed.refused = self._fail
             if share := read_share():
                 followed.share(*share)
             self._own("execute", followed, executor)
@@ -315,73 +343,20 @@ class Service:
             stale_after=self.settings.stale_after,
         )
 
+    def _choose_origins(self) -> frozenset[str]:
+        """Those that the settings name."""
+        every = frozenset(self._all_origins())
+        if self.settings.origins == "all":
+            return every
+        chosen = frozenset(o.strip() for o in self.settings.origins.split(","))
+        if unknown := sorted(chosen - every):
+            raise ConfigurationError(
+                f"JOBS_LIB_ORIGINS names {', '.join(unknown)}, and no declared topic "
+                "has such a partition: see `jobs-lib topics`"
+            )
+        return chosen
+
     def _all_origins(self) -> list[str]:
         with self.database.connect("start") as connection:
             rows = connection.execute(self.database.queries["read_topics"]).fetchall()
         return [f"{topic}/{n}" for topic, count, _ in rows for n in range(count)]
-
-
-def declare_topic(
-    app: App, topic: str, *, home: bool = False, partitions: int | None = None
-) -> None:
-    """Record a topic, and how many partitions count for the origins of its groups.
-
-    Args:
-        app: whose database and Kafka.
-        topic: the topic's name.
-        home: whether groups get their origins from it.
-        partitions: defaults to what Kafka has; an existing record is never changed.
-
-    Raises:
-        TopicError: Kafka has no such topic, or jobs wait under another home topic.
-    """
-    database = app.database()
-    with database.connect("topics") as connection, connection.transaction():
-        known = {
-            name: (count, is_home)
-            for name, count, is_home in connection.execute(
-                database.queries["read_topics"]
-            )
-        }
-        if topic not in known:
-            count = partitions or count_partitions(app.settings, topic)
-            if not count:
-                raise TopicError(
-                    f"Kafka has no topic {topic!r} at "
-                    f"{app.settings.kafka_bootstrap_servers}: create it first, or give "
-                    "the number of partitions"
-                )
-            connection.execute(
-                database.queries["declare_topic"],
-                {"topic": topic, "partitions": count},
-            )
-        if home and not known.get(topic, (0, False))[1]:
-            connection.execute(database.queries["move_home"], {"topic": topic})
-            moved = connection.execute(database.queries["set_home"], {"topic": topic})
-            if not moved.rowcount:
-                raise TopicError(
-                    f"{topic!r} cannot become the home topic while jobs wait under the "
-                    "old one: their groups would be split. Let an executor finish them "
-                    "first"
-                )
-
-
-def create_topics(app: App) -> list[str]:
-    """Create the topics that the app declares; returns those that were missing.
-
-    Raises:
-        TopicError: a broker refuses one of them.
-    """
-    admin = make_admin(app.settings)
-    created = []
-    for topic in app.topics.values():
-        try:
-            if create_topic(
-                admin, topic.name, topic.partitions, compacted=topic.compacted
-            ):
-                created.append(topic.name)
-        except KafkaException as error:
-            raise TopicError(
-                f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
-            ) from None
-    return created

@@ -130,7 +130,29 @@ class Settings(BaseSettings):
         1.0, description="Kafka's heartbeat interval in seconds, for consumer groups."
     )
     assignment_strategy: Literal["cooperative-sticky", "range", "roundrobin"] = Field(
-        "cooperative-sticky", description="How a consumer group shares partitions."
+        "cooperative-sticky",
+        description="How a consumer group shares partitions, by the classic protocol.",
+    )
+    group_protocol: Literal["classic", "consumer"] = Field(
+        "classic",
+        description="Kafka's protocol of consumer groups: `consumer` is KIP-848's, "
+        "whose timeouts and assignor are the broker's.",
+    )
+    static_membership: bool = Field(
+        False,
+        description="Whether a pod that restarts within the session timeout gets its "
+        "partitions back without a rebalance: its name is its group.instance.id.",
+    )
+    origins: str = Field(
+        "",
+        description="Which origins the executor owns: `all`, or a list such as "
+        "`orders/0,orders/1`. By default those of the partitions that the pod has, "
+        "and without Kafka a share with the other processes.",
+    )
+    give_up_after: Seconds = Field(
+        30.0,
+        description="Seconds without an answer of PostgreSQL after which a pod leaves "
+        "its consumer groups, so that others have its partitions.",
     )
     follow_interval: Seconds = Field(
         1.0,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _COMMIT_PAUSE = 1.0
 _READ_AHEAD = 4
+_LAST_SECONDS = 1.0
 """Blocks that may wait in memory per partition before it is paused."""
 
 
@@ -99,14 +100,16 @@ class Consumer:
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            # A handler that hangs is fenced since its partition was released.
+            thread.join(_LAST_SECONDS)
 
     # The Holder's side, in the ownership's thread
 
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Go on with partitions where the database says."""
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
-        with self._database.connect(f"consume {self.group}") as connection:
+        name = f"consume {self.group}"
+        with self._database.connect(name, impatient=True) as connection:
             stored = self._read_offsets(connection, list(parts))
         with self._changed:
             for partition, epoch in parts.items():

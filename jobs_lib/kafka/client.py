@@ -36,16 +36,25 @@ _PRODUCER_KEYS = {"partitioner", "acks", "enable.idempotence"}
 def make_consumer(settings: Settings, group: str) -> Consumer:
     """A consumer of ``group`` whose client id is the pod's name.
 
+    Of the new group protocol (KIP-848) the timeouts and the assignor are the broker's:
+    a client that sets its own is refused.
+
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = _common(settings) | {
         "group.id": group,
         "auto.offset.reset": "earliest",
-        "session.timeout.ms": int(settings.session_timeout * 1000),
-        "heartbeat.interval.ms": int(settings.group_heartbeat_interval * 1000),
-        "partition.assignment.strategy": settings.assignment_strategy,
+        "group.protocol": settings.group_protocol,
     }
+    if settings.group_protocol == "classic":
+        configuration |= {
+            "session.timeout.ms": int(settings.session_timeout * 1000),
+            "heartbeat.interval.ms": int(settings.group_heartbeat_interval * 1000),
+            "partition.assignment.strategy": settings.assignment_strategy,
+        }
+    if settings.static_membership:
+        configuration["group.instance.id"] = settings.pod
     configuration |= {key: _FORCED[key] for key in _CONSUMER_KEYS}
     return cast("Consumer", _make(Consumer, configuration, settings))
 

@@ -21,6 +21,7 @@ from confluent_kafka import (
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
+_FATAL = {
+    KafkaError._FATAL,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+}
 
 
 class MemberListener(Protocol):
@@ -56,14 +62,40 @@ class MemberListener(Protocol):
 class GroupMember:
     """One member of a consumer group."""
 
-    def __init__(self, settings: Settings, group: str, topics: Iterable[str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topics: Iterable[str],
+        *,
+        may_join: Callable[[], bool] = lambda: True,
+        fenced: Callable[[FencedError], None] = lambda error: None,
+    ) -> None:
+        """Prepare to join.
+
+        Args:
+            settings: where the brokers are, and how the group shares partitions.
+            group: the group's name.
+            topics: all that this member subscribes to.
+            may_join: asked again and again; while it says no, the member is out of the
+                group, and others have its partitions.
+            fenced: told when the broker has given this member's place to another
+                process of the same name, which is for good.
+        """
         self.group = group
         self.topics = sorted(topics)
         self._settings = settings
         self._listeners: list[MemberListener] = []
         self._commands: deque[Callable[[Consumer], bool]] = deque()
         self._stopping = threading.Event()
-        self._cooperative = settings.assignment_strategy == "cooperative-sticky"
+        self._cooperative = (
+            settings.assignment_strategy == "cooperative-sticky"
+            or settings.group_protocol == "consumer"
+        )
+        self._may_join = may_join
+        self._fenced = fenced
+        self._leaves_at_once = False
+        self._failures = 0
         self._thread = threading.Thread(
             target=self._poll, name=f"jobs_lib poll {group}", daemon=True
         )
@@ -135,28 +167,41 @@ class GroupMember:
     # The poll thread
 
     def _poll(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
-            consumer: Consumer | None = None
             try:
-                consumer = make_consumer(self._settings, self.group)
-                consumer.subscribe(
-                    self.topics,
-                    on_assign=self._on_assign,
-                    on_revoke=self._on_revoke,
-                    on_lost=self._on_lost,
-                )
-                while not self._stopping.is_set():
-                    self._poll_once(consumer)
-                    failures = 0
-            except Exception as error:
-                failures += 1
+                if self._may_join():
+                    self._be_member()
+                else:
+                    self._stopping.wait(_POLL_SECONDS)
+            except FencedError as error:
                 telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
-            finally:
-                if consumer is not None:
-                    # Gives everything back through on_revoke, and leaves the group.
-                    consumer.close()
+                self._fenced(error)
+                return
+            except Exception as error:
+                self._failures += 1
+                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._stopping.wait(RECONNECT.delay(self._failures))
+
+    def _be_member(self) -> None:
+        """Poll until this member should leave."""
+        consumer = make_consumer(self._settings, self.group)
+        try:
+            consumer.subscribe(
+                self.topics,
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+            while not self._stopping.is_set() and self._may_join():
+                self._poll_once(consumer)
+                self._failures = 0
+            # Without the database nothing can be handed over: nobody waits for it.
+            self._leaves_at_once = not self._stopping.is_set()
+        finally:
+            # Gives everything back through on_revoke, and leaves the group.
+            consumer.close()
+            self._leaves_at_once = False
+            self._commands.clear()
 
     def _obey(self, consumer: Consumer) -> None:
         """Carry out what other threads asked for; what is too early is kept."""
@@ -175,9 +220,17 @@ class GroupMember:
         messages = [first, *consumer.consume(_FETCH, 0)]
         for message in messages:
             error = message.error()
+            if error is not None and (error.fatal() or error.code() in _FATAL):
+                raise FencedError(
+                    f"the broker has given the place of {self._settings.pod!r} in the "
+                    f"group {self.group!r} to another process of that name "
+                    f"({error.str()}): give each pod its own JOBS_LIB_POD"
+                )
             if error is not None and error.code() not in _QUIET:
                 telemetry.emit(
-                    "loop.failed", loop=f"poll {self.group}", error=error.str()
+                    "loop.failed",
+                    loop=f"poll {self.group}",
+                    error=KafkaException(error),
                 )
         records = [message for message in messages if message.error() is None]
         if records:
@@ -194,7 +247,7 @@ class GroupMember:
         self._tell("assigned", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._tell("revoked", partitions)
+        self._tell("lost" if self._leaves_at_once else "revoked", partitions)
         # Offsets that were stored meanwhile, while we may still commit them.
         self._obey(consumer)
         self._unassign(consumer, partitions)

@@ -104,7 +104,7 @@ class Relay:
         failures = 0
         while not self._stopping.is_set():
             try:
-                with self._database.connect("relay") as connection:
+                with self._database.connect("relay", impatient=True) as connection:
                     # Of what runs in a transaction block; the rest commits by itself.
                     connection.isolation_level = IsolationLevel.REPEATABLE_READ
                     while not self._stopping.is_set():

@@ -2,11 +2,13 @@
 
 It never joins the group: as a member it would be given partitions that the service then
 never reads. It asks the group's coordinator instead, and finds the pod's member by its
-group.instance.id, else by its client id, both of which are the pod's name.
+group.instance.id, else by its client id, both of which are the pod's name; of several
+by the address that they have in common.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ class FollowSource(WatchingSource):
         self._read: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, frozenset[str]] = {}
         self._stable_at: dict[str, float] = {}
+        self._unclear_since: dict[str, float] = {}
 
     def _watch(self, answered: Callable[[], None]) -> None:
         admin = make_admin(self._settings)
@@ -63,30 +66,41 @@ class FollowSource(WatchingSource):
         self._expire()
 
     def _note(self, group: str, members: list[Any]) -> None:
-        read = self._find(group, members)
-        self._stable_at[group] = time.monotonic()
-        if self._read.get(group) == read:
-            self._agreed[group] = read
-        self._read[group] = read
-
-    def _find(self, group: str, members: list[Any]) -> frozenset[str]:
-        pod = self._settings.pod
-        ours = [m for m in members if m.group_instance_id == pod] or [
-            m for m in members if m.client_id == pod
-        ]
+        ours = self._find(members)
         if len(ours) > 1:
-            hosts = ", ".join(sorted(m.host for m in ours))
-            raise ConfigurationError(
-                f"{len(ours)} members of the group {group!r} call themselves {pod!r} "
-                f"(at {hosts}), so this sidecar cannot tell which one it serves: give "
-                "each pod a name of its own by JOBS_LIB_POD"
-            )
-        return frozenset(
+            # One that was killed stays a member until its session is over.
+            self._doubt(group, ours)
+            return
+        self._unclear_since.pop(group, None)
+        read = frozenset(
             f"{tp.topic}/{tp.partition}"
             for member in ours
             for tp in member.assignment.topic_partitions
             if tp.topic in self._topics_by_group[group]
         )
+        self._stable_at[group] = time.monotonic()
+        if self._read.get(group) == read:
+            self._agreed[group] = read
+        self._read[group] = read
+
+    def _find(self, members: list[Any]) -> list[Any]:
+        pod = self._settings.pod
+        named = [m for m in members if m.group_instance_id == pod]
+        ours = named or [m for m in members if m.client_id == pod]
+        if len(ours) > 1:
+            here = find_address(self._settings.kafka_bootstrap_servers)
+            ours = [m for m in ours if m.host.lstrip("/") == here] or ours
+        return ours
+
+    def _doubt(self, group: str, ours: list[Any]) -> None:
+        since = self._unclear_since.setdefault(group, time.monotonic())
+        if time.monotonic() - since > 2 * self._settings.session_timeout:
+            hosts = ", ".join(sorted(m.host for m in ours))
+            raise ConfigurationError(
+                f"{len(ours)} members of the group {group!r} call themselves "
+                f"{self._settings.pod!r} (at {hosts}), so this sidecar cannot tell "
+                "which one it serves: give each pod a name of its own by JOBS_LIB_POD"
+            )
 
     def _expire(self) -> None:
         oldest = time.monotonic() - self._settings.session_timeout
@@ -98,3 +112,15 @@ class FollowSource(WatchingSource):
             )
         )
         self.replace(wanted)
+
+
+def find_address(bootstrap_servers: str) -> str:
+    """The address that a broker sees this host by; empty if there is no way to one."""
+    host, _, port = bootstrap_servers.split(",")[0].strip().rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Sends nothing: it only chooses the way.
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""

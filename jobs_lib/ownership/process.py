@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import threading
+import time
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -36,13 +38,30 @@ class Process:
         interval: float,
         *,
         types: Iterable[str] = (),
+        give_up_after: float = math.inf,
+        back_after: float = 0.0,
     ) -> None:
+        """Prepare.
+
+        Args:
+            database: where the row is kept.
+            pod: the pod's name.
+            roles: what the process does.
+            interval: seconds between two heartbeats.
+            types: of the jobs that it knows.
+            give_up_after: seconds without a heartbeat from which on it is cut off.
+            back_after: seconds of heartbeats without a failure until it is no more.
+        """
         self.id: UUID = uuid4()
         self.pod = pod
         self.roles = sorted(roles)
         self.types = sorted(types)
         self._database = database
         self._interval = interval
+        self._give_up_after = give_up_after
+        self._back_after = back_after
+        self._beaten_at = self._well_since = time.monotonic()
+        self._cut_off = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, name="jobs_lib heartbeat", daemon=True
@@ -67,6 +86,18 @@ class Process:
         except Exception as error:
             telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
+    def is_cut_off(self) -> bool:
+        """Whether the database has been away for so long that others should take over.
+
+        It must have been back for a while, too: a pod must not come and go with it.
+        """
+        now = time.monotonic()
+        if now - self._beaten_at > self._give_up_after:
+            self._cut_off = True
+        elif self._cut_off and now - self._well_since >= self._back_after:
+            self._cut_off = False
+        return self._cut_off
+
     def _beat(self) -> None:
         failures = 0
         while not self._stopping.is_set():
@@ -79,6 +110,7 @@ class Process:
                 failures += 1
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
+                self._well_since = time.monotonic()
 
     def _beat_once(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         queries = self._database.queries
@@ -95,3 +127,4 @@ class Process:
             },
         )
         connection.execute(queries["bury"], {"after": _BURY_AFTER})
+        self._beaten_at = time.monotonic()

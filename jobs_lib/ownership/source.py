@@ -9,6 +9,7 @@ from zlib import crc32
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -96,6 +97,8 @@ class WatchingSource(Source, ABC):
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        self.refused: Callable[[ConfigurationError], None] = lambda error: None
+        """Told when it cannot go on before a setting is changed."""
         self._name = name
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -134,4 +137,6 @@ class WatchingSource(Source, ABC):
                 failures += 1
                 telemetry.emit("loop.failed", loop=self._name, error=error)
                 self._fail()
+                if isinstance(error, ConfigurationError):
+                    self.refused(error)
                 self._stopping.wait(RECONNECT.delay(failures))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.errors import TopicError, UnavailableError
-from jobs_lib.service import create_topics, declare_topic
+from jobs_lib.topics import create_topics, declare_topic
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:

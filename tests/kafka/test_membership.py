@@ -1,0 +1,182 @@
+"""How a pod is a member: by which protocol, under which name, and when it is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib.service import FAILED
+from tests.support.apps import heard, make_app, running
+from tests.support.proxy import Proxy
+from tests.support.records import produce
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+PARTITIONS = 6
+PROTOCOLS = {
+    "range": {"assignment_strategy": "range"},
+    "cooperative": {"assignment_strategy": "cooperative-sticky"},
+    "consumer": {"group_protocol": "consumer"},
+}
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def home(topic):
+    """A topic of six partitions."""
+    return topic(PARTITIONS)
+
+
+@pytest.fixture
+def make(database_url, bootstrap_servers, home):
+    """A function that makes the app of a pod; it notes the records it has handled."""
+
+    def make(pod: str, *, url: str = database_url, **settings):
+        app = make_app(
+            url,
+            home=home,
+            pod=pod,
+            kafka_bootstrap_servers=bootstrap_servers,
+            **settings,
+        )
+
+        @app.consumer(home, group=f"{home}-g")
+        def handle(record, connection) -> None:
+            connection.execute("insert into handled values (%s)", (record.value,))
+
+        @app.job()
+        def work(job: Job) -> None: ...
+
+        return app
+
+    return make
+
+
+@pytest.fixture
+def owned(admin):
+    """A function that says how many origins each pod consumes and executes."""
+
+    def owned(role: str) -> dict[str, int]:
+        rows = admin.execute(
+            "select p.pod, count(*) from jobs_lib.origins o"
+            " join jobs_lib.processes p on p.id = o.owner"
+            " where split_part(o.role, ':', 1) = %s group by 1",
+            (role,),
+        )
+        return dict(rows.fetchall())
+
+    return owned
+
+
+@pytest.fixture
+def await_owned(owned, wait_for):
+    """A function that waits until the pods have so many origins, in both roles."""
+
+    def await_owned(expected: dict[str, int], timeout: float = 40) -> None:
+        wait_for(
+            lambda: owned("consume") == owned("execute") == expected,
+            timeout=timeout,
+            what=lambda: f"{expected}: {owned('consume')}, {owned('execute')}",
+        )
+
+    return await_owned
+
+
+def send_all(bootstrap_servers: str, home: str, first: int) -> range:
+    """Twenty numbered records for the topic."""
+    numbers = range(first, first + 20)
+    produce(bootstrap_servers, home, [(f"k{n}", str(n)) for n in numbers])
+    return numbers
+
+
+@pytest.mark.guarantee("S18", "FK2")
+@pytest.mark.parametrize(
+    "static",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["dynamic", "static"],
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
+    make, home, admin, await_owned, bootstrap_servers, wait_for, protocol, static
+):
+    admin.execute("create table handled (n int)")
+    settings = {**PROTOCOLS[protocol], "static_membership": static}
+
+    def handled() -> list[int]:
+        rows = admin.execute("select n from handled order by n")
+        return [row[0] for row in rows]
+
+    with running(make("pod-a", **settings), "consumers", "executor"):
+        await_owned({"pod-a": 6})
+        with running(make("pod-b", **settings), "consumers", "executor"):
+            await_owned({"pod-a": 3, "pod-b": 3})
+            send_all(bootstrap_servers, home, 0)
+            wait_for(lambda: handled() == [*range(20)], what="all were handled")
+        # Who does not leave the group is missed after the session timeout.
+        await_owned({"pod-a": 6}, timeout=60)
+        send_all(bootstrap_servers, home, 20)
+        wait_for(lambda: handled() == [*range(40)], what="all were handled")
+
+
+@pytest.mark.guarantee("FK5")
+def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
+    database_url, bootstrap_servers, home, run_process, owned, wait_for
+):
+    def start():
+        return run_process(
+            "-m",
+            "tests.support.pod_worker",
+            database_url,
+            bootstrap_servers,
+            home,
+            "pod-a",
+            "0",
+            env={"JOBS_LIB_STATIC_MEMBERSHIP": "true"},
+        )
+
+    first = start()
+    wait_for(
+        lambda: owned("consume") == {"pod-a": 6},
+        timeout=40,
+        what=lambda: f"it has all\n{first.output}",
+    )
+    second = start()
+    assert first.wait(timeout=60) == FAILED
+    assert "give each pod its own JOBS_LIB_POD" in first.output
+    wait_for(
+        lambda: owned("consume") == {"pod-a": 6},
+        timeout=40,
+        what=lambda: f"the other has all\n{second.output}",
+    )
+    assert second.running
+
+
+@pytest.mark.guarantee("FK19")
+def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
+    make, database_url, await_owned, wait_for
+):
+    quick = {"give_up_after": 2.0, "database_timeout": 1.0}
+    with (
+        Proxy.before(database_url) as proxy,
+        running(make("pod-a", **quick), "consumers", "executor"),
+        running(
+            make("pod-b", url=proxy.url(database_url), **quick), "consumers", "executor"
+        ),
+        heard("origins.taken") as taken,
+    ):
+        await_owned({"pod-a": 3, "pod-b": 3})
+        taken.clear()
+        proxy.hold()
+        await_owned({"pod-a": 6})
+        # Three for each role, and nothing that had not been the other's.
+        wait_for(lambda: len(taken) == 2, what=lambda: f"both are told: {taken}")
+        assert [len(fields["origins"]) for _, fields in taken] == [3, 3]
+        proxy.release()
+        await_owned({"pod-a": 3, "pod-b": 3})

@@ -1,0 +1,103 @@
+"""Which member of a group a sidecar takes for its service's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.ownership.follow import FollowSource, find_address
+from tests.support.apps import make_app
+
+GROUP = "g"
+
+
+def member(
+    client_id: str, *partitions: int, instance: str = "", host: str = "/1.2.3.4"
+):
+    """A member as the coordinator describes it."""
+    return SimpleNamespace(
+        client_id=client_id,
+        group_instance_id=instance or None,
+        host=host,
+        assignment=SimpleNamespace(
+            topic_partitions=[
+                SimpleNamespace(topic=topic, partition=n)
+                for n in partitions
+                for topic in ("orders", "of-another")
+            ]
+        ),
+    )
+
+
+@pytest.fixture
+def source():
+    """A sidecar's source, of the pod `pod-a` on this host."""
+    settings = make_app(
+        "postgresql://nobody@127.0.0.1:1/none",
+        pod="pod-a",
+        kafka_bootstrap_servers="127.0.0.1:9092",
+        session_timeout=0.1,
+    ).settings
+    return FollowSource(settings, {GROUP: frozenset({"orders"})})
+
+
+def wanted(source, *answers):
+    """What it wants after these answers of the coordinator, each a list of members."""
+    for members in answers:
+        source._note(GROUP, members)
+    source._expire()
+    return source.wanted
+
+
+def test_the_instance_id_counts_before_the_client_id(source):
+    answer = [member("pod-a", 1), member("x", 2, instance="pod-a")]
+    assert wanted(source, answer, answer) == {"orders/2"}
+
+
+def test_an_answer_counts_once_it_was_read_twice(source):
+    first, second = [member("pod-a", 1)], [member("pod-a", 2)]
+    assert wanted(source, first) == set()
+    assert wanted(source, first) == {"orders/1"}
+    assert wanted(source, second) == {"orders/1"}
+    assert wanted(source, second) == {"orders/2"}
+
+
+def test_of_two_of_one_name_that_on_this_host_is_ours(source):
+    here = "/" + find_address("127.0.0.1:9092")
+    answer = [member("pod-a", 1), member("pod-a", 2, host=here), member("pod-b", 3)]
+    assert wanted(source, answer, answer) == {"orders/2"}
+
+
+def test_two_that_cannot_be_told_apart_are_refused_when_both_stay(source, wait_for):
+    answer = [member("pod-a", 1), member("pod-a", 2)]
+    # One of them may be what is left of a process that was killed.
+    assert wanted(source, answer, answer) == set()
+
+    said = []
+
+    def refused() -> bool:
+        try:
+            source._note(GROUP, answer)
+        except ConfigurationError as error:
+            said.append(str(error))
+        return bool(said)
+
+    wait_for(refused, what="it is refused")
+    assert "2 members of the group 'g' call themselves 'pod-a'" in said[0]
+    assert "JOBS_LIB_POD" in said[0]
+
+
+def test_the_time_in_doubt_starts_anew(source):
+    answer = [member("pod-a", 1), member("pod-a", 2)]
+    source._note(GROUP, answer)
+    assert GROUP in source._unclear_since
+    alone = [member("pod-a", 1)]
+    assert wanted(source, alone, alone) == {"orders/1"}
+    assert GROUP not in source._unclear_since
+
+
+def test_where_there_is_no_way_to_a_broker_there_is_no_address():
+    assert find_address("127.0.0.1:9092") == "127.0.0.1"
+    assert find_address("nonsense") == ""
