@@ -224,9 +224,9 @@ class Dispatcher:
         survey = self._survey.prepare(
             busy=len(self._claimer.flight) > 0, hinted=self._hears()
         )
-        claim = self._prepare_claim()
+        claim, jump = self._prepare_claim()
         hurried = bool(self._leaving) or self._stopping.is_set()
-        if not (survey or claim or hurried) and self._is_too_little():
+        if not (survey or claim or jump or hurried) and self._is_too_little():
             self._sleep()
             return
         settlements = self._completer.prepare(
@@ -237,10 +237,9 @@ class Dispatcher:
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
-        # Sent before the claim, which then sees what the jump has seen.
-        jump = self._prepare_jump() if claim else []
         if settle or survey or claim or hurried:
             settle += self._end_claims()
+        # The claim sees what the jump has seen.
         batches = [b for b in (settle, *survey, jump, claim) if b]
         if not batches:
             self._sleep()
@@ -252,9 +251,8 @@ class Dispatcher:
         if claim and (answer := found[id(claim)]) is not None:
             self._claimed(answer)
         if jump and (answer := found[id(jump)]) is not None:
-            self._claimer.windows.read_jump(
-                jump[0][1], answer[0][0], self._claimer.flight
-            )
+            limit = jump[0][1]["limit"]
+            self._claimer.windows.read_jump(limit, answer[0][0], self._claimer.flight)
         if settle and (answer := found[id(settle)]) is not None:
             self._settled(settlements, answer)
         for batch in survey:
@@ -311,7 +309,8 @@ class Dispatcher:
             return []
         return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
 
-    def _prepare_claim(self) -> list[Statement]:
+    def _prepare_claim(self) -> tuple[list[Statement], list[Statement]]:
+        """A claim, and a jump past what cannot run; either may be empty."""
         # What has ended lands in this same round trip.
         ended = len(self._completed) + len(self._outcomes)
         limit, flying = self._pace.limit, len(self._claimer.flight) - ended
@@ -319,15 +318,10 @@ class Dispatcher:
         room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
         if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
-            return []
+            return [], []
         claim = self._claimer.prepare(room)
-        return [claim] if claim else []
-
-    def _prepare_jump(self) -> list[Statement]:
-        parameters = self._claimer.windows.prepare_jump(
-            self._claimer.active(), self._claimer.flight
-        )
-        return [("jump", parameters)] if parameters else []
+        jump = self._claimer.prepare_jump(room)
+        return [claim] if claim else [], [jump] if jump else []
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
         for settlement, rows in zip(settlements, answer, strict=False):

@@ -229,6 +229,16 @@ class Claimer:
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
 
+    def prepare_jump(self, room: int) -> tuple[str, dict[str, Any]] | None:
+        """A query that finds the way past what cannot run; None if nothing is stuck."""
+        busy = [
+            *self.flight.lanes,
+            *self.flight.behind,
+            *((o, g) for o in self.positions for g in self._paused.get("group", ())),
+        ]
+        asked = self.windows.prepare_jump(self.active(), room, busy, self.floors)
+        return ("jump", asked) if asked else None
+
     def _choose_behind(
         self, active: Mapping[str, Position], room: int
     ) -> list[tuple[str, str, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WIDEST = 4_096
-"""Rows that one look at an origin may read."""
+WIDEST = 50_000
+"""Rows that one jump may read."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Position:
     plain: bool = True
     """Whether what came last was plain: see the query ``claim_plain``."""
     growth: int = 1
-    """How much wider the next window is, since the last ones held nothing to run."""
+    """Above 1 nothing could run lately: so many windows are jumped over, if need be."""
     left_out: int = 0
     """Claims since the last one that looked at the lowest priority, too."""
     found: bool = False

@@ -1,8 +1,8 @@
 """Windows: which rows behind the cursors a claim looks at, and how many.
 
 A window is a range of one origin's ids from its cursor on. They are as large as there
-is room for jobs, smaller while groups lead to more jobs than the window has rows, and
-larger while windows hold nothing that can run.
+is room for jobs, and smaller while groups lead to more jobs than the window has rows.
+Where a window held nothing that can run, a jump looks for what does, ever further.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from jobs_lib.jobs.position import WIDEST, Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jobs_lib.jobs.flight import Flight
+    from jobs_lib.jobs.flight import Flight, Group
+    from jobs_lib.jobs.floors import Floors
 
 _BATCH_SHARE = 16
 _MOST_PER_ROW = 16.0
-_JUMP = 50_000
-_FEW_GROUPS = 50
+_FURTHER = 16
 
 
 class Windows:
@@ -33,6 +33,8 @@ class Windows:
         self.prioritized = False
         """Whether there are jobs that are not of normal priority."""
         self._order: deque[str] = deque()
+        self._jumping = ""
+        """The origin that the last jump was asked for."""
         self._asked: dict[tuple[str, int], int] = {}
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
@@ -67,7 +69,12 @@ class Windows:
     def choose(self, active: Mapping[str, Position], room: int) -> list[str]:
         """The origins that may have more behind their cursors, in turn."""
         deep = [
-            o for o in self._order if o in active and active[o].deep and active[o].seen
+            o
+            for o in self._order
+            if o in active
+            and _may_have_more(active[o])
+            # Other priorities do not wait until this one is past what cannot run.
+            and (self.prioritized or active[o].growth == 1)
         ][:room]
         self._order.rotate(-len(deep))
         return deep
@@ -99,28 +106,21 @@ class Windows:
         share = math.ceil(room / max(1, len(deep)))
         size = max(2, math.ceil(share / self._per_row))
         plain = [o for o in deep if self.positions[o].growth == 1]
-        wide = [o for o in deep if self.positions[o].growth > 1]
-        widths = [min(WIDEST, size * self.positions[o].growth) for o in wide]
         self._asked = dict.fromkeys(((o, 0) for o in plain), size)
-        self._asked |= {(o, 0): width for o, width in zip(wide, widths, strict=True)}
         leveled: list[tuple[str, int, int]] = []
         for origin in deep:
             position = self.positions[origin]
-            position.deep = False
+            position.deep = position.growth > 1
             if self.prioritized:
                 few = _take_turn(position, share)
                 leveled += [(origin, 1, share)] + [(origin, -1, few)] * (few > 0)
                 # Where the lowest was left out, there may still be some of it.
-                position.deep = not few
+                position.deep |= not few
         self._asked |= {(o, level): size for o, level, size in leveled}
         return {
             "window_origins": text_array(plain),
             "cursors": int_array(self.positions[o].cursor for o in plain),
             "sizes": int_array(size for _ in plain),
-            "wide_origins": text_array(wide),
-            "wide_cursors": int_array(self.positions[o].cursor for o in wide),
-            "wide_sizes": int_array(widths),
-            "caps": int_array(share for _ in wide),
             "level_origins": text_array([o for o, _, _ in leveled]),
             "levels": int_array(level for _, level, _ in leveled),
             "level_cursors": int_array(
@@ -160,9 +160,8 @@ class Windows:
             position.cursor = max(position.cursor, furthest or 0)
             position.plain = plain
             # What is not plain stops a plain claim: another one takes it.
-            full = full or position.growth > 1 or not furthest or not plain
-            wider = full and barren
-            position.growth = min(position.growth * 4, WIDEST) if wider else 1
+            full = full or not furthest or not plain
+            position.growth = _FURTHER if full and barren else 1
         position.deep |= full
 
     def note_lanes(self, lanes: int, cut: int) -> None:
@@ -177,42 +176,72 @@ class Windows:
         elif not cut:
             self._per_row = max(1.0, self._per_row / 2)
 
-    # Past a busy group
+    # Past what cannot run
 
     def prepare_jump(
-        self, active: Mapping[str, Position], flight: Flight
+        self,
+        active: Mapping[str, Position],
+        room: int,
+        busy: Iterable[Group],
+        floors: Floors,
     ) -> dict[str, Any] | None:
-        """The parameters of the query ``jump``, where an origin is stuck in a group."""
-        for origin, position in active.items():
-            if position.growth >= WIDEST:
-                busy = flight.lanes.keys() | flight.behind.keys()
-                groups = [g for o, g in busy if o == origin]
-                if groups and len(groups) < _FEW_GROUPS:
-                    return {
-                        "origin": origin,
-                        "cursor": position.cursor,
-                        "groups": text_array(groups),
-                        "limit": _JUMP,
-                    }
-        return None
+        """The parameters of the query ``jump``; None where nothing is stuck.
+
+        Args:
+            active: the origins that may be claimed from.
+            room: for how many jobs there is room.
+            busy: groups whose rows are passed over.
+            floors: of the other groups.
+        """
+        self._jumping = origin = next(
+            (
+                o
+                for o in self._order
+                if o in active and _may_have_more(active[o]) and active[o].growth > 1
+            ),
+            "",
+        )
+        if not origin:
+            return None
+        # One at a time, in turn: the wider the jump, the more it sees of each group.
+        self._order.remove(origin)
+        self._order.append(origin)
+        position = self.positions[origin]
+        position.deep = False
+        passed = {group for at, group in busy if at == origin}
+        known = floors.choose({origin}, {(origin, group) for group in passed})
+        return {
+            "origin": origin,
+            "cursor": position.cursor,
+            "limit": min(WIDEST, max(2, room) * position.growth),
+            "groups": text_array(list(passed)),
+            "floor_groups": text_array([group for _, group, _ in known]),
+            "floor_ids": int_array(floor for _, _, floor in known),
+        }
 
     def read_jump(
-        self,
-        asked: Mapping[str, Any],
-        row: tuple[int | None, int | None, int],
-        flight: Flight,
+        self, limit: int, row: tuple[int | None, int | None, int], flight: Flight
     ) -> None:
-        """Go on behind the rows of the busy groups; their lanes reach those."""
-        position = self.positions.get(asked["origin"])
-        found, furthest, _ = row
-        if position is None or furthest is None:
+        """Go on where the jump has found something, or behind all that it has seen."""
+        position = self.positions.get(self._jumping)
+        found, furthest, count = row
+        if position is None:
             return
-        position.cursor = max(position.cursor, furthest if found is None else found - 1)
-        position.growth = WIDEST if found is None else 1
-        position.deep = True
+        if furthest is not None:
+            next_at = furthest if found is None else found - 1
+            position.cursor = max(position.cursor, next_at)
+        stuck = found is None and count >= limit
+        position.growth = min(position.growth * _FURTHER, WIDEST) if stuck else 1
+        position.deep |= stuck or found is not None or self.prioritized
+        # What it has passed over of groups in flight, their lanes reach.
         for (origin, _), lane in flight.lanes.items():
-            if origin == asked["origin"]:
+            if origin == self._jumping:
                 lane.more = True
+
+
+def _may_have_more(position: Position) -> bool:
+    """Whether there may be more behind the cursor."""
+    return position.deep and position.seen
 
 
 def _take_turn(position: Position, share: int) -> int:

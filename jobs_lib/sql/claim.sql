@@ -87,26 +87,6 @@ looked as materialized (
     ) c
     where w.origin in (select origin from own)
     union all
-    -- Wide windows, where the last ones held little that could run: they end before
-    -- they have more than `cap` jobs that can run at once.
-    select w.origin, 0, c.id, c.type, c."group", c.attempt, c.crashes, c.priority,
-        c.payload, c.run_at, c.enqueued_at, c.headers, c.state, c.tid, c.runs
-    from unnest(
-        %(wide_origins)s::text[], %(wide_cursors)s::bigint[], %(wide_sizes)s::bigint[],
-        %(caps)s::bigint[]
-    ) as w(origin, cursor, size, cap)
-    cross join lateral (
-        select r.*, count(*) filter (where r.runs and r."group" is null)
-            over (order by r.id) as free
-        from (
-            select j.*, j.ctid as tid, j.state = 'available' and j.priority = 0 and j.crashes = 0
-                and j.type = any (%(types)s::text[]) as runs
-            from {schema}.jobs j
-            where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
-        ) r
-    ) c
-    where w.origin in (select origin from own) and c.free <= w.cap
-    union all
     select w.origin, w.level, c.*
     from unnest(
         %(level_origins)s::text[], %(levels)s::smallint[], %(level_cursors)s::bigint[],
@@ -317,14 +297,43 @@ select 1, %(origin)s, max(l.id) filter (where l.plain), null, null, count(*)::in
 from looked l having count(*) > 0
 
 -- name: jump
--- A window that held nothing but rows of few groups in flight: how far they go on. Reads
--- no more than `limit` rows, so that no round takes long.
-select min(r.id) filter (where r."group" is null or r."group" <> all (%(groups)s::text[])),
-    max(r.id), count(*)
-from (
-    select j.id, j."group" from {schema}.jobs j
-    where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
-) r
+-- Where windows held nothing to run: the first row further on that a claim might take,
+-- and how far this has looked. Most rows are behind another one of their group, which the
+-- same rows show, or else one probe for each group. Reads no more than `limit` rows, so
+-- that no round takes long.
+with first as materialized (
+    select r."group", min(r.id) as head, min(r.id) filter (where r.free) as id,
+        max(r.id) as furthest, count(*) as count
+    from (
+        select j.id, j."group", j.state = 'available' and j.priority = 0 as free
+        from {schema}.jobs j
+        where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
+    ) r
+    group by r."group"
+),
+candidates as materialized (
+    select f."group", f.id, least(coalesce(floor.id, 0), f.id - 1) as floor
+    from first f
+    left join unnest(%(floor_groups)s::text[], %(floor_ids)s::bigint[])
+        as floor("group", id) using ("group")
+    left join unnest(%(groups)s::text[]) as busy("group") using ("group")
+    where busy."group" is null and (f."group" is null or f.id = f.head)
+    order by f.id
+)
+select
+    (
+        -- In the order in which they were stored, up to the first that stands.
+        select c.id from candidates c
+        where case when c."group" is null then true else c.id = (
+            select j.id from {schema}.jobs j
+            where j.origin = %(origin)s
+                and (j."group", j.id) > (c."group", c.floor) and j."group" <= c."group"
+            order by j."group", j.id limit 1
+        ) end and c.id is not null
+        limit 1
+    ),
+    (select max(furthest) from first),
+    (select coalesce(sum(count), 0)::bigint from first)
 
 -- name: payload
 -- Of a job whose payload was too large to come with the claim.

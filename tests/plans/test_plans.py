@@ -163,36 +163,37 @@ def use_jobs(database, connection) -> None:
 
     claimer.add(dict.fromkeys(ORIGINS, 1))
     claimer.windows.prioritized = True
-    for growth in (1, 4):
-        for position in claimer.positions.values():
-            position.seen = position.deep = True
-            position.growth = growth
-        items, _ = claimer.read(send(claimer.prepare(200))[0])
-        jobs = [j for item in items for j in getattr(item, "jobs", [item])]
-        assert len(jobs) > 50
-        outcomes = [
-            Outcome(jobs[-3], Result.SUPERSEDED),
-            Outcome(jobs[-2], Result.RETRIED, "no", 0.0),
-            Outcome(jobs[-1], Result.DISCARDED, "never"),
-        ]
-        settlements = completer.prepare(jobs[:-3], outcomes, claimer.epochs)
-        assert len(settlements) == 4
-        send(*[(s.query, s.parameters) for s in settlements])
-        asked = {"origin": ORIGINS[0], "cursor": 0, "groups": "{g1}", "limit": 100}
-        send(("jump", asked))
-        send(("payload", {"origin": ORIGINS[0], "id": 1}))
-        plain = claimer.windows.prepare_plain(ORIGINS[0], 100)
-        who = {"owner": OWNER, "seq": 2, "types": claimer.types}
-        send(("claim_plain", who | plain))
-        for job in jobs:
-            claimer.flight.land(job)
-        for lane in list(claimer.flight.lanes.values()):
-            claimer.flight.end_lane(lane)
-        trimmed = {"owner": OWNER, "seqs": [1], "ids": [jobs[0].id]}
-        send(("trim_claims", trimmed))
-        survey._next_at = survey._due_at = survey._sweeper._next_at = 0
-        for batch in survey.prepare(busy=True, hinted=False):
-            survey.read(batch, send(*batch))
+    for position in claimer.positions.values():
+        position.seen = position.deep = True
+    items, _ = claimer.read(send(claimer.prepare(200))[0])
+    jobs = [j for item in items for j in getattr(item, "jobs", [item])]
+    assert len(jobs) > 50
+    outcomes = [
+        Outcome(jobs[-3], Result.SUPERSEDED),
+        Outcome(jobs[-2], Result.RETRIED, "no", 0.0),
+        Outcome(jobs[-1], Result.DISCARDED, "never"),
+    ]
+    settlements = completer.prepare(jobs[:-3], outcomes, claimer.epochs)
+    assert len(settlements) == 4
+    send(*[(s.query, s.parameters) for s in settlements])
+    stuck = claimer.positions[ORIGINS[0]]
+    stuck.deep, stuck.growth = True, 4
+    jump = claimer.prepare_jump(200)
+    assert jump is not None
+    send(jump)
+    send(("payload", {"origin": ORIGINS[0], "id": 1}))
+    plain = claimer.windows.prepare_plain(ORIGINS[0], 100)
+    who = {"owner": OWNER, "seq": 2, "types": claimer.types}
+    send(("claim_plain", who | plain))
+    for job in jobs:
+        claimer.flight.land(job)
+    for lane in list(claimer.flight.lanes.values()):
+        claimer.flight.end_lane(lane)
+    trimmed = {"owner": OWNER, "seqs": [1], "ids": [jobs[0].id]}
+    send(("trim_claims", trimmed))
+    survey._next_at = survey._due_at = survey._sweeper._next_at = 0
+    for batch in survey.prepare(busy=True, hinted=False):
+        survey.read(batch, send(*batch))
 
 
 def use_outbox(database, connection) -> None:
