@@ -1,0 +1,113 @@
+"""Jumps: how a claim gets past rows that cannot run, and past nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib.jobs.windows import WIDEST
+from tests.support.apps import executing, make_app
+
+ORIGIN = "local/0"
+BLOCKED = [("g", "scheduled", 0, 0), ("g", "available", 0, 0)]
+FREE = (None, "available", 0, 0)
+
+
+@pytest.fixture
+def admin(connect):
+    """A connection to look with."""
+    return connect(autocommit=True)
+
+
+@pytest.fixture
+def jump(database_url, admin):
+    """A function that jumps over rows: group, state, priority, crashes of each."""
+    queries = make_app(database_url).database().queries
+
+    def jump(rows, *, cursor=0, limit=100, groups=(), floors=()):
+        ids = [
+            admin.execute(
+                'insert into jobs_lib.jobs (origin, type, "group", state, priority,'
+                " crashes, run_at, payload) values (%s, 'work', %s, %s, %s, %s,"
+                " case when %s = 'scheduled' then now() + interval '1 day' end, '{}')"
+                " returning id",
+                (ORIGIN, *row, row[1]),
+            ).fetchone()[0]
+            for row in rows
+        ]
+        found, furthest, count = admin.execute(
+            queries["jump"],
+            {
+                "origin": ORIGIN,
+                "cursor": ids[cursor - 1] if cursor else 0,
+                "limit": limit,
+                "groups": list(groups),
+                "floor_groups": [group for group, _ in floors],
+                "floor_ids": [ids[at] for _, at in floors],
+            },
+        ).fetchone()
+        place = {job_id: n for n, job_id in enumerate(ids)} | {None: None}
+        return place[found], place[furthest], count
+
+    return jump
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([*BLOCKED, FREE], 2),
+        ([*BLOCKED, ("h", "available", 0, 0)], 2),
+        # A suspect is told by a claim, which lets it run alone.
+        ([*BLOCKED, ("h", "available", 0, 1)], 2),
+        ([*BLOCKED, (None, "available", 0, 1)], 2),
+        # Other priorities have windows of their own; what stands behind them waits.
+        ([(None, "available", 1, 0), ("h", "available", -1, 0), FREE], 2),
+        ([("h", "available", 1, 0), ("h", "available", 0, 0)], None),
+        ([(None, "scheduled", 0, 0), *BLOCKED], None),
+        ([], None),
+    ],
+)
+def test_a_jump_ends_at_the_first_row_that_a_claim_might_take(jump, rows, found):
+    assert jump(rows) == (found, len(rows) - 1 if rows else None, len(rows))
+
+
+def test_a_head_before_the_jump_blocks_what_it_sees(jump):
+    assert jump([*BLOCKED, FREE], cursor=1) == (2, 2, 2)
+    assert jump([("h", "available", 0, 0)] * 2, cursor=1) == (None, 1, 1)
+
+
+def test_a_jump_passes_over_groups_in_flight_and_starts_at_floors(jump):
+    rows = [("h", "available", 0, 0)] * 3
+    assert jump([*rows, FREE], groups=["h"]) == (3, 3, 4)
+    # Up to its floor nothing of a group is there: so it says, and is believed.
+    assert jump(rows, cursor=1, floors=[("h", 0)]) == (1, 2, 2)
+
+
+def test_a_jump_reads_no_more_than_its_limit(jump):
+    assert jump([*BLOCKED, *BLOCKED, FREE], limit=3) == (None, 2, 3)
+
+
+@pytest.mark.guarantee("J18")
+def test_jobs_behind_many_that_cannot_run_are_reached_and_so_are_urgent_ones(
+    database_url, admin, wait_for
+):
+    """More rows than one jump may read, of blocked groups, before the only free one."""
+    app = make_app(database_url)
+    ran = []
+
+    @app.job()
+    def work(job, n: int) -> None:
+        ran.append(n)
+
+    admin.execute(
+        'insert into jobs_lib.jobs (origin, type, "group", state, run_at, payload)'
+        " select %s, 'work', 'g' || n %% 100,"
+        " case when n < 100 then 'scheduled' else 'available' end,"
+        " case when n < 100 then now() + interval '1 day' end,"
+        " '{\"n\": -1}' from generate_series(0, %s) n",
+        (ORIGIN, WIDEST + 1_000),
+    )
+    with app.database().connect("test") as connection, connection.transaction():
+        work.options(origin=ORIGIN).enqueue(connection, n=1)
+        work.options(origin=ORIGIN, priority="high").enqueue(connection, n=2)
+    with executing(app, [ORIGIN]):
+        wait_for(lambda: sorted(ran) == [1, 2], what=lambda: f"both ran: {ran}")
