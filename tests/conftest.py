@@ -98,6 +98,12 @@ def connect(database_url: str) -> Iterator[Connect]:
         connection.close()
 
 
+@pytest.fixture
+def admin(connect: Connect) -> psycopg.Connection[psycopg.rows.TupleRow]:
+    """A connection to look with, in autocommit mode."""
+    return connect(autocommit=True)
+
+
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaBroker]:
     """A Kafka broker of this run; its data are thrown away."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.apps import QUICK, executing
+from tests.support.apps import HOME, QUICK, executing
 from tests.support.pages import write_modules
 
 MODULES = [
@@ -21,7 +21,6 @@ MODULES = [
     "tenants",
     "history",
 ]
-HOME = [f"local/{n}" for n in range(16)]
 
 
 @pytest.fixture

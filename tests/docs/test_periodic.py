@@ -12,12 +12,11 @@ import pytest
 
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.settings import default_settings
-from tests.support.apps import executing
+from tests.support.apps import HOME, executing
 from tests.support.clock import FakeClock
 from tests.support.pages import write_modules
 
 ZURICH = ZoneInfo("Europe/Zurich")
-HOME = [f"local/{n}" for n in range(16)]
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import pytest
 from jobs_lib import exponential
 from jobs_lib.errors import FencedError
 from tests.faults.helpers import attempts, count, effects
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, executing, heard, make_app
 
-ORIGINS = [f"local/{n}" for n in range(16)]
 RETRY = exponential(first=0.01, cap=0.01, max_attempts=3)
 ADD = "insert into effects values (%s, %s)"
 
@@ -83,7 +82,7 @@ def test_a_rude_handler_spends_its_attempts_and_nothing_else(
         rude.enqueue(connection)
         add.enqueue_many(connection, [{"n": n} for n in range(100, 120)])
     threads = set(threading.enumerate())
-    with executing(app, ORIGINS, workers=2):
+    with executing(app, HOME, workers=2):
         wait_for(lambda: count(url) == 0, what="all have ended")
         names = [t.name for t in set(threading.enumerate()) - threads]
         assert sum(name.startswith("jobs_lib worker") for name in names) == 2
@@ -161,7 +160,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
     with connect() as connection:
         late.enqueue(connection)
     with (
-        executing(app, ORIGINS, workers=1) as process,
+        executing(app, HOME, workers=1) as process,
         heard("job.started") as started,
         heard("loop.blocked") as blocked,
         heard("job.stuck") as stuck,
@@ -237,7 +236,7 @@ def test_handlers_that_hold_every_connection_hold_up_nobody_else(
         # As many as there are connections, two for each dispatcher.
         for n in range(4):
             holding.options(origin=f"local/{n}").enqueue(connection)
-    with executing(app, ORIGINS, workers=4) as process:
+    with executing(app, HOME, workers=4) as process:
         wait_for(lambda: len(inside) == 4, what="all connections are held")
         with connect() as connection:
             other.enqueue_many(connection, [{}] * 20)
@@ -303,7 +302,7 @@ def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code,
     with connect() as connection:
         app.jobs[kind].enqueue_many(connection, [{"n": n} for n in range(5)])
         app.jobs["plain" if kind == "async" else "async"].enqueue(connection, n=5)
-    with executing(app, ORIGINS, workers=2):
+    with executing(app, HOME, workers=2):
         wait_for(lambda: count(url) == 0, what="all have run")
     assert codes == [code] * 6
     assert effects(url) == [*range(6)]
@@ -323,7 +322,7 @@ def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
 
     with connect() as connection:
         poison.enqueue(connection)
-    with executing(app, ORIGINS), heard("jobs.retried") as retried:
+    with executing(app, HOME), heard("jobs.retried") as retried:
         wait_for(lambda: len(retried) >= 14, timeout=20, what="it has failed often")
     row = admin.execute("select attempt, errors from jobs_lib.jobs").fetchone()
     assert row is not None

@@ -7,9 +7,8 @@ import pytest
 
 from jobs_lib.operating.history import maintain
 from tests.faults.helpers import attempts, count
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, executing, heard, make_app
 
-ORIGINS = [f"local/{n}" for n in range(16)]
 WAVE = 1_000
 
 
@@ -44,7 +43,7 @@ def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     holder.execute("select count(*) from jobs_lib.jobs")
     wave = [{"group": f"g{n % groups}"} if groups else {} for n in range(WAVE)]
     read = []
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         for target in range(WAVE, 7 * WAVE, WAVE):
             before = settled_blocks(admin)
             with connect() as connection:
@@ -79,7 +78,7 @@ def test_a_job_of_an_unknown_type_is_left_to_a_pod_that_knows_it(
     with connect() as connection:
         added.enqueue_many(connection, [{}] * 5)
         known.enqueue_many(connection, [{}] * 5)
-    with heard("jobs.unknown") as unknown, executing(old, ORIGINS):
+    with heard("jobs.unknown") as unknown, executing(old, HOME):
         wait_for(lambda: count(url) == 5 and unknown, what="only the known have run")
     assert {fields["type"] for _, fields in unknown} == {"added"}
     with psycopg.connect(url) as connection:
@@ -87,7 +86,7 @@ def test_a_job_of_an_unknown_type_is_left_to_a_pod_that_knows_it(
             "select distinct type, attempt, crashes, state from jobs_lib.jobs"
         ).fetchall()
     assert left == [("added", 0, 0, "available")]
-    with executing(new, ORIGINS):
+    with executing(new, HOME):
         wait_for(lambda: count(url) == 0, what="the others have run")
     assert attempts(url) == {("completed", 1)}
 
@@ -106,7 +105,7 @@ def test_removing_finished_jobs_holds_up_neither_claims_nor_completions(
         " now() from generate_series(1, 50000) n"
     )
     waited: list[object] = []
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         for _ in range(20):
             with connect() as connection:
                 work.enqueue_many(connection, [{}] * 50)

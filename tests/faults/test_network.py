@@ -9,11 +9,10 @@ import psycopg
 import pytest
 
 from tests.faults.helpers import attempts, count, effects, enqueue
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
 
 JOBS = 200
-ORIGINS = [f"local/{n}" for n in range(16)]
 TIMEOUT = 2
 
 
@@ -155,7 +154,7 @@ def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
 
     if not ever:
         proxy.close()
-    with heard("loop.failed") as failed, executing(app, ORIGINS):
+    with heard("loop.failed") as failed, executing(app, HOME):
         run_one()
         proxy.close()  # nobody listens there any more
         wait_for(lambda: failed, what="the connection is missed")
@@ -174,7 +173,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
         def work(job) -> None:
             ran.append(job.id)
 
-        with heard("loop.failed") as failed, executing(app, ORIGINS):
+        with heard("loop.failed") as failed, executing(app, HOME):
             for n in range(1, 4):
                 with connect() as connection:
                     work.enqueue(connection)

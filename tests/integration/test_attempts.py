@@ -8,15 +8,7 @@ from collections import defaultdict
 import pytest
 
 from jobs_lib import Job, exponential
-from tests.support.apps import executing, heard, make_app, running
-
-HOME = [f"local/{n}" for n in range(16)]
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
+from tests.support.apps import HOME, executing, heard, make_app, running
 
 
 def left(admin) -> int:

@@ -8,21 +8,7 @@ import threading
 import pytest
 
 from jobs_lib import Cancel, Job
-from tests.support.apps import executing, make_app
-
-HOME = [f"local/{n}" for n in range(16)]
-
-
-@pytest.fixture
-def app(database_url):
-    """An app without Kafka: its origins are those of the topic `local`."""
-    return make_app(database_url)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
+from tests.support.apps import HOME, executing
 
 
 def ended(admin) -> int:

@@ -9,17 +9,10 @@ from datetime import timedelta
 import pytest
 
 from jobs_lib import Job, exponential
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 
-HOME = [f"local/{n}" for n in range(16)]
 STARTS_WITHIN = 2.0
 """Seconds, as docs/jobs.md promises."""
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
 
 
 @pytest.mark.guarantee("I5")

@@ -13,25 +13,7 @@ import pytest
 
 from jobs_lib import Discard, Job, Snooze, exponential
 from jobs_lib.errors import FencedError
-from tests.support.apps import executing, heard, make_app
-
-HOME = [f"local/{n}" for n in range(16)]
-
-
-@pytest.fixture
-def app(database_url):
-    """An app without Kafka: its origins are those of the topic `local`."""
-    return make_app(database_url)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-def count(admin, table: str) -> int:
-    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+from tests.support.apps import HOME, count, executing, heard, make_app
 
 
 @pytest.mark.guarantee("S9")

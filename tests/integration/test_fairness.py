@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
-HOME = [f"local/{n}" for n in range(16)]
 FLOOD = 1_000_000
 
 
@@ -21,12 +20,6 @@ FLOOD = 1_000_000
 def app(database_url):
     """An app without Kafka, with the usual pace of looking for jobs."""
     return make_app(database_url, poll_interval=0.05)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
 
 
 def flood(admin) -> None:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.jobs.windows import WIDEST
+from jobs_lib.jobs.position import WIDEST
 from tests.support.apps import executing, make_app
 
 ORIGIN = "local/0"
 BLOCKED = [("g", "scheduled", 0, 0), ("g", "available", 0, 0)]
 FREE = (None, "available", 0, 0)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
 
 
 @pytest.fixture

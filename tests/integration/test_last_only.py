@@ -10,23 +10,10 @@ from typing import Any
 import pytest
 
 from jobs_lib import Job, exponential
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing
 
-HOME = [f"local/{n}" for n in range(16)]
 STREAM_SECONDS = 5.0
 MAX_WAIT = 0.5
-
-
-@pytest.fixture
-def app(database_url):
-    """An app without Kafka: its origins are those of the topic `local`."""
-    return make_app(database_url)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
 
 
 def is_empty(admin) -> bool:

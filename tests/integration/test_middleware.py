@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from opentelemetry import trace
 
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Draft, Job
 
-HOME = [f"local/{n}" for n in range(16)]
 TRACE = trace.SpanContext(
     trace_id=0x0AF7651916CD43DD8448EB211C80319C,
     span_id=0xB7AD6B7169203331,

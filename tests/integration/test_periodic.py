@@ -27,12 +27,6 @@ MIDDAY = datetime(2025, 6, 2, 12, tzinfo=UTC)
 EACH = "* * * * * *"
 
 
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
 def periodic_app(url: str, cron: str, **options):
     """An app with one schedule, as each pod of a service has it."""
     app = make_app(url)

@@ -11,26 +11,9 @@ from hypothesis import strategies as st
 
 from jobs_lib import Cancel, Discard, Job, RetryAfter, Snooze, exponential
 from jobs_lib.errors import FencedError
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, count, executing, heard
 
-HOME = [f"local/{n}" for n in range(16)]
 DRAWN = 1_000
-
-
-@pytest.fixture
-def app(database_url):
-    """An app without Kafka: its origins are those of the topic `local`."""
-    return make_app(database_url)
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-def count(admin, table: str) -> int:
-    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
 
 
 @pytest.mark.guarantee("J7")

@@ -7,9 +7,7 @@ import pytest
 from jobs_lib import Job, Rate
 from jobs_lib.operating import explain
 from jobs_lib.testing import Jobs
-from tests.support.apps import executing, make_app
-
-ORIGINS = [f"local/{n}" for n in range(16)]
+from tests.support.apps import HOME, executing, make_app
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def test_a_rate_holds_over_all_pods_and_burns_no_attempt(
         pods[0].jobs["limited"].enqueue_many(
             connection, [{"n": n} for n in range(jobs)]
         )
-    with executing(pods[0], ORIGINS[:8]), executing(pods[1], ORIGINS[8:]):
+    with executing(pods[0], HOME[:8]), executing(pods[1], HOME[8:]):
         wait_for(lambda: not unfinished(admin, "limited"), timeout=60, what="all ran")
     at = seconds(admin)
     assert len(at) == jobs
@@ -86,7 +84,7 @@ def test_a_group_keeps_its_order(admin, connect, database_url, wait_for):
     app = make_pod(database_url, "one", Rate(10), group=lambda n: "g")
     with connect() as connection:
         app.jobs["limited"].enqueue_many(connection, [{"n": n} for n in range(15)])
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         wait_for(lambda: not unfinished(admin, "limited"), timeout=40, what="all ran")
     ran = admin.execute("select n from starts order by at").fetchall()
     assert [n for (n,) in ran] == list(range(15))
@@ -104,7 +102,7 @@ def test_who_waits_for_the_rate_is_told_so_and_holds_up_no_other_type(
         reasons = [reason for job in jobs for reason in explain(database, job).reasons]
         return [reason.text for reason in reasons if reason.code == "rate_limited"]
 
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         wait_for(lambda: len(told()) == 2, what="one has run, and two wait")
         with connect() as connection:
             app.jobs["free"].enqueue_many(connection, [{}] * 100)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from jobs_lib import Discard, Job, exponential
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, executing, heard, make_app
 
-HOME = [f"local/{n}" for n in range(16)]
 # Whatever a handler raises gives its job up at once.
 STRICT: dict[str, Any] = {
     "group": "customer",

@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.executor.courier import Courier
-from tests.support.apps import executing, heard, make_app
+from tests.support.apps import HOME, count, executing, heard, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
-HOME = [f"local/{n}" for n in range(16)]
 JOBS = 5_000
 SECONDS = 10
-
-
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-def count(admin, table: str) -> int:
-    return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
 
 
 @pytest.fixture

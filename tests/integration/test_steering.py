@@ -26,12 +26,6 @@ def app(database_url):
 
 
 @pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-@pytest.fixture
 def pods(app):
     """A context manager in which two executors run, half of the origins each."""
 

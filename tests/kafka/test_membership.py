@@ -23,12 +23,6 @@ PROTOCOLS = {
 
 
 @pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-@pytest.fixture
 def home(topic):
     """A topic of six partitions."""
     return topic(PARTITIONS)

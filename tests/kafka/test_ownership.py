@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
 class Pods:
     """Pods of one service: which of them ran the jobs of which origin, and when."""
 

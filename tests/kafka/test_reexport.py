@@ -24,12 +24,6 @@ class Item:
 
 
 @pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-@pytest.fixture
 def shop(database_url, bootstrap_servers, topic, admin):
     """An app with an entity, its table, and a topic that tells the append time."""
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)

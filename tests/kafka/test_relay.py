@@ -43,12 +43,6 @@ class Aircraft:
 
 
 @pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-@pytest.fixture
 def app(database_url, bootstrap_servers):
     """An app with Kafka."""
     return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)

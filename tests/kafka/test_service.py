@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 RECORDS = 10_000
 
 
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
 def next_offset(admin, topic: str) -> int:
     row = admin.execute(
         "select next_offset from jobs_lib.offsets where topic = %s", (topic,)

@@ -17,12 +17,6 @@ from tests.support.apps import make_app
 PARTITIONS = 4
 
 
-@pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
 def ask(port: int, path: str) -> int:
     """The status of a probe; 0 if nobody answers."""
     try:

@@ -11,12 +11,10 @@ import pytest
 from jobs_lib.errors import FencedError, OperatingError
 from jobs_lib.operating import cancel, explain
 from tests.operating.helpers import add_claim, add_job, add_owner
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
-
-ORIGINS = [f"local/{n}" for n in range(16)]
 
 
 def test_a_waiting_job_goes_and_the_history_says_so(database, connect):
@@ -119,7 +117,7 @@ def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
         work.enqueue_many(connection, [{"n": n} for n in range(400)])
     found = [row[0] for row in admin.execute("select id from jobs_lib.jobs order by 1")]
     became: dict[int, str] = {}
-    with executing(app, ORIGINS, workers=2, batch=20):
+    with executing(app, HOME, workers=2, batch=20):
         for start in range(0, 400, 20):
             became |= cancel(database, found[start : start + 20])
         wait_for(

@@ -17,12 +17,10 @@ from jobs_lib.operating import (
     show_job,
 )
 from tests.operating.helpers import add_discarded, add_job
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
-
-ORIGINS = [f"local/{n}" for n in range(16)]
 
 
 @pytest.mark.guarantee("J16")
@@ -52,7 +50,7 @@ def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
         (found,) = admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()
         return found
 
-    with executing(app, ORIGINS, batch=1_000):
+    with executing(app, HOME, batch=1_000):
         wait_for(lambda: count("discarded") == 10_001, timeout=60, what="all failed")
         down = False
         done = command("jobs", "retry", "--error", "ENDPOINT is")
@@ -91,7 +89,7 @@ def test_a_retried_job_is_the_first_of_its_group_again(
         " from jobs_lib.jobs where id = %s",
         (first,),
     ).fetchone() == (0, True, "scheduled", True)
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         wait_for(lambda: len(ran) == 2, what="both ran")
     assert ran == [first, second]
 
@@ -108,7 +106,7 @@ def test_a_retried_job_runs_at_once_although_its_id_is_behind_the_cursor(
 
     admin = connect(autocommit=True)
     late = add_discarded(admin, group="g")
-    with executing(app, ORIGINS):
+    with executing(app, HOME):
         later = [add_job(admin, group="g") for _ in range(3)]
         wait_for(lambda: ran == later, what="the others ran")
         retry_discarded(database, [late])

@@ -16,14 +16,13 @@ from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.model import Outcome, Result
 from jobs_lib.outbox.block import Block
 from jobs_lib.outbox.relay import Relay
-from tests.support.apps import make_app
+from tests.support.apps import HOME, make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import psycopg
 
-ORIGINS = [f"local/{n}" for n in range(16)]
 OWNER = uuid4()
 INDEXES = {
     "jobs_pkey",
@@ -115,7 +114,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
     with database.connect("test") as connection:
         state(connection)
         for role, origins in (
-            ("execute", ORIGINS),
+            ("execute", HOME),
             ("relay", [f"shard/{n}" for n in range(16)]),
         ):
             connection.execute(
@@ -161,7 +160,7 @@ def use_jobs(database, connection) -> None:
         assert failure is None
         return answer
 
-    claimer.add(dict.fromkeys(ORIGINS, 1))
+    claimer.add(dict.fromkeys(HOME, 1))
     claimer.windows.prioritized = True
     for position in claimer.positions.values():
         position.seen = position.deep = True
@@ -176,13 +175,13 @@ def use_jobs(database, connection) -> None:
     settlements = completer.prepare(jobs[:-3], outcomes, claimer.epochs)
     assert len(settlements) == 4
     send(*[(s.query, s.parameters) for s in settlements])
-    stuck = claimer.positions[ORIGINS[0]]
+    stuck = claimer.positions[HOME[0]]
     stuck.deep, stuck.growth = True, 4
     jump = claimer.prepare_jump(200)
     assert jump is not None
     send(jump)
-    send(("payload", {"origin": ORIGINS[0], "id": 1}))
-    plain = claimer.windows.prepare_plain(ORIGINS[0], 100)
+    send(("payload", {"origin": HOME[0], "id": 1}))
+    plain = claimer.windows.prepare_plain(HOME[0], 100)
     who = {"owner": OWNER, "seq": 2, "types": claimer.types}
     send(("claim_plain", who | plain))
     for job in jobs:

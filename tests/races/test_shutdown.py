@@ -16,12 +16,6 @@ CUT_OFF = 3
 
 
 @pytest.fixture
-def admin(connect):
-    """A connection to look with."""
-    return connect(autocommit=True)
-
-
-@pytest.fixture
 def start(database_url, connect, run_process, wait_for):
     """A function that starts an executor with six jobs of which two are running."""
 

@@ -16,6 +16,8 @@ from jobs_lib.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+HOME = [f"local/{n}" for n in range(16)]
+"""The origins of a database whose home was never declared."""
 QUICK: dict[str, Any] = {
     "poll_interval": 0.01,
     "relay_poll_interval": 0.01,
@@ -27,6 +29,12 @@ QUICK: dict[str, Any] = {
     "handover_timeout": 2.0,
 }
 """Settings that make a test short."""
+
+
+def count(admin: Any, table: str) -> int:
+    """How many rows one of our tables has."""
+    number: int = admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
+    return number
 
 
 def make_app(url: str, *, home: str | None = None, **settings: Any) -> App:
