@@ -25,7 +25,7 @@ from jobs_lib.partitioner import murmur2
 from jobs_lib.session import AsyncSession, Session
 from jobs_lib.settings import masked_url
 
-_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
@@ -53,18 +53,24 @@ class Queries(Mapping[str, sql.Composed]):
 
 @cache
 def _read_queries() -> dict[str, str]:
-    found: dict[str, str] = {}
+    """The queries by name; each ``{part}`` in one is the part of that name."""
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for file in sorted(
         resources.files("jobs_lib.sql").iterdir(), key=lambda file: file.name
     ):
         if not file.name.endswith(".sql"):
             continue
-        parts = _NAME.split(file.read_text(encoding="utf-8"))[1:]
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            if name in found:
-                raise JobsError(f"the query {name!r} stands twice in jobs_lib/sql")
-            found[name] = text.strip().rstrip(";")
-    return found
+        pieces = _HEAD.split(file.read_text(encoding="utf-8"))[1:]
+        for kind, name, text in zip(*(pieces[n::3] for n in range(3)), strict=True):
+            if name in found[kind]:
+                raise JobsError(f"the {kind} {name!r} stands twice in jobs_lib/sql")
+            found[kind][name] = text.strip().rstrip(";")
+    queries, parts = found["name"], found["part"]
+    for name, text in queries.items():
+        for part, inner in parts.items():
+            text = text.replace(f"{{{part}}}", f"\n    {inner}\n")
+        queries[name] = text
+    return queries
 
 
 @cache

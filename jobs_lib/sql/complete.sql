@@ -3,14 +3,24 @@
 -- Every statement that changes a job row reads the origins rows `for share` under owner
 -- and epoch first: a take-over locks them for update, so a stale owner changes nothing.
 
--- name: complete
-with own as materialized (
+-- part: fence
     select o.origin from {schema}.origins o
     join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
     where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
     order by o.origin
     for share of o
-),
+
+-- part: note
+    -- What has ended goes into the history, if its type keeps one.
+    insert into {schema}.history
+        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
+    select (clock_timestamp() at time zone 'UTC')::date + k.days,
+        e.id, e.origin, e.type, e."group", e.outcome, e.attempt, e.enqueued_at
+    from ended e
+    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
+
+-- name: complete
+with own as materialized ({fence}),
 done as materialized (
     select * from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
     where d.origin in (select origin from own)
@@ -21,7 +31,7 @@ found as materialized (
     select j.ctid as at, j.origin, j.id from {schema}.jobs j
     where j.ctid = any (%(places)s::tid[])
 ),
-completed as (
+ended as (
     delete from {schema}.jobs where ctid = any (array(
         -- `is true` keeps these from becoming joins: by the statistics of an emptied
         -- table they would compare each with each.
@@ -35,28 +45,16 @@ completed as (
         ) row
         where (done.id in (select found.id from found)) is not true
     ))
-    returning id, origin, type, "group", attempt + crashes + 1 as attempt, enqueued_at
+    returning id, origin, type, "group", attempt + crashes + 1 as attempt, enqueued_at,
+        'completed' as outcome
 ),
-kept as (
-    insert into {schema}.history
-        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
-    select (clock_timestamp() at time zone 'UTC')::date + k.days,
-        c.id, c.origin, c.type, c."group", 'completed', c.attempt, c.enqueued_at
-    from completed c
-    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
-)
-select id from completed
+noted as ({note})
+select id from ended
 
 -- name: remove
 -- Jobs that end without a run: superseded by a later one of their group, or cancelled.
-with own as materialized (
-    select o.origin from {schema}.origins o
-    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
-    order by o.origin
-    for share of o
-),
-removed as (
+with own as materialized ({fence}),
+ended as (
     delete from {schema}.jobs where ctid = any (array(
         select row.ctid
         from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
@@ -66,31 +64,19 @@ removed as (
         ) row
         where d.origin in (select origin from own)
     ))
-    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at,
+        %(outcome)s as outcome
 ),
 asked as (
-    delete from {schema}.cancellations where id in (select id from removed)
+    delete from {schema}.cancellations where id in (select id from ended)
 ),
-kept as (
-    insert into {schema}.history
-        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
-    select (clock_timestamp() at time zone 'UTC')::date + k.days,
-        r.id, r.origin, r.type, r."group", %(outcome)s, r.attempt, r.enqueued_at
-    from removed r
-    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
-)
-select id from removed
+noted as ({note})
+select id from ended
 
 -- name: retry
 -- A failed job goes to the future, with its error; the rest of its group waits behind it.
 -- A snoozed or released one likewise, without a burnt attempt.
-with own as materialized (
-    select o.origin from {schema}.origins o
-    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
-    order by o.origin
-    for share of o
-),
+with own as materialized ({fence}),
 failed as materialized (
     -- A failure settles what crashes left open: they count as attempts from now on.
     select row.ctid as at, d.delay, d.until, d.error, d.failed,
@@ -133,13 +119,7 @@ from failed where j.ctid = failed.at
 returning j.id
 
 -- name: discard
-with own as materialized (
-    select o.origin from {schema}.origins o
-    join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
-    order by o.origin
-    for share of o
-),
+with own as materialized ({fence}),
 failed as materialized (
     select d.* from unnest(
         %(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[], %(burnt)s::int[]
@@ -163,16 +143,13 @@ kept as (
         )
     from removed
 ),
-noted as (
-    insert into {schema}.history
-        (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
-    select (clock_timestamp() at time zone 'UTC')::date + k.days,
-        r.id, r.origin, r.type, r."group", 'discarded', r.attempt + r.crashes + r.burnt,
-        r.enqueued_at
-    from removed r
-    join unnest(%(types)s::text[], %(keep)s::int[]) as k(type, days) using (type)
-)
-select id from removed
+ended as (
+    select id, origin, type, "group", attempt + crashes + burnt as attempt, enqueued_at,
+        'discarded' as outcome
+    from removed
+),
+noted as ({note})
+select id from ended
 
 -- name: end_claims
 -- Claims whose jobs have all ended.
