@@ -10,7 +10,6 @@ import click
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
 from jobs_lib.settings import default_settings, require_database_url
-from jobs_lib.terminal import json_option, show
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
 
@@ -21,6 +20,7 @@ class LazyGroup(click.Group):
     _groups = {
         "check": ("jobs_lib.operating.commands", "check"),
         "jobs": ("jobs_lib.operating.commands", "jobs"),
+        "owners": ("jobs_lib.operating.commands", "owners"),
         "dev": ("jobs_lib.devstack.commands", "dev"),
         "reexport": ("spark_bridge.commands", "reexport"),
     }
@@ -147,20 +147,6 @@ def topics_declare(app: str, topic: str, partitions: int | None, home: bool) -> 
 
     declare_topic(load_app(app), topic, home=home, partitions=partitions)
     click.echo(f"declared: {topic}")
-
-
-@cli.command()
-@json_option
-def owners(as_json: bool) -> None:
-    """Show who owns which origins."""
-    from jobs_lib.db import Database
-
-    settings = default_settings()
-    database = Database(require_database_url(settings), settings.schema_name)
-    with database.connect("owners") as connection:
-        rows = connection.execute(database.queries["list_owners"]).fetchall()
-    columns = ("role", "origin", "pod", "owner", "epoch", "since", "heartbeat")
-    show(columns, rows, as_json)
 
 
 def main() -> None:

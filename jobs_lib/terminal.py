@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -27,11 +30,42 @@ def show(
     if as_json:
         show_json([dict(zip(names, row, strict=True)) for row in rows])
         return
+    _console().print(_table(names, rows))
+
+
+def watch(
+    columns: Iterable[str],
+    read: Callable[[], Iterable[tuple[Any, ...]]],
+    seconds: float,
+) -> None:
+    """Print rows as a table, again and again in the same place, until Ctrl-C.
+
+    Into a pipe or a file the tables follow each other.
+    """
+    names, console = list(columns), _console()
+    pause = threading.Event()
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False, vertical_overflow="visible") as live,
+    ):
+        while True:
+            table = _table(names, read())
+            if console.is_terminal:
+                live.update(table, refresh=True)
+            else:
+                console.print(table)
+            pause.wait(seconds)
+
+
+def _table(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
     table = Table(*names)
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row))
-    console = Console()
-    Console(width=None if console.is_terminal else _PIPE_WIDTH).print(table)
+    return table
+
+
+def _console() -> Console:
+    return Console(width=None if Console().is_terminal else _PIPE_WIDTH)
 
 
 def show_json(value: object) -> None:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.settings import require_bootstrap_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from jobs_lib.settings import Settings
 
 _logger = logging.getLogger("jobs_lib.kafka")
+_NO_ANSWER = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+}
 _FORCED: dict[str, str | int | bool] = {
     # Offsets are committed after the database, never by a timer.
     "enable.auto.commit": False,
@@ -101,6 +112,42 @@ def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> in
         ) from None
     found = topics.get(topic)
     return 0 if found is None or found.error is not None else len(found.partitions)
+
+
+def read_ends(
+    settings: Settings, partitions: Iterable[str], timeout: float = 5.0
+) -> dict[str, int]:
+    """The offsets that the next records of partitions will have.
+
+    Args:
+        settings: where Kafka is.
+        partitions: such as ``orders/7``; those that do not exist are left out.
+        timeout: seconds.
+
+    Raises:
+        UnavailableError: no broker answers in time.
+    """
+    asked: dict[TopicPartition, Any] = {}
+    latest = cast("Any", OffsetSpec).latest()
+    for name in partitions:
+        topic, _, number = name.rpartition("/")
+        asked[TopicPartition(topic, int(number))] = latest
+    ends = {}
+    # Held until the answers are there: a client that is gone gives none.
+    admin = make_admin(settings)
+    found = admin.list_offsets(asked, request_timeout=timeout)
+    for partition, future in found.items():
+        try:
+            offset = future.result().offset
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_ANSWER:
+                continue
+            raise UnavailableError(
+                f"no Kafka broker at {settings.kafka_bootstrap_servers} tells how far "
+                f"{partition.topic!r} goes: {error.args[0].str()}"
+            ) from None
+        ends[f"{partition.topic}/{partition.partition}"] = offset
+    return ends
 
 
 def create_topic(

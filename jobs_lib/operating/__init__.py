@@ -11,6 +11,7 @@ __all__ = [
     "Listed",
     "Maintained",
     "Maintenance",
+    "Owned",
     "Pause",
     "Reason",
     "Retried",
@@ -20,6 +21,7 @@ __all__ = [
     "delete_discarded",
     "explain",
     "list_jobs",
+    "list_owners",
     "list_pauses",
     "maintain",
     "pause",
@@ -35,4 +37,5 @@ from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.history import Maintained, maintain
 from jobs_lib.operating.listing import Filter, Listed, Shown, list_jobs, show_job
 from jobs_lib.operating.maintenance import Maintenance
+from jobs_lib.operating.owners import Owned, list_owners
 from jobs_lib.operating.pauses import Change, Pause, list_pauses, pause, resume

@@ -14,9 +14,10 @@ from jobs_lib.db import Database
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import Filter, Listed
 from jobs_lib.operating.listing import LIMIT, STATES
+from jobs_lib.operating.owners import Owned
 from jobs_lib.operating.pauses import KINDS
 from jobs_lib.settings import default_settings, require_database_url
-from jobs_lib.terminal import json_option, printable, show, show_json
+from jobs_lib.terminal import json_option, printable, show, show_json, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +242,30 @@ def check(role: str | None, as_json: bool) -> None:
     show(("level", "check", "what", "way_out"), map(astuple, found), as_json)
     if any(one.level == "error" for one in found):
         sys.exit(1)
+
+
+@click.command()
+@click.option(
+    "--watch",
+    "seconds",
+    type=click.FloatRange(0.1),
+    help="Show them again every so many seconds, until Ctrl-C.",
+)
+@json_option
+def owners(seconds: float | None, as_json: bool) -> None:
+    """Show who owns which origins, and what there is to do in each."""
+    settings, database = default_settings(), _database()
+    columns = [one.name for one in fields(Owned)]
+
+    def read() -> list[tuple[Any, ...]]:
+        return [astuple(one) for one in operating.list_owners(database, settings)]
+
+    if seconds is None:
+        show(columns, read(), as_json)
+    elif as_json:
+        raise OperatingError("--json prints once: leave --watch out")
+    else:
+        watch(columns, read, seconds)
 
 
 def _choose(

@@ -4,7 +4,9 @@
 -- For this transaction only: settings of the session do not last behind PgBouncer.
 select
     set_config('statement_timeout', %(statement_ms)s, true),
-    set_config('lock_timeout', %(lock_ms)s, true)
+    set_config('lock_timeout', %(lock_ms)s, true),
+    -- Each look has filters of its own, and so a plan of its own.
+    set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: list_unfinished
 -- One branch per origin, each walking its index from the first id wanted.
@@ -288,3 +290,41 @@ returning id, true
 
 -- name: database_time
 select clock_timestamp()
+
+-- name: list_owners
+-- Who owns what, and what there is to do. Counts end at `limit`, and go along the index:
+-- somebody may watch this while millions wait.
+select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at,
+    coalesce(jobs.waiting, rows.waiting), jobs.claimed, offsets.next_offset
+from {schema}.origins o
+left join {schema}.processes p on p.id = o.owner
+left join lateral (
+    select
+        (
+            select count(*) from (
+                select from {schema}.jobs j where j.origin = o.origin limit %(limit)s
+            ) few
+        ) as waiting,
+        (
+            select count(*) from (
+                select distinct running.id
+                from {schema}.claims c cross join unnest(c.ids) as running(id)
+                where c.owner = o.owner
+            ) one
+            cross join lateral (
+                select from {schema}.jobs j
+                where j.origin = o.origin and j.id = one.id offset 0
+            ) row
+        ) as claimed
+) jobs on o.role = 'execute'
+left join lateral (
+    select count(*) as waiting from (
+        select from {schema}.outbox b
+        where b.shard = split_part(o.origin, '/', 2)::smallint limit %(limit)s
+    ) few
+) rows on o.role = 'relay'
+left join {schema}.offsets offsets
+    on o.role = 'consume:' || offsets.consumer_group
+    and o.origin = offsets.topic || '/' || offsets.partition
+order by o.role, regexp_replace(o.origin, '/[0-9]+$', ''),
+    substring(o.origin from '/([0-9]+)$')::int

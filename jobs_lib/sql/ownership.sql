@@ -89,11 +89,6 @@ where role = %(role)s and owner = %(owner)s and origin = any (%(origins)s::text[
 select origin, epoch from {schema}.origins
 where role = %(role)s and owner = %(owner)s
 
--- name: list_owners
-select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at
-from {schema}.origins o left join {schema}.processes p on p.id = o.owner
-order by o.role, o.origin
-
 -- name: read_topics
 select topic, partitions, home from {schema}.topics
 

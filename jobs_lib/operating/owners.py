@@ -1,0 +1,79 @@
+"""Who owns which origins, and what there is to do in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs_lib.kafka.client import read_ends
+from jobs_lib.operating.session import bounded
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+    from jobs_lib.db import Database
+    from jobs_lib.settings import Settings
+
+COUNTED = 10_000
+"""No more than so many jobs or rows of an origin are counted."""
+_CONSUME = "consume:"
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """One origin in one role."""
+
+    role: str
+    """``execute``, ``relay`` or ``consume:<group>``."""
+    origin: str
+    pod: str | None
+    """None if nobody owns it."""
+    owner: UUID | None
+    """The process."""
+    epoch: int
+    """How often it was taken over."""
+    since: datetime
+    """When it was taken or given back."""
+    heartbeat: datetime | None
+    """When the owner was last heard of."""
+    waiting: int | None
+    """Jobs that have not ended, or rows of the outbox: :data:`COUNTED` at the most."""
+    claimed: int | None
+    """Jobs that the owner runs, or has at hand."""
+    lag: int | None
+    """Records that the group has not handled; None if Kafka does not say."""
+
+
+def list_owners(database: Database, settings: Settings) -> list[Owned]:
+    """All origins that anybody has ever wanted, in order.
+
+    Args:
+        database: where they are.
+        settings: where Kafka is, which knows the lag of consumers.
+
+    Raises:
+        UnavailableError: the database or Kafka does not answer.
+    """
+    with database.connect("owners") as connection, bounded(connection, database):
+        rows = connection.execute(
+            database.queries["list_owners"], {"limit": COUNTED}
+        ).fetchall()
+    consumed = {str(row[1]) for row in rows if row[0].startswith(_CONSUME)}
+    ends: dict[str, int] = {}
+    if consumed and settings.kafka_bootstrap_servers:
+        ends = read_ends(settings, consumed)
+    found = []
+    for role, origin, pod, owner, epoch, since, beat, waiting, claimed, offset in rows:
+        lag = _lag(role, origin, offset, ends)
+        one = Owned(role, origin, pod, owner, epoch, since, beat, waiting, claimed, lag)
+        found.append(one)
+    return found
+
+
+def _lag(
+    role: str, origin: str, following: int | None, ends: dict[str, int]
+) -> int | None:
+    if not role.startswith(_CONSUME) or origin not in ends:
+        return None
+    return max(0, ends[origin] - (following or 0))
