@@ -60,7 +60,8 @@ class Dispatcher:
             crew: runs them.
             pace: says how many may be in flight.
             poll_interval: seconds between two looks, when idle.
-            hinted: is told the hints that come; None not to listen to any.
+            hinted: is told the hints that may be others' business; None not to listen
+                to any.
             hears: says whether hints can come now, whoever listens.
         """
         self._database = database
@@ -72,7 +73,7 @@ class Dispatcher:
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, listens=listens)
         self._heard = False
-        self._hinted = hinted or self.hint
+        self._hinted = hinted
         self._hears = hears
         self._ended = claimer.ended
         self._ended.wake = self._wakeup.set
@@ -358,7 +359,10 @@ class Dispatcher:
 
     def _put(self, items: Sequence[Item]) -> None:
         self._put_at = time.monotonic()
+        hungry = self._crew.is_starving
         self._crew.put(items)
+        if hungry:
+            _yield()
 
     def _sleep(self) -> None:
         if time.monotonic() - self._put_at > _HOARDED:
@@ -367,11 +371,17 @@ class Dispatcher:
         if self._ended or self._waits_until:
             seconds = min(seconds, _SETTLE_WITHIN)
         for origin in self._wakeup.wait(seconds):
-            self._hinted(origin)
+            self._hear(origin)
         if self._wakeup.hears != self._heard:
             # What was said meanwhile is lost; and everybody looks at another pace.
             self._heard = self._wakeup.hears
-            self._hinted("")
+            self._hear("")
+
+    def _hear(self, origin: str) -> None:
+        self._claimer.windows.hint(origin)
+        if self._hinted is not None and origin not in self._claimer.positions:
+            self._hinted(origin)
+            _yield()
 
     @property
     def hears(self) -> bool:
@@ -397,3 +407,8 @@ class Dispatcher:
             if job is not None and not job.cancel_requested:
                 job.cancel_requested = True
                 self._crew.cancel(job)
+
+
+def _yield() -> None:
+    """Let the thread run that was just woken: what this one does next can wait."""
+    time.sleep(0)

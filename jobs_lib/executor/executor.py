@@ -97,11 +97,11 @@ class Executor:
             wait()
 
     def _hint(self, origin: str) -> None:
-        """Pass a hint on; one without an origin is for all."""
+        """Pass on what the first has heard; a hint without an origin is for all."""
         if origin:
             self._dispatchers[_place(origin)].hint(origin)
         else:
-            for dispatcher in self._dispatchers:
+            for dispatcher in self._dispatchers[1:]:
                 dispatcher.hint("")
 
     def _hears(self) -> bool:
