@@ -149,6 +149,25 @@ def topics_declare(app: str, topic: str, partitions: int | None, home: bool) -> 
     click.echo(f"declared: {topic}")
 
 
+@topics.command("repartition")
+@app_argument
+@click.argument("partitions", type=click.IntRange(1))
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds for open transactions that have enqueued jobs with groups.",
+)
+def topics_repartition(app: str, partitions: int, wait: float) -> None:
+    """Let groups live in so many PARTITIONS of the home topic, and move their jobs."""
+    from jobs_lib.app import load_app
+    from jobs_lib.topics import repartition
+
+    moved = repartition(load_app(app), partitions, wait=wait)
+    click.echo(f"groups live in {partitions} partitions now; {moved} jobs moved")
+
+
 def main() -> None:
     """Run the command; an error of ours is one line and exit code 2."""
     try:

@@ -23,6 +23,8 @@ from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.ownership.orphans import OrphanSource
+from jobs_lib.ownership.source import CombinedSource
 from jobs_lib.ownership.static import StaticSource
 from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
@@ -34,6 +36,8 @@ from jobs_lib.wear import Wear
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
+
+    import psycopg
 
     from jobs_lib.app import App
     from jobs_lib.consuming.declared import Declared
@@ -284,10 +288,13 @@ class Service:
             self.app.around,
         )
         handled = [d for d in self.app.consumers if not d.is_read_model]
+        orphans = OrphanSource(
+            self.database, self.process, self.settings, {d.topic for d in handled}
+        )
         if self.settings.origins:
             self._own("execute", StaticSource(self._choose_origins()), executor)
         elif not handled:
-            self._own("execute", self._shared("execute", self._all_origins), executor)
+            self._own("execute", self._shared("execute", self._find_origins), executor)
         elif self._sidecar:
             groups: dict[str, frozenset[str]] = {}
             for one in handled:
@@ -296,12 +303,13 @@ class Service:
             followed.refused = self._fail
             if share := read_share():
                 followed.share(*share)
-            self._own("execute", followed, executor)
+            self._own("execute", CombinedSource(followed, orphans), executor)
         else:
             named = {one.group for one in handled}
             members = [m for m in self._members if m.group in named]
             source = MemberSource(members, self.settings.handover_timeout)
-            source.serve(self._own("execute", source, executor))
+            combined = CombinedSource(source, orphans)
+            source.serve(self._own("execute", combined, executor))
 
     def _add_relay(self, installation: UUID, shards: int) -> None:
         relay = Relay(
@@ -314,7 +322,7 @@ class Service:
             source=self.app.name,
         )
         every = [f"shard/{n}" for n in range(shards)]
-        self._own("relay", self._shared("relay", lambda: every), relay)
+        self._own("relay", self._shared("relay", lambda _: every), relay)
 
     def _own(
         self, role: str, source: Source, holder: Executor | Relay | Consumer
@@ -345,7 +353,8 @@ class Service:
 
     def _choose_origins(self) -> frozenset[str]:
         """Those that the settings name."""
-        every = frozenset(self._all_origins())
+        with self.database.connect("start") as connection:
+            every = frozenset(self._all_origins(connection))
         if self.settings.origins == "all":
             return every
         chosen = frozenset(o.strip() for o in self.settings.origins.split(","))
@@ -356,7 +365,11 @@ class Service:
             )
         return chosen
 
-    def _all_origins(self) -> list[str]:
-        with self.database.connect("start") as connection:
-            rows = connection.execute(self.database.queries["read_topics"]).fetchall()
+    def _find_origins(self, connection: psycopg.Connection[Any]) -> set[str]:
+        """The declared ones, and others that hold jobs."""
+        filled = connection.execute(self.database.queries["filled_origins"])
+        return {*self._all_origins(connection), *(row[0] for row in filled)}
+
+    def _all_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
+        rows = connection.execute(self.database.queries["read_topics"]).fetchall()
         return [f"{topic}/{n}" for topic, count, _ in rows for n in range(count)]

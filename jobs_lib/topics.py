@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 from confluent_kafka import KafkaException
 
 from jobs_lib.errors import TopicError
@@ -11,6 +12,7 @@ from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
+    from jobs_lib.db import Queries
 
 
 def declare_topic(
@@ -77,3 +79,83 @@ def create_topics(app: App) -> list[str]:
                 f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
             ) from None
     return created
+
+
+def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
+    """Change how many partitions of the home topic groups live in.
+
+    In one transaction the jobs of the groups that change their origin move with them,
+    under the same ids: each group stays serial and in order. Whoever enqueues jobs with
+    groups waits meanwhile. Jobs that run are fenced, and run again.
+
+    Args:
+        app: whose database and Kafka.
+        partitions: the new number, which Kafka has to have already.
+        wait: seconds for open transactions that have enqueued jobs with groups.
+
+    Returns:
+        How many unfinished jobs have moved.
+
+    Raises:
+        TopicError: Kafka has fewer partitions, a re-export is being loaded, or a
+            transaction stayed open for longer; nothing is changed.
+    """
+    database = app.database()
+    with database.connect("topics") as connection:
+        rows = connection.execute(database.queries["read_topics"]).fetchall()
+        homes = [(topic, count) for topic, count, is_home in rows if is_home]
+        if not homes:
+            raise TopicError("no home topic is declared: see `jobs-lib topics declare`")
+        topic, before = homes[0]
+        _check_kafka(app, topic, partitions)
+        try:
+            with connection.transaction():
+                return _move(
+                    connection, database.queries, topic, before, partitions, wait
+                )
+        except psycopg.errors.LockNotAvailable:
+            raise TopicError(
+                "a transaction that has enqueued jobs with groups stayed open for more "
+                f"than {wait:g} s, so nothing was changed: end it, or wait for longer"
+            ) from None
+
+
+def _move(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    topic: str,
+    before: int,
+    after: int,
+    wait: float,
+) -> int:
+    patience = {"milliseconds": str(max(1, round(wait * 1000)))}
+    connection.execute(queries["wait_for_locks"], patience)
+    connection.execute(queries["lock_home"])
+    found = connection.execute(queries["exports_in_progress"]).fetchone()
+    if found is not None:
+        raise TopicError(
+            f"the re-export {found[0]} is being loaded, and places its jobs by the "
+            "number of partitions that it began with: wait until it is loaded, or "
+            "cancel it"
+        )
+    origins = [f"{topic}/{n}" for n in range(max(before, after))]
+    asked = {"topic": topic, "before": before, "after": after}
+    connection.execute(
+        queries["lock_origins"], {"role": "execute", "origins": sorted(origins)}
+    )
+    connection.execute(queries["fence_origins"], {"origins": origins})
+    moved = connection.execute(queries["move_groups"], {**asked, "origins": origins})
+    connection.execute(queries["set_partitions"], asked)
+    return moved.rowcount
+
+
+def _check_kafka(app: App, topic: str, partitions: int) -> None:
+    if not app.settings.kafka_bootstrap_servers:
+        return
+    there = count_partitions(app.settings, topic)
+    if 0 < there < partitions:
+        raise TopicError(
+            f"the topic {topic!r} has {there} partitions in Kafka, fewer than "
+            f"{partitions}: nobody would own the origins of the others. Add partitions "
+            "to the topic first"
+        )

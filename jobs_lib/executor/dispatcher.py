@@ -252,8 +252,7 @@ class Dispatcher:
         if claim and (answer := found[id(claim)]) is not None:
             self._claimed(answer)
         if jump and (answer := found[id(jump)]) is not None:
-            limit = jump[0][1]["limit"]
-            self._claimer.windows.read_jump(limit, answer[0][0], self._claimer.flight)
+            self._claimer.read_jump(jump[0][1], answer[0][0])
         if settle and (answer := found[id(settle)]) is not None:
             self._settled(settlements, answer)
         for batch in survey:

@@ -88,7 +88,7 @@ class Claimer:
         self.windows = Windows()
         self.positions = self.windows.positions
         self.extra: dict[int, str] = {}
-        """Promoted and late rows, for the next claim: id and origin."""
+        """Rows to claim by id, and their origin: promoted, late, found by a jump."""
         self.given_back: list[Job] = []
         """Claimed, but they will not run under this claim."""
         self._installation = installation
@@ -176,15 +176,17 @@ class Claimer:
         None when there is nothing to look at.
         """
         active = self.active()
-        self.extra |= self.flight.late
+        self._add_extra(self.flight.late)
         self.flight.late.clear()
         deep = self.windows.choose(active, room)
         behind = self._choose_behind(active, room)
-        extra = [
+        # Chosen first and counted then: those that must wait hold up no other.
+        ready = (
             (origin, job_id)
-            for job_id, origin in islice(self.extra.items(), max(room, 1))
+            for job_id, origin in self.extra.items()
             if job_id not in self.flight.jobs and origin in active
-        ]
+        )
+        extra = list(islice(ready, max(room, 1)))
         suspect = 0
         if chosen := self._suspects.choose(self.flight.jobs):
             suspect, origin = chosen
@@ -238,6 +240,16 @@ class Claimer:
         ]
         asked = self.windows.prepare_jump(self.active(), room, busy, self.floors)
         return ("jump", asked) if asked else None
+
+    def read_jump(
+        self, asked: Mapping[str, Any], row: tuple[list[int], int | None, int]
+    ) -> None:
+        """Take note of what a jump has found; the next claim asks for it by id."""
+        self._add_extra(self.windows.read_jump(asked, row, self.flight))
+
+    def _add_extra(self, rows: Mapping[int, str]) -> None:
+        """Claim these by id, if their origin was not given away meanwhile."""
+        self.extra |= {i: o for i, o in rows.items() if o in self.positions}
 
     def _choose_behind(
         self, active: Mapping[str, Position], room: int
@@ -414,7 +426,7 @@ class Claimer:
     def take_back(self, item: Item) -> None:
         """What no worker has begun: it is claimed again when there is room."""
         head = item if isinstance(item, Job) else item.jobs[0]
-        self.extra[head.id] = head.lane.origin
+        self._add_extra({head.id: head.lane.origin})
         if isinstance(item, Job):
             self.give_back(item)
             return

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _LOCKED_ONE_BY_ONE = 64
 _INSERTED_AT_ONCE = 1_000
 _LONGEST_RUN = 500
+_KNOWN = 60.0
+"""Seconds for which the topics are known, once they were read."""
 _ORIGIN = re.compile(r"([a-zA-Z0-9._-]+)/[0-9]{1,9}")
 _cached_origin = lru_cache(maxsize=65_536)(choose_origin)
 
@@ -76,6 +79,7 @@ class Enqueuer:
         self._settings = settings
         self._hints = Hints()
         self._home: _Home | None = None
+        self._read_at = 0.0
 
     @property
     def payload_limit(self) -> int:
@@ -84,12 +88,14 @@ class Enqueuer:
 
     def enqueue(self, entry: Entry) -> Steps[int]:
         """Insert one job; returns its id, or that of the one with its unique key."""
-        home = self._home or (yield from self._read_home())
+        home = self._known_home() or (yield from self._read_home())
         options = entry.options
         origin = self._given_origin(home, options.origin)
+        counted = None
         if origin is None:
             if entry.group is not None:
                 origin = home.origin_of(entry.group)
+                counted = str(home.partitions)
             else:
                 origin = entry.handled or (
                     f"{home.topic}/{random.randrange(home.partitions)}"
@@ -109,17 +115,22 @@ class Enqueuer:
             "unique_key": options.unique,
             "ordered": "t" if options.ordered else "f",
             "hint": hint,
+            # Where the number has changed meanwhile, the function moves the job.
+            "partitions": counted,
         }
         rows = yield Fetch(self._statements["enqueue"], parameters)
         return int(rows[0][0])
 
     def enqueue_many(self, entries: Entries) -> Steps[int]:
         """Insert many jobs in the order given; returns how many."""
-        home = self._home or (yield from self._read_home())
+        home = self._known_home() or (yield from self._read_home())
         options = entries.options
         given = self._given_origin(home, options.origin)
         origin_of: dict[str | None, str] = {}
         if entries.groups is not None:
+            held = yield Fetch(self._statements["hold_home"], {})
+            if int(cast("str", held[0][0])) != home.partitions:
+                home = yield from self._read_home()
             groups = dict.fromkeys(g for g in entries.groups if g is not None)
             origin_of.update(
                 (group, given or home.origin_of(group)) for group in groups
@@ -193,6 +204,10 @@ class Enqueuer:
             )
         return origin
 
+    def _known_home(self) -> _Home | None:
+        """The home as it was read lately; None if it is to be read again."""
+        return self._home if time.monotonic() - self._read_at < _KNOWN else None
+
     def _read_home(self) -> Steps[_Home]:
         rows = yield Fetch(self._statements["known_topics"], {})
         homes = [
@@ -204,6 +219,7 @@ class Enqueuer:
                 "run `jobs-lib topics declare TOPIC --partitions N --home`"
             )
         declared = frozenset(cast("str", row[0]) for row in rows)
+        self._read_at = time.monotonic()
         self._home = _Home(homes[0][0], int(homes[0][1]), declared)
         return self._home
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BATCH_SHARE = 16
 _MOST_PER_ROW = 16.0
-_FURTHER = 16
+_FURTHER = 64
 
 
 class Windows:
@@ -33,8 +33,6 @@ class Windows:
         self.prioritized = False
         """Whether there are jobs that are not of normal priority."""
         self._order: deque[str] = deque()
-        self._jumping = ""
-        """The origin that the last jump was asked for."""
         self._asked: dict[tuple[str, int], int] = {}
         self._per_row = 1.0
         """Jobs that each row of a window leads to: groups come in lanes."""
@@ -193,7 +191,7 @@ class Windows:
             busy: groups whose rows are passed over.
             floors: of the other groups.
         """
-        self._jumping = origin = next(
+        origin = next(
             (
                 o
                 for o in self._order
@@ -214,29 +212,41 @@ class Windows:
             "origin": origin,
             "cursor": position.cursor,
             "limit": min(WIDEST, max(2, room) * position.growth),
+            "room": room,
             "groups": text_array(list(passed)),
             "floor_groups": text_array([group for _, group, _ in known]),
             "floor_ids": int_array(floor for _, _, floor in known),
         }
 
     def read_jump(
-        self, limit: int, row: tuple[int | None, int | None, int], flight: Flight
-    ) -> None:
-        """Go on where the jump has found something, or behind all that it has seen."""
-        position = self.positions.get(self._jumping)
+        self,
+        asked: Mapping[str, Any],
+        row: tuple[list[int], int | None, int],
+        flight: Flight,
+    ) -> dict[int, str]:
+        """What a jump has found, and their origin; the cursor goes behind them.
+
+        Args:
+            asked: the query's parameters.
+            row: the ids that it has found, the furthest that it has seen, how many.
+            flight: where groups are in flight.
+        """
+        origin = asked["origin"]
+        position = self.positions.get(origin)
         found, furthest, count = row
         if position is None:
-            return
-        if furthest is not None:
-            next_at = furthest if found is None else found - 1
-            position.cursor = max(position.cursor, next_at)
-        stuck = found is None and count >= limit
+            return {}
+        # Where there is more than room for, windows are the better way to go on.
+        full = len(found) >= asked["room"]
+        stuck = not full and count >= asked["limit"]
         position.growth = min(position.growth * _FURTHER, WIDEST) if stuck else 1
-        position.deep |= stuck or found is not None or self.prioritized
+        position.cursor = max(position.cursor, found[-1] if full else furthest or 0)
+        position.deep |= stuck or full or self.prioritized
         # What it has passed over of groups in flight, their lanes reach.
-        for (origin, _), lane in flight.lanes.items():
-            if origin == self._jumping:
+        for (lies, _), lane in flight.lanes.items():
+            if lies == origin:
                 lane.more = True
+        return dict.fromkeys(found, origin)
 
 
 def _may_have_more(position: Position) -> bool:

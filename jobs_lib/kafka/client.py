@@ -29,6 +29,8 @@ _NO_ANSWER = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
 }
+# So late are new partitions of a topic found; librdkafka's own default is five minutes.
+_REFRESHED = {"topic.metadata.refresh.interval.ms": 30_000}
 _FORCED: dict[str, str | int | bool] = {
     # Offsets are committed after the database, never by a timer.
     "enable.auto.commit": False,
@@ -53,11 +55,15 @@ def make_consumer(settings: Settings, group: str) -> Consumer:
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
-    configuration = _common(settings) | {
-        "group.id": group,
-        "auto.offset.reset": "earliest",
-        "group.protocol": settings.group_protocol,
-    }
+    configuration = (
+        _REFRESHED
+        | _common(settings)
+        | {
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "group.protocol": settings.group_protocol,
+        }
+    )
     if settings.group_protocol == "classic":
         configuration |= {
             "session.timeout.ms": int(settings.session_timeout * 1000),
@@ -112,6 +118,20 @@ def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> in
         ) from None
     found = topics.get(topic)
     return 0 if found is None or found.error is not None else len(found.partitions)
+
+
+def list_partitions(
+    settings: Settings, topics: Iterable[str], timeout: float = 5.0
+) -> dict[str, int]:
+    """How many partitions topics have; 0 for those that do not exist.
+
+    Raises:
+        KafkaException: no broker answers within ``timeout`` seconds.
+    """
+    there = make_admin(settings).list_topics(timeout=timeout).topics
+    return {
+        topic: len(there[topic].partitions) if topic in there else 0 for topic in topics
+    }
 
 
 def read_ends(

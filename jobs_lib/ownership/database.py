@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
+
+    import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
@@ -39,7 +41,7 @@ class DatabaseSource(WatchingSource):
         database: Database,
         process: Process,
         role: str,
-        origins: Callable[[], Iterable[str]],
+        origins: Callable[[psycopg.Connection[Any]], Iterable[str]],
         *,
         interval: float,
         stale_after: float,
@@ -53,8 +55,9 @@ class DatabaseSource(WatchingSource):
 
     def _watch(self, answered: Callable[[], None]) -> None:
         with self._database.connect(self._name, impatient=True) as connection:
-            origins = sorted(self._origins())
             while not self._stopping.is_set():
+                # Their number may change: see `jobs-lib topics repartition`.
+                origins = sorted(self._origins(connection))
                 rows = connection.execute(
                     self._database.queries["live_processes"], self._parameters
                 ).fetchall()

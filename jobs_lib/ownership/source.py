@@ -92,6 +92,40 @@ class Source:
             self._changed()
 
 
+class CombinedSource(Source):
+    """Wants what any of several sources wants."""
+
+    def __init__(self, *sources: Source) -> None:
+        super().__init__()
+        self._sources = sources
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Start all of them."""
+        for source in self._sources:
+            source.start(changed)
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        for source in self._sources:
+            source.stop()
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """The origins that any of them wants."""
+        return frozenset().union(*(source.wanted for source in self._sources))
+
+    def claims(self, origins: Iterable[str]) -> frozenset[str]:
+        """What any of them may take from a living owner."""
+        asked = frozenset(origins)
+        return frozenset().union(*(source.claims(asked) for source in self._sources))
+
+    def took(self, origins: Iterable[str]) -> None:
+        """These were taken over."""
+        taken = frozenset(origins)
+        for source in self._sources:
+            source.took(taken)
+
+
 class WatchingSource(Source, ABC):
     """A source with a thread that asks somebody, and goes on after errors."""
 

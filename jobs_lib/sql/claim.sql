@@ -297,7 +297,7 @@ select 1, %(origin)s, max(l.id) filter (where l.plain), null, null, count(*)::in
 from looked l having count(*) > 0
 
 -- name: jump
--- Where windows held nothing to run: the first row further on that a claim might take,
+-- Where windows held nothing to run: the next rows further on that a claim might take,
 -- and how far this has looked. Most rows are behind another one of their group, which the
 -- same rows show, or else one probe for each group. Reads no more than `limit` rows, so
 -- that no round takes long.
@@ -309,7 +309,8 @@ with first as materialized (
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
     ) r
-    group by r."group"
+    -- What has no group is on its own.
+    group by r."group", case when r."group" is null then r.id end
 ),
 candidates as materialized (
     select f."group", f.id, least(coalesce(floor.id, 0), f.id - 1) as floor
@@ -317,20 +318,20 @@ candidates as materialized (
     left join unnest(%(floor_groups)s::text[], %(floor_ids)s::bigint[])
         as floor("group", id) using ("group")
     left join unnest(%(groups)s::text[]) as busy("group") using ("group")
-    where busy."group" is null and (f."group" is null or f.id = f.head)
+    where busy."group" is null and f.id = f.head
     order by f.id
 )
 select
-    (
-        -- In the order in which they were stored, up to the first that stands.
+    array(
+        -- In the order in which they were stored, up to the last that there is room for.
         select c.id from candidates c
         where case when c."group" is null then true else c.id = (
             select j.id from {schema}.jobs j
             where j.origin = %(origin)s
                 and (j."group", j.id) > (c."group", c.floor) and j."group" <= c."group"
             order by j."group", j.id limit 1
-        ) end and c.id is not null
-        limit 1
+        ) end
+        limit %(room)s
     ),
     (select max(furthest) from first),
     (select coalesce(sum(count), 0)::bigint from first)

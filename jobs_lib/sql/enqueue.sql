@@ -8,8 +8,13 @@ select cast({schema}.insert_job(
     cast(%(origin)s as text), cast(%(type)s as text), cast(%(group)s as text),
     cast(%(payload)s as jsonb), cast(%(run_at)s as timestamptz),
     cast(%(priority)s as smallint), cast(%(headers)s as jsonb),
-    cast(%(unique_key)s as text), cast(%(ordered)s as boolean), cast(%(hint)s as text)
+    cast(%(unique_key)s as text), cast(%(ordered)s as boolean), cast(%(hint)s as text),
+    cast(%(partitions)s as int)
 ) as text)
+
+-- name: hold_home
+-- For a bulk call with groups: their origins stay what they are until it has committed.
+select cast({schema}.hold_home() as text)
 
 -- name: known_topics
 select topic, cast(partitions as text), cast(home as text) from {schema}.topics

@@ -32,6 +32,10 @@ insert into {schema}.origins (role, origin)
 select %(role)s, origin from unnest(%(origins)s::text[]) as o(origin)
 on conflict do nothing
 
+-- name: filled_origins
+-- In which there are jobs.
+select {schema}.job_origins()
+
 -- name: free_origins
 -- Those of the wanted that nobody lives to defend: released, or of a stale process.
 select o.origin from {schema}.origins o
@@ -109,6 +113,47 @@ select count(*) from moved
 -- Once more is no error: several processes of a service start at the same time.
 update {schema}.topics set home = true where topic = %(topic)s
     and not exists (select from {schema}.topics where home and topic <> %(topic)s)
+
+-- name: wait_for_locks
+select set_config('lock_timeout', %(milliseconds)s, true)
+
+-- name: lock_home
+-- Alone: waits for the transactions that have enqueued jobs with groups, and keeps off
+-- those that would.
+select pg_advisory_xact_lock(hashtextextended('home', 7603))
+
+-- name: exports_in_progress
+-- They write jobs whose origins were computed when they began.
+select id from {schema}.reexports where state = 'loading'
+
+-- name: fence_origins
+-- Whoever owns one has to take it again, and looks at it from its start.
+update {schema}.origins set owner = null, epoch = epoch + 1, since = clock_timestamp()
+where role = 'execute' and origin = any (%(origins)s::text[])
+
+-- name: move_groups
+-- Under the same ids: a group keeps its order. What was given an origin of its own stays.
+with groups as materialized (
+    select distinct j.origin, j."group" from {schema}.jobs j
+    where j.origin = any (%(origins)s::text[]) and j."group" is not null
+),
+moving as materialized (
+    select g.origin, g."group",
+        %(topic)s || '/' || {schema}.place_group(g."group", %(after)s::int) as target
+    from groups g
+    where g.origin = %(topic)s || '/' || {schema}.place_group(g."group", %(before)s::int)
+),
+kept as (
+    update {schema}.discarded d
+    set origin = %(topic)s || '/' || {schema}.place_group(d."group", %(after)s::int)
+    where d.origin = %(topic)s || '/' || {schema}.place_group(d."group", %(before)s::int)
+)
+update {schema}.jobs j set origin = m.target
+from moving m
+where m.target <> m.origin and j.origin = m.origin and j."group" = m."group"
+
+-- name: set_partitions
+update {schema}.topics set partitions = %(after)s where topic = %(topic)s
 
 -- name: read_installation
 select id, shards from {schema}.installation

@@ -17,7 +17,7 @@ def jump(database_url, admin):
     """A function that jumps over rows: group, state, priority, crashes of each."""
     queries = make_app(database_url).database().queries
 
-    def jump(rows, *, cursor=0, limit=100, groups=(), floors=()):
+    def jump(rows, *, cursor=0, limit=100, room=1, groups=(), floors=()):
         ids = [
             admin.execute(
                 'insert into jobs_lib.jobs (origin, type, "group", state, priority,'
@@ -34,13 +34,14 @@ def jump(database_url, admin):
                 "origin": ORIGIN,
                 "cursor": ids[cursor - 1] if cursor else 0,
                 "limit": limit,
+                "room": room,
                 "groups": list(groups),
                 "floor_groups": [group for group, _ in floors],
                 "floor_ids": [ids[at] for _, at in floors],
             },
         ).fetchone()
         place = {job_id: n for n, job_id in enumerate(ids)} | {None: None}
-        return place[found], place[furthest], count
+        return [place[job_id] for job_id in found], place[furthest], count
 
     return jump
 
@@ -48,36 +49,45 @@ def jump(database_url, admin):
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
-        ([*BLOCKED, FREE], 2),
-        ([*BLOCKED, ("h", "available", 0, 0)], 2),
+        ([*BLOCKED, FREE], [2]),
+        ([*BLOCKED, ("h", "available", 0, 0)], [2]),
         # A suspect is told by a claim, which lets it run alone.
-        ([*BLOCKED, ("h", "available", 0, 1)], 2),
-        ([*BLOCKED, (None, "available", 0, 1)], 2),
+        ([*BLOCKED, ("h", "available", 0, 1)], [2]),
+        ([*BLOCKED, (None, "available", 0, 1)], [2]),
         # Other priorities have windows of their own; what stands behind them waits.
-        ([(None, "available", 1, 0), ("h", "available", -1, 0), FREE], 2),
-        ([("h", "available", 1, 0), ("h", "available", 0, 0)], None),
-        ([(None, "scheduled", 0, 0), *BLOCKED], None),
-        ([], None),
+        ([(None, "available", 1, 0), ("h", "available", -1, 0), FREE], [2]),
+        ([("h", "available", 1, 0), ("h", "available", 0, 0)], []),
+        ([(None, "scheduled", 0, 0), *BLOCKED], []),
+        ([], []),
     ],
 )
-def test_a_jump_ends_at_the_first_row_that_a_claim_might_take(jump, rows, found):
+def test_a_jump_finds_the_first_row_that_a_claim_might_take(jump, rows, found):
     assert jump(rows) == (found, len(rows) - 1 if rows else None, len(rows))
 
 
 def test_a_head_before_the_jump_blocks_what_it_sees(jump):
-    assert jump([*BLOCKED, FREE], cursor=1) == (2, 2, 2)
-    assert jump([("h", "available", 0, 0)] * 2, cursor=1) == (None, 1, 1)
+    assert jump([*BLOCKED, FREE], cursor=1) == ([2], 2, 2)
+    assert jump([("h", "available", 0, 0)] * 2, cursor=1) == ([], 1, 1)
 
 
 def test_a_jump_passes_over_groups_in_flight_and_starts_at_floors(jump):
     rows = [("h", "available", 0, 0)] * 3
-    assert jump([*rows, FREE], groups=["h"]) == (3, 3, 4)
+    assert jump([*rows, FREE], groups=["h"]) == ([3], 3, 4)
     # Up to its floor nothing of a group is there: so it says, and is believed.
-    assert jump(rows, cursor=1, floors=[("h", 0)]) == (1, 2, 2)
+    assert jump(rows, cursor=1, floors=[("h", 0)]) == ([1], 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [({"room": 2}, [0, 3]), ({"room": 9}, [0, 3, 4]), ({"groups": ["h"]}, [0, 3])],
+)
+def test_a_jump_finds_as_many_as_there_is_room_for(jump, asked, found):
+    rows = [FREE, *BLOCKED, FREE, ("h", "available", 0, 0), ("h", "available", 0, 0)]
+    assert jump(rows, **{"room": 9, **asked}) == (found, 5, 6)
 
 
 def test_a_jump_reads_no_more_than_its_limit(jump):
-    assert jump([*BLOCKED, *BLOCKED, FREE], limit=3) == (None, 2, 3)
+    assert jump([*BLOCKED, *BLOCKED, FREE], limit=3) == ([], 2, 3)
 
 
 @pytest.mark.guarantee("J18")

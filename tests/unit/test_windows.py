@@ -27,14 +27,38 @@ def fill_in_vain(windows, origin: str) -> None:
     windows.note(origin, 0, 10, 10, plain=False, barren=True)
 
 
+def jump(windows, found: list[int], furthest: int | None, count: int | None = None):
+    """A jump that finds something; returns how far it might have gone, and what."""
+    asked = windows.prepare_jump(windows.positions, 10, [], Floors())
+    limit = asked["limit"]
+    row = (found, furthest, limit if count is None else count)
+    return limit, windows.read_jump(asked, row, Flight())
+
+
 def test_a_stuck_origin_is_jumped_in_and_the_others_are_looked_at(windows):
     fill_in_vain(windows, ORIGINS[0])
     assert windows.choose(windows.positions, 10) == ORIGINS[1:]
     asked = windows.prepare_jump(windows.positions, 10, [], Floors())
-    assert (asked["origin"], asked["cursor"], asked["limit"]) == (ORIGINS[0], 10, 160)
-    windows.read_jump(160, (500, 600, 160), Flight())
-    assert windows.positions[ORIGINS[0]].cursor == 499
+    assert (asked["origin"], asked["cursor"], asked["limit"]) == (ORIGINS[0], 10, 640)
+
+
+def test_where_there_is_much_windows_go_on_behind_it(windows):
+    fill_in_vain(windows, ORIGINS[0])
+    found = list(range(500, 510))
+    assert jump(windows, found, 600) == (640, dict.fromkeys(found, ORIGINS[0]))
+    assert windows.positions[ORIGINS[0]].cursor == 509
     assert sorted(windows.choose(windows.positions, 10)) == ORIGINS
+
+
+def test_where_there_is_little_jumps_go_on_further_and_further_until_the_end(windows):
+    fill_in_vain(windows, ORIGINS[0])
+    assert jump(windows, [500], 10_000) == (640, {500: ORIGINS[0]})
+    assert windows.positions[ORIGINS[0]].cursor == 10_000
+    assert jump(windows, [], 20_000) == (40_960, {})
+    assert jump(windows, [30_001], 30_001, count=7) == (50_000, {30_001: ORIGINS[0]})
+    assert windows.positions[ORIGINS[0]].cursor == 30_001
+    assert windows.choose(windows.positions, 10) == ORIGINS[1:]
+    assert windows.prepare_jump(windows.positions, 10, [], Floors()) is None
 
 
 def test_other_priorities_do_not_wait_for_a_jump(windows):
@@ -45,20 +69,5 @@ def test_other_priorities_do_not_wait_for_a_jump(windows):
     asked = windows.prepare(deep, 10)
     assert ORIGINS[0] not in asked["window_origins"]
     assert ORIGINS[0] in asked["level_origins"]
-    assert windows.prepare_jump(windows.positions, 10, [], Floors())
-    windows.read_jump(160, (None, None, 0), Flight())
+    jump(windows, [], None, 0)
     assert windows.positions[ORIGINS[0]].deep
-
-
-def test_jumps_go_further_and_further_until_the_end(windows):
-    fill_in_vain(windows, ORIGINS[0])
-    limits = []
-    for _ in range(3):
-        asked = windows.prepare_jump(windows.positions, 10, [], Floors())
-        limits.append(asked["limit"])
-        windows.read_jump(limits[-1], (None, 10_000, limits[-1]), Flight())
-    assert limits == [160, 2_560, 40_960]
-    windows.prepare_jump(windows.positions, 10, [], Floors())
-    windows.read_jump(50_000, (None, 20_000, 5), Flight())
-    assert windows.choose(windows.positions, 10) == ORIGINS[1:]
-    assert windows.prepare_jump(windows.positions, 10, [], Floors()) is None

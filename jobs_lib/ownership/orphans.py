@@ -1,0 +1,87 @@
+"""Origins that no consumer group stands for: live executors share them."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+
+from jobs_lib.kafka.client import list_partitions
+from jobs_lib.ownership.database import DatabaseSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import psycopg
+
+    from jobs_lib.db import Database
+    from jobs_lib.ownership.process import Process
+    from jobs_lib.settings import Settings
+
+_ASK_EVERY = 30.0
+
+
+class OrphanSource(DatabaseSource):
+    """Shares the origins that hold jobs, and that nobody is assigned in Kafka.
+
+    They are those of topics that the service does not consume, of partitions that Kafka
+    does not have, and of topics that are gone. Kafka has to say so twice; while it does
+    not answer, what it said last counts.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        process: Process,
+        settings: Settings,
+        consumed: Iterable[str],
+    ) -> None:
+        """Prepare to watch.
+
+        Args:
+            database: where the jobs are.
+            process: this one.
+            settings: where Kafka is, and how often to look.
+            consumed: the topics whose partitions the executors follow.
+        """
+        super().__init__(
+            database,
+            process,
+            "execute",
+            self._find,
+            interval=settings.heartbeat_interval,
+            stale_after=settings.stale_after,
+        )
+        self._settings = settings
+        self._consumed = frozenset(consumed)
+        self._asked_at = -math.inf
+        self._last: dict[str, int] | None = None
+        self._agreed: dict[str, int] = {}
+        """How many partitions each consumed topic has had twice."""
+
+    def _find(self, connection: psycopg.Connection[Any]) -> list[str]:
+        if time.monotonic() - self._asked_at > _ASK_EVERY:
+            self._ask()
+        query = self._database.queries["filled_origins"]
+        return [row[0] for row in connection.execute(query) if self._is_orphan(row[0])]
+
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
+        try:
+            read = list_partitions(self._settings, self._consumed)
+        except KafkaException:
+            self._last = None
+            return
+        if self._last is not None:
+            self._agreed = {
+                topic: max(read[topic], self._last[topic]) for topic in self._consumed
+            }
+        self._last = read
+
+    def _is_orphan(self, origin: str) -> bool:
+        topic, _, number = origin.rpartition("/")
+        if topic not in self._consumed:
+            return True
+        return topic in self._agreed and int(number) >= self._agreed[topic]

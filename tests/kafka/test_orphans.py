@@ -1,0 +1,126 @@
+"""Jobs in origins that nobody is assigned in Kafka still run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib.ownership import Process, orphans
+from tests.support.apps import make_app, running
+from tests.support.topics import delete_topics
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+
+@pytest.fixture
+def home(topic):
+    """The topic that the service consumes."""
+    return topic(2)
+
+
+@pytest.fixture
+def ran():
+    """Which pod has run a job of which origin."""
+    return []
+
+
+@pytest.fixture
+def make(database_url, bootstrap_servers, home, ran):
+    """A function that makes the app of a pod."""
+    lock = threading.Lock()
+
+    def make(pod: str):
+        app = make_app(
+            database_url,
+            home=home,
+            pod=pod,
+            kafka_bootstrap_servers=bootstrap_servers,
+        )
+
+        @app.consumer(home, group=f"{home}-g")
+        def handle(record, connection) -> None: ...
+
+        @app.job()
+        def work(job: Job) -> None:
+            with lock:
+                ran.append((pod, job.origin))
+
+        return app
+
+    return make
+
+
+def enqueue(admin, *origins: str) -> None:
+    admin.execute(
+        "insert into jobs_lib.jobs (origin, type, payload)"
+        " select origin, 'work', '{}' from unnest(%s::text[]) as o(origin)",
+        (list(origins),),
+    )
+
+
+@pytest.mark.guarantee("FK8")
+@pytest.mark.parametrize("sidecar", [False, True], ids=["member", "sidecar"])
+def test_origins_of_topics_that_are_not_consumed_are_shared(
+    make, ran, home, admin, wait_for, sidecar
+):
+    gone = [f"no-such-topic/{n}" for n in range(20)]
+    with contextlib.ExitStack() as running_pods:
+        for app in (make("pod-a"), make("pod-b")):
+            if sidecar:
+                running_pods.enter_context(running(app, "consumers"))
+                running_pods.enter_context(running(app, "executor", sidecar=True))
+            else:
+                running_pods.enter_context(running(app, "consumers", "executor"))
+        enqueue(admin, f"{home}/0", f"{home}/1", *gone)
+        wait_for(
+            lambda: not admin.execute("select from jobs_lib.jobs").rowcount,
+            timeout=40,
+            what=lambda: f"all have run: {ran}",
+        )
+    assert sorted(origin for _, origin in ran) == sorted(
+        [f"{home}/0", f"{home}/1", *gone]
+    )
+    assert {pod for pod, origin in ran if origin in gone} == {"pod-a", "pod-b"}
+
+
+@pytest.mark.guarantee("FK8")
+def test_jobs_of_a_topic_that_is_deleted_run_and_those_of_the_others_stay(
+    make, ran, home, admin, kafka_admin, wait_for, monkeypatch
+):
+    monkeypatch.setattr(orphans, "_ASK_EVERY", 0.2)
+    with running(make("pod-a"), "consumers", "executor"):
+        enqueue(admin, f"{home}/7")
+        # Kafka has two partitions, and says so twice.
+        wait_for(lambda: ran == [("pod-a", f"{home}/7")], what="it has run")
+        delete_topics(kafka_admin, [home])
+        wait_for(
+            lambda: (
+                not admin.execute(
+                    "select from jobs_lib.origins where role = 'execute'"
+                    " and origin = %s and owner is not null",
+                    (f"{home}/0",),
+                ).rowcount
+            ),
+            timeout=40,
+            what="its partitions are given back",
+        )
+        enqueue(admin, f"{home}/0")
+        wait_for(
+            lambda: ran[1:] == [("pod-a", f"{home}/0")],
+            timeout=40,
+            what=lambda: f"the job has run: {ran}",
+        )
+
+
+def test_while_kafka_does_not_answer_nothing_becomes_an_orphan(database_url, admin):
+    app = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
+    database = app.database()
+    process = Process(database, "pod-a", ["execute"], 1.0)
+    source = orphans.OrphanSource(database, process, app.settings, {"orders"})
+    enqueue(admin, "orders/0", "other/0")
+    with database.connect("test") as connection:
+        assert source._find(connection) == ["other/0"]

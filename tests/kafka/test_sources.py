@@ -1,0 +1,142 @@
+"""Every source of ownership keeps the same promises."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.apps import make_app, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib import Job
+
+ORIGINS = 12
+KINDS = ["member", "follow", "database", "static"]
+
+
+class Pods:
+    """Pods whose executors own by one kind of source; what each has run."""
+
+    def __init__(self, url: str, bootstrap_servers: str, home: str, kind: str) -> None:
+        self.home = home
+        self.ran: list[tuple[str, str]] = []
+        self._kind = kind
+        self._url = url
+        self._settings = {}
+        if kind in ("member", "follow"):
+            self._settings = {"kafka_bootstrap_servers": bootstrap_servers}
+        self._lock = threading.Lock()
+
+    def make(self, pod: str, **settings):
+        app = make_app(self._url, home=self.home, pod=pod, **self._settings, **settings)
+
+        @app.job()
+        def work(job: Job) -> None:
+            with self._lock:
+                self.ran.append((pod, job.origin))
+
+        if self._settings:
+
+            @app.consumer(self.home, group=f"{self.home}-g")
+            def handle(record, connection) -> None: ...
+
+        return app
+
+    @contextlib.contextmanager
+    def running(self, pod: str, wanted: range) -> Iterator[None]:
+        """A pod; ``wanted`` are the partitions of its list, where it has one."""
+        if self._kind == "member":
+            with running(self.make(pod), "consumers", "executor"):
+                yield
+        elif self._kind == "follow":
+            with (
+                running(self.make(pod), "consumers"),
+                running(self.make(pod), "executor", sidecar=True),
+            ):
+                yield
+        elif self._kind == "database":
+            with running(self.make(pod), "executor"):
+                yield
+        else:
+            listed = ",".join(f"{self.home}/{n}" for n in wanted)
+            with running(self.make(pod, origins=listed), "executor"):
+                yield
+
+
+@pytest.fixture(params=KINDS)
+def pods(request, database_url, bootstrap_servers, topic, admin):
+    """Pods of one kind, on a home of twelve partitions."""
+    home = topic(ORIGINS)
+    admin.execute("update jobs_lib.topics set home = false")
+    admin.execute(
+        "insert into jobs_lib.topics (topic, partitions, home) values (%s, %s, true)",
+        (home, ORIGINS),
+    )
+    return Pods(database_url, bootstrap_servers, home, request.param)
+
+
+@pytest.fixture
+def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
+    """A function that tells the owner and the epoch of each origin."""
+
+    def owners() -> dict[str, tuple[str, int]]:
+        rows = admin.execute(
+            "select o.origin, p.pod, o.epoch from jobs_lib.origins o"
+            " join jobs_lib.processes p on p.id = o.owner"
+            " where o.role = 'execute' and o.origin like %s || '/%%'",
+            (pods.home,),
+        )
+        return {origin: (pod, epoch) for origin, pod, epoch in rows}
+
+    return owners
+
+
+@pytest.mark.guarantee("S13", "I11", "I13")
+def test_origins_have_one_owner_each_who_alone_runs_their_jobs(
+    pods, owners, admin, wait_for
+):
+    every = [f"{pods.home}/{n}" for n in range(ORIGINS)]
+
+    def await_pods(*names: str) -> dict[str, tuple[str, int]]:
+        def shared() -> bool:
+            found = owners()
+            return len(found) == ORIGINS and {pod for pod, _ in found.values()} == {
+                *names
+            }
+
+        wait_for(shared, timeout=40, what=lambda: f"{names} share all: {owners()}")
+        return owners()
+
+    def check() -> None:
+        found = owners()
+        pods.ran.clear()
+        admin.execute(
+            "insert into jobs_lib.jobs (origin, type, payload)"
+            " select origin, 'work', '{}' from unnest(%s::text[]) as o(origin)",
+            (every * 3,),
+        )
+        wait_for(lambda: len(pods.ran) == 3 * ORIGINS, what="all ran")
+        assert sorted(pods.ran) == sorted((found[o][0], o) for o in every * 3)
+
+    with pods.running("pod-a", range(ORIGINS)):
+        first = await_pods("pod-a")
+        check()
+        with pods.running("pod-b", range(ORIGINS // 2)):
+            both = await_pods("pod-a", "pod-b")
+            check()
+        last = await_pods("pod-a")
+        check()
+    # Who stays is not disturbed; what moves is taken over once each way.
+    moved = {origin for origin, (pod, _) in both.items() if pod == "pod-b"}
+    assert {o: epoch - first[o][1] for o, (_, epoch) in both.items()} == {
+        o: int(o in moved) for o in every
+    }
+    assert {o: epoch - both[o][1] for o, (_, epoch) in last.items()} == {
+        o: int(o in moved) for o in every
+    }
+    assert owners() == {}

@@ -1,0 +1,39 @@
+"""What a claim asks for by id."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from jobs_lib.jobs.claim import Claimer
+from jobs_lib.jobs.model import Job, Lane
+
+ORIGIN, OTHER = "local/0", "local/1"
+
+
+@pytest.fixture
+def claimer():
+    """A claimer that owns one origin."""
+    claimer = Claimer(UUID(int=1), UUID(int=2), {})
+    claimer.add({ORIGIN: 1})
+    return claimer
+
+
+def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
+    claimer.add({OTHER: 1})
+    claimer.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
+    claimer.pause({"origin": frozenset([OTHER])})
+    _, asked = claimer.prepare(1)
+    assert asked["extra_ids"] == "{3}"
+
+
+def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
+    lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.ended)
+    claimer.take_back(
+        Job(lane, 7, "work", None, 1, 0, 0, "{}", None, 0.0, None, "(0,1)")
+    )
+    assert claimer.extra == {}
+    claimer.flight.late[8] = OTHER
+    claimer.prepare(1)
+    assert claimer.extra == {}
