@@ -56,6 +56,10 @@ class FollowSource(WatchingSource):
 
     def _ask(self, admin: Any) -> None:
         timeout = self._settings.session_timeout
+        # A coordinator that goes away while it is asked may make librdkafka abort the
+        # whole process (confluentinc/librdkafka issue 4605): first see who is there.
+        some_topic = min(min(topics) for topics in self._topics_by_group.values())
+        admin.list_topics(some_topic, timeout=timeout)
         futures = admin.describe_consumer_groups(
             list(self._topics_by_group), request_timeout=timeout
         )

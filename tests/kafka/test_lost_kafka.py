@@ -14,6 +14,7 @@ from tests.support.apps import heard, make_app, running
 TOPICS = {"member": "of-members", "follow": "of-followers"}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("FK7")
 def test_without_kafka_executors_stop_in_time_and_go_on_when_it_is_back(
     database_url, admin, wait_for

@@ -87,6 +87,7 @@ def test_origins_of_topics_that_are_not_consumed_are_shared(
     assert {pod for pod, origin in ran if origin in gone} == {"pod-a", "pod-b"}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("FK8")
 def test_jobs_of_a_topic_that_is_deleted_run_and_those_of_the_others_stay(
     make, ran, home, admin, kafka_admin, wait_for, monkeypatch

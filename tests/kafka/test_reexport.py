@@ -167,6 +167,7 @@ def test_a_state_that_changes_while_it_is_read_never_goes_back(
     assert [record.json["version"] for record in records] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("W28")
 @pytest.mark.timeout(300)
 def test_the_rate_holds_in_every_window_at_the_topic(
