@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -174,3 +176,45 @@ def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
         assert [len(fields["origins"]) for _, fields in taken] == [3, 3]
         proxy.release()
         await_owned({"pod-a": 3, "pod-b": 3})
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("FK4")
+def test_a_handler_that_is_busy_for_long_does_not_cost_the_pod_its_partitions(
+    make, home, admin, await_owned, bootstrap_servers, wait_for
+):
+    admin.execute("create table handled (n int)")
+    interval = 6.0
+    app = make("pod-a", kafka={"max.poll.interval.ms": str(int(interval * 1000))})
+    busy, done = threading.Event(), threading.Event()
+
+    @app.job()
+    def spin(job: Job) -> None:
+        busy.set()
+        until = time.monotonic() + 3 * interval
+        while time.monotonic() < until:
+            pass
+        done.set()
+
+    with (
+        heard("origins.lost") as lost,
+        heard("origins.released") as released,
+        running(app, "consumers", "executor"),
+    ):
+        await_owned({"pod-a": 6})
+        with app.transaction() as connection:
+            spin.enqueue(connection)
+        wait_for(busy.is_set, what="it spins")
+        # And a record whose handler waits as long for a lock.
+        with app.transaction() as connection:
+            connection.execute("lock table handled in exclusive mode")
+            send_all(bootstrap_servers, home, 0)
+            assert done.wait(10 * interval)
+        wait_for(
+            lambda: admin.execute("select count(*) from handled").fetchone()[0] == 20,
+            what="all were handled",
+        )
+        assert not lost
+        assert not released
+    epochs = admin.execute("select distinct epoch from jobs_lib.origins").fetchall()
+    assert epochs == [(1,)]
