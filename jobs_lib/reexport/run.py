@@ -104,6 +104,7 @@ def begin(
             plan = plan_ranges(connection, queries, entity, ranges)
             source = plan.source
             with connection.transaction():
+                topic, partitions = _read_home(connection, queries)
                 row = connection.execute(
                     queries["start_reexport"],
                     {**name, "topic": entity.topic, "rate": rate},

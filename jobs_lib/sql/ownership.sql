@@ -124,7 +124,10 @@ select pg_advisory_xact_lock(hashtextextended('home', 7603))
 
 -- name: exports_in_progress
 -- They write jobs whose origins were computed when they began.
-select id from {schema}.reexports where state = 'loading'
+select r.id from {schema}.reexports r
+where r.state in ('loading', 'running', 'paused') and exists (
+    select from {schema}.reexport_ranges p where p.reexport_id = r.id and p.loaded_at is null
+)
 
 -- name: fence_origins
 -- Whoever owns one has to take it again, and looks at it from its start.
