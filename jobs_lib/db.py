@@ -139,7 +139,11 @@ class Database:
         if self.prepares:
             # Our statements are made to have one good plan; making it anew each time
             # would cost more than many of them. Behind PgBouncer no setting stays.
-            connection.execute("set plan_cache_mode = force_generic_plan")
+            # And no compiling: costs of plans for any parameters are high guesses, and
+            # JIT takes seconds for what runs a millisecond.
+            connection.execute(
+                "set plan_cache_mode = force_generic_plan; set jit = off"
+            )
             if impatient:
                 # A plan that was made while a table was empty may read it from its
                 # start, until the next ANALYZE; an old snapshot keeps all rows there.

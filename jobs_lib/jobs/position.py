@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-WIDEST = 50_000
+WIDEST = 100_000
 """Rows that one jump may read."""
 
 

@@ -206,3 +206,9 @@ def use_outbox(database, connection) -> None:
     assert block.rows
     kept = Block(block.records[:10], block.rows[:10])
     relay._delete(connection, 3, 1, kept)
+
+
+def test_no_statement_of_ours_is_compiled(database):
+    """JIT takes seconds for what runs a millisecond, where the server has it."""
+    with database.connect("test") as connection:
+        assert connection.execute("show jit").fetchone() == ("off",)

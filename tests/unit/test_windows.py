@@ -55,7 +55,7 @@ def test_where_there_is_little_jumps_go_on_further_and_further_until_the_end(win
     assert jump(windows, [500], 10_000) == (640, {500: ORIGINS[0]})
     assert windows.positions[ORIGINS[0]].cursor == 10_000
     assert jump(windows, [], 20_000) == (40_960, {})
-    assert jump(windows, [30_001], 30_001, count=7) == (50_000, {30_001: ORIGINS[0]})
+    assert jump(windows, [30_001], 30_001, count=7) == (100_000, {30_001: ORIGINS[0]})
     assert windows.positions[ORIGINS[0]].cursor == 30_001
     assert windows.choose(windows.positions, 10) == ORIGINS[1:]
     assert windows.prepare_jump(windows.positions, 10, [], Floors()) is None

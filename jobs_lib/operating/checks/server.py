@@ -130,8 +130,8 @@ def check_pooler(look: Look) -> Iterator[Finding]:
             "pooler",
             "a pooler in transaction mode (PgBouncer) lies in between: settings of a "
             "session, prepared statements and LISTEN do not outlast a transaction",
-            "set timeouts with alter role … set; let PgBouncer be 1.21 or newer with "
-            "max_prepared_statements above 0",
+            "set timeouts and jit = off with alter role … set; let PgBouncer be 1.21 "
+            "or newer with max_prepared_statements above 0",
         )
     elif not direct:
         yield Finding(
