@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+
 from jobs_lib.ownership import Source, StaticSource, choose_owner
 from jobs_lib.ownership.member import MemberSource
 
 
+@pytest.mark.guarantee("FK3")
 def test_odd_callbacks_do_no_harm():
     source = MemberSource([], 0.01)
     changes: list[frozenset[str]] = []
