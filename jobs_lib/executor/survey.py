@@ -124,7 +124,8 @@ class Survey:
     def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
         paused: dict[str, set[str]] = {}
         cancelled = set()
-        self._claimer.windows.prioritized = False
+        windows = self._claimer.windows
+        known, windows.prioritized = windows.prioritized, False
         due = math.inf
         for kind, name, delay in rows:
             if kind == "fresh":
@@ -132,7 +133,10 @@ class Survey:
             elif kind == "due":
                 due = min(due, delay)
             elif kind == "priority":
-                self._claimer.windows.prioritized = True
+                windows.prioritized = True
+                if not known:
+                    # Passed over until now, it has windows of its own from here on.
+                    windows.hint("")
             elif kind == "cancel":
                 cancelled.add(int(name))
             else:

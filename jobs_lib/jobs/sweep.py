@@ -66,6 +66,8 @@ class Sweeper:
             "origins": text_array(list(swept)),
             "starts": int_array(max(p.low, p.swept) for p in swept.values()),
             "cursors": int_array(p.cursor for p in swept.values()),
+            "highs": int_array(p.levels[1] for p in swept.values()),
+            "batches": int_array(p.levels[-1] for p in swept.values()),
             "types": types,
             "flying": int_array(flight.jobs),
             "limit": SLICE,

@@ -236,6 +236,11 @@ class Windows:
         found, furthest, count = row
         if position is None:
             return {}
+        if self.prioritized and found:
+            # By id they would run beside the higher ones; windows know shares.
+            position.cursor = max(position.cursor, found[0] - 1)
+            position.growth, position.deep = 1, True
+            return {}
         # Where there is more than room for, windows are the better way to go on.
         full = len(found) >= asked["room"]
         stuck = not full and count >= asked["limit"]

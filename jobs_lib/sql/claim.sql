@@ -347,12 +347,16 @@ select payload::text from {schema}.jobs where origin = %(origin)s and id = %(id)
 -- would turn the walk along the index into a sort of all that lies behind the cursor.
 select o.origin, s.id, s."group",
     not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
-from unnest(%(origins)s::text[], %(starts)s::bigint[], %(cursors)s::bigint[])
-    as o(origin, start, cursor)
+from unnest(
+    %(origins)s::text[], %(starts)s::bigint[], %(cursors)s::bigint[],
+    %(highs)s::bigint[], %(batches)s::bigint[]
+) as o(origin, start, cursor, high, batch)
 cross join lateral (
     select j.id, j."group" from {schema}.jobs j
     where j.origin = o.origin and j.id > o.start and j.id <= o.cursor
         and j.state = 'available'
+        -- What its own priority's windows have not come to is not late.
+        and (j.priority = 0 or j.id <= case j.priority when 1 then o.high else o.batch end)
         and j.type = any (%(types)s::text[])
     order by j.id limit %(limit)s
 ) s
