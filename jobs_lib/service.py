@@ -288,9 +288,6 @@ class Service:
             self.app.around,
         )
         handled = [d for d in self.app.consumers if not d.is_read_model]
-        orphans = OrphanSource(
-            self.database, self.process, self.settings, {d.topic for d in handled}
-        )
         if self.settings.origins:
             self._own("execute", StaticSource(self._choose_origins()), executor)
         elif not handled:
@@ -303,13 +300,19 @@ class Service:
             followed.refused = self._fail
             if share := read_share():
                 followed.share(*share)
-            self._own("execute", CombinedSource(followed, orphans), executor)
+            self._own("execute", self._with_orphans(followed, handled), executor)
         else:
             named = {one.group for one in handled}
             members = [m for m in self._members if m.group in named]
             source = MemberSource(members, self.settings.handover_timeout)
-            combined = CombinedSource(source, orphans)
+            combined = self._with_orphans(source, handled)
             source.serve(self._own("execute", combined, executor))
+
+    def _with_orphans(self, source: Source, handled: list[Declared]) -> CombinedSource:
+        """What the source wants, and a share of what nobody is assigned."""
+        consumed = {one.topic for one in handled}
+        orphans = OrphanSource(self.database, self.process, self.settings, consumed)
+        return CombinedSource(source, orphans)
 
     def _add_relay(self, installation: UUID, shards: int) -> None:
         relay = Relay(

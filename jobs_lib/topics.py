@@ -102,17 +102,10 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
     """
     database = app.database()
     with database.connect("topics") as connection:
-        rows = connection.execute(database.queries["read_topics"]).fetchall()
-        homes = [(topic, count) for topic, count, is_home in rows if is_home]
-        if not homes:
-            raise TopicError("no home topic is declared: see `jobs-lib topics declare`")
-        topic, before = homes[0]
-        _check_kafka(app, topic, partitions)
+        _check_kafka(app, _read_home(connection, database.queries)[0], partitions)
         try:
             with connection.transaction():
-                return _move(
-                    connection, database.queries, topic, before, partitions, wait
-                )
+                return _move(connection, database.queries, partitions, wait)
         except psycopg.errors.LockNotAvailable:
             raise TopicError(
                 "a transaction that has enqueued jobs with groups stayed open for more "
@@ -123,8 +116,6 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
 def _move(
     connection: psycopg.Connection[Any],
     queries: Queries,
-    topic: str,
-    before: int,
     after: int,
     wait: float,
 ) -> int:
@@ -138,6 +129,8 @@ def _move(
             "number of partitions that it began with: wait until it is loaded, or "
             "cancel it"
         )
+    # Read under the lock: somebody else's move may just have ended.
+    topic, before = _read_home(connection, queries)
     origins = [f"{topic}/{n}" for n in range(max(before, after))]
     asked = {"topic": topic, "before": before, "after": after}
     connection.execute(
@@ -147,6 +140,15 @@ def _move(
     moved = connection.execute(queries["move_groups"], {**asked, "origins": origins})
     connection.execute(queries["set_partitions"], asked)
     return moved.rowcount
+
+
+def _read_home(
+    connection: psycopg.Connection[Any], queries: Queries
+) -> tuple[str, int]:
+    for topic, partitions, is_home in connection.execute(queries["read_topics"]):
+        if is_home:
+            return topic, partitions
+    raise TopicError("no home topic is declared: see `jobs-lib topics declare`")
 
 
 def _check_kafka(app: App, topic: str, partitions: int) -> None:

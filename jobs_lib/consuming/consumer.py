@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 _COMMIT_PAUSE = 1.0
 _READ_AHEAD = 4
-_LAST_SECONDS = 1.0
 """Blocks that may wait in memory per partition before it is paused."""
+_LAST_SECONDS = 1.0
+"""For each thread to end, once its partitions were released."""
 
 
 @dataclass(slots=True, eq=False)

@@ -98,11 +98,9 @@ class Executor:
 
     def _hint(self, origin: str) -> None:
         """Pass on what the first has heard; a hint without an origin is for all."""
-        if origin:
-            self._dispatchers[_place(origin)].hint(origin)
-        else:
-            for dispatcher in self._dispatchers[1:]:
-                dispatcher.hint("")
+        for place, dispatcher in enumerate(self._dispatchers):
+            if place and (not origin or place == _place(origin)):
+                dispatcher.hint(origin)
 
     def _hears(self) -> bool:
         return self._dispatchers[0].hears

@@ -58,11 +58,13 @@ class Wakeup:
         if self._connection is not None:
             waited.append(self._connection.fileno())
         ready, _, _ = select.select(waited, [], [], max(0.0, seconds))
-        # Cleared before the caller looks: what is set from here on ends the next sleep.
-        self._set = False
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._reader, 4096)
+        # Cleared before the caller looks: what is set from here on ends the next sleep.
+        # And cleared after the pipe: the byte of a set in between would be gone while
+        # the flag stands, which keeps every other one from writing.
+        self._set = False
         return self._take_hints() if len(ready) > (self._reader in ready) else []
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs_lib import telemetry
@@ -233,11 +233,11 @@ class Claimer:
 
     def prepare_jump(self, room: int) -> tuple[str, dict[str, Any]] | None:
         """A query that finds the way past what cannot run; None if nothing is stuck."""
-        busy = [
-            *self.flight.lanes,
-            *self.flight.behind,
-            *((o, g) for o in self.positions for g in self._paused.get("group", ())),
-        ]
+        paused = self._paused.get("group", ())
+        # Read only where something is stuck: this is asked in every round.
+        busy = chain(
+            self.flight.lanes, self.flight.behind, product(self.positions, paused)
+        )
         asked = self.windows.prepare_jump(self.active(), room, busy, self.floors)
         return ("jump", asked) if asked else None
 

@@ -15,7 +15,7 @@ from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.position import WIDEST, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jobs_lib.jobs.flight import Flight, Group
     from jobs_lib.jobs.floors import Floors
@@ -68,14 +68,18 @@ class Windows:
         """The origins that may have more behind their cursors, in turn."""
         deep = [
             o
-            for o in self._order
-            if o in active
-            and _may_have_more(active[o])
+            for o in self._in_turn(active)
             # Other priorities do not wait until this one is past what cannot run.
-            and (self.prioritized or active[o].growth == 1)
+            if self.prioritized or active[o].growth == 1
         ][:room]
         self._order.rotate(-len(deep))
         return deep
+
+    def _in_turn(self, active: Mapping[str, Position]) -> Iterator[str]:
+        """The origins that may have more behind their cursors."""
+        return (
+            o for o in self._order if o in active and active[o].deep and active[o].seen
+        )
 
     def is_plain(self, origin: str) -> bool:
         """Whether what came last in an origin was plain, as more of it may be."""
@@ -191,15 +195,9 @@ class Windows:
             busy: groups whose rows are passed over.
             floors: of the other groups.
         """
-        origin = next(
-            (
-                o
-                for o in self._order
-                if o in active and _may_have_more(active[o]) and active[o].growth > 1
-            ),
-            "",
-        )
-        if not origin:
+        stuck = (o for o in self._in_turn(active) if active[o].growth > 1)
+        origin = next(stuck, None)
+        if origin is None:
             return None
         # One at a time, in turn: the wider the jump, the more it sees of each group.
         self._order.remove(origin)
@@ -236,27 +234,21 @@ class Windows:
         found, furthest, count = row
         if position is None:
             return {}
-        if self.prioritized and found:
-            # By id they would run beside the higher ones; windows know shares.
-            position.cursor = max(position.cursor, found[0] - 1)
-            position.growth, position.deep = 1, True
-            return {}
         # Where there is more than room for, windows are the better way to go on.
         full = len(found) >= asked["room"]
+        passed = found[-1] if full else furthest or 0
+        if self.prioritized and found:
+            # By id they would run beside the higher ones; windows know shares.
+            full, passed, found = True, found[0] - 1, []
         stuck = not full and count >= asked["limit"]
         position.growth = min(position.growth * _FURTHER, WIDEST) if stuck else 1
-        position.cursor = max(position.cursor, found[-1] if full else furthest or 0)
+        position.cursor = max(position.cursor, passed)
         position.deep |= stuck or full or self.prioritized
         # What it has passed over of groups in flight, their lanes reach.
         for (lies, _), lane in flight.lanes.items():
             if lies == origin:
                 lane.more = True
         return dict.fromkeys(found, origin)
-
-
-def _may_have_more(position: Position) -> bool:
-    """Whether there may be more behind the cursor."""
-    return position.deep and position.seen
 
 
 def _take_turn(position: Position, share: int) -> int:

@@ -108,16 +108,7 @@ def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> in
     Raises:
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
-    try:
-        topics = make_admin(settings).list_topics(topic, timeout=timeout).topics
-    except KafkaException as error:
-        raise UnavailableError(
-            f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
-            f"{timeout:g} s: {error.args[0].str()}. Is it running, and is "
-            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS right?"
-        ) from None
-    found = topics.get(topic)
-    return 0 if found is None or found.error is not None else len(found.partitions)
+    return list_partitions(settings, [topic], timeout)[topic]
 
 
 def list_partitions(
@@ -126,11 +117,20 @@ def list_partitions(
     """How many partitions topics have; 0 for those that do not exist.
 
     Raises:
-        KafkaException: no broker answers within ``timeout`` seconds.
+        UnavailableError: no broker answers within ``timeout`` seconds.
     """
-    there = make_admin(settings).list_topics(timeout=timeout).topics
+    try:
+        there = make_admin(settings).list_topics(timeout=timeout).topics
+    except KafkaException as error:
+        raise UnavailableError(
+            f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
+            f"{timeout:g} s: {error.args[0].str()}. Is it running, and is "
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS right?"
+        ) from None
+    found = {topic: there.get(topic) for topic in topics}
     return {
-        topic: len(there[topic].partitions) if topic in there else 0 for topic in topics
+        topic: 0 if one is None or one.error is not None else len(one.partitions)
+        for topic, one in found.items()
     }
 
 

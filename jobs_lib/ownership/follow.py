@@ -39,6 +39,7 @@ class FollowSource(WatchingSource):
         super().__init__("follow")
         self._settings = settings
         self._topics_by_group = topics_by_group
+        self._some_topic = min(min(topics) for topics in topics_by_group.values())
         self._read: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, frozenset[str]] = {}
         self._stable_at: dict[str, float] = {}
@@ -58,8 +59,7 @@ class FollowSource(WatchingSource):
         timeout = self._settings.session_timeout
         # A coordinator that goes away while it is asked may make librdkafka abort the
         # whole process (confluentinc/librdkafka issue 4605): first see who is there.
-        some_topic = min(min(topics) for topics in self._topics_by_group.values())
-        admin.list_topics(some_topic, timeout=timeout)
+        admin.list_topics(self._some_topic, timeout=timeout)
         futures = admin.describe_consumer_groups(
             list(self._topics_by_group), request_timeout=timeout
         )

@@ -6,8 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaException
-
+from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.ownership.database import DatabaseSource
 
@@ -71,7 +70,7 @@ class OrphanSource(DatabaseSource):
         self._asked_at = time.monotonic()
         try:
             read = list_partitions(self._settings, self._consumed)
-        except KafkaException:
+        except UnavailableError:
             self._last = None
             return
         if self._last is not None:

@@ -72,7 +72,9 @@ def test_pods_come_and_go_under_load(
     def send() -> None:
         with connect() as connection:
             while not stop.wait(0.01):
-                for group in GROUPS:
+                done = admin.execute("select count(*) from effects").fetchone()[0]
+                # However slow the machine is, it ends soon after the last job.
+                for group in GROUPS if sum(counts.values()) - done < 500 else ():
                     outside.jobs["work"].enqueue(
                         connection, group=group, n=counts[group]
                     )

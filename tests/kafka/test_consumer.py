@@ -200,6 +200,7 @@ def test_a_read_model_follows_its_topic_and_never_goes_back(
     assert rows == [("a", 3, 3), ("c", 7, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("FK6")
 def test_a_broker_that_is_down_is_waited_for(database_url, admin, connect, wait_for):
     with KafkaBroker.ephemeral() as broker:

@@ -33,14 +33,15 @@ def app(database_url):
 
 @pytest.fixture
 def waits(admin, wait_for):
-    """A function that waits until a backend waits for an advisory lock."""
+    """A function that waits until so many backends wait for an advisory lock."""
 
-    def waits() -> None:
+    def waits(backends: int = 1) -> None:
         wait_for(
             lambda: (
                 admin.execute(
                     "select from pg_locks where locktype = 'advisory' and not granted"
                 ).rowcount
+                >= backends
             ),
             what="somebody waits for a lock",
         )
@@ -138,6 +139,23 @@ def test_enqueues_and_a_move_wait_for_each_other(app, admin, connect, waits, how
         move.join()
         other.join()
     expect_places(admin, AFTER)
+
+
+@pytest.mark.guarantee("S21")
+def test_a_move_knows_what_the_one_before_it_has_done(app, admin, connect, waits):
+    work = app.jobs["work"]
+    with connect() as early:
+        work.enqueue_many(early, [{"group": g} for g in GROUPS])
+        moves = []
+        # Back to what it was before: by then there are jobs in the new origins.
+        for partitions in (AFTER, BEFORE):
+            moves.append(threading.Thread(target=repartition, args=(app, partitions)))
+            moves[-1].start()
+            waits(len(moves))
+        early.commit()
+        for move in moves:
+            move.join()
+    expect_places(admin, BEFORE)
 
 
 @pytest.mark.guarantee("S21")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
+from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.flight import Flight
 from jobs_lib.jobs.floors import Floors
+from jobs_lib.jobs.model import Lane
 from jobs_lib.jobs.windows import Windows
 
 ORIGINS = ["local/0", "local/1"]
@@ -71,3 +75,15 @@ def test_other_priorities_do_not_wait_for_a_jump(windows):
     assert ORIGINS[0] in asked["level_origins"]
     jump(windows, [], None, 0)
     assert windows.positions[ORIGINS[0]].deep
+
+
+def test_past_a_jump_lanes_reach_what_it_passed_over(windows):
+    windows.prioritized = True
+    flight = Flight()
+    busy = ("local/0", "g")
+    flight.lanes[busy] = lane = Lane("local/0", 1, "g", 1, UUID(int=1), Ended())
+    fill_in_vain(windows, ORIGINS[0])
+    asked = windows.prepare_jump(windows.positions, 10, [busy], Floors())
+    windows.read_jump(asked, ([500], 600, 640), flight)
+    assert windows.positions[ORIGINS[0]].cursor == 499
+    assert lane.more
