@@ -1,0 +1,229 @@
+"""Pods: processes of the command line, as a deployment has them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+)
+
+from benchmarks.ownership import service
+from benchmarks.peers.peer import REPOSITORY
+from jobs_lib.schema import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import psycopg
+
+    from benchmarks.server import Server
+    from jobs_lib.devstack import KafkaBroker
+
+Settings = dict[str, Any]
+"""Settings by name, as the application would give them."""
+
+QUICK: Settings = {
+    "session_timeout": 6.0,
+    "group_heartbeat_interval": 0.3,
+    "heartbeat_interval": 0.5,
+    "stale_after": 2.0,
+    "handover_timeout": 2.0,
+    "follow_interval": 0.3,
+}
+"""What take-overs are measured with, unless a line says else."""
+_PAUSE = 0.005
+
+
+class WaitError(Exception):
+    """Something did not come in time."""
+
+
+def wait_until(
+    condition: Callable[[], object], seconds: float, what: str | Callable[[], str]
+) -> float:
+    """Wait until it holds; returns the clock's time then.
+
+    Raises:
+        WaitError: it does not hold within ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            said = what if isinstance(what, str) else what()
+            raise WaitError(f"waited {seconds:g} s in vain until {said}")
+        time.sleep(_PAUSE)
+    return time.monotonic()
+
+
+@dataclass
+class Pod:
+    """The processes of one pod: the service, and the sidecar if it has one."""
+
+    name: str
+    processes: list[subprocess.Popen[bytes]]
+    log: Any
+
+    def send(self, number: int) -> None:
+        """Send a signal to all of its processes."""
+        for process in self.processes:
+            process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End its processes, and wait for it."""
+        if number != signal.SIGKILL:
+            # One that stands still hears no other signal.
+            self.send(signal.SIGCONT)
+        self.send(number)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @property
+    def said(self) -> str:
+        """The end of what its processes have written."""
+        self.log.seek(0)
+        return str(self.log.read()[-2_000:].decode(errors="replace"))
+
+
+@dataclass
+class Deployment:
+    """A database, a topic and pods that come and go."""
+
+    server: Server
+    broker: KafkaBroker | None
+    partitions: int
+    settings: Settings
+    sidecars: bool = False
+    topic: str = "local"
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    def start(self, *names: str) -> None:
+        """Start pods."""
+        for name in names:
+            log = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the pod
+            pod = Pod(name, [], log)
+            target = "benchmarks.ownership.service:app"
+            if self.broker is None:
+                commands = [["executor", target]]
+            elif self.sidecars:
+                service_only = ["run", target, "--without", "executor"]
+                commands = [service_only, ["executor", target]]
+            else:
+                commands = [["run", target]]
+            for command in commands:
+                pod.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "jobs_lib.cli", *command],
+                        cwd=REPOSITORY,
+                        env=self.environment(name),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+            self.pods[name] = pod
+
+    def environment(self, pod: str) -> Mapping[str, str]:
+        """What a pod's processes are started with."""
+        settings = {**self.settings, "database_url": self.server.url, "pod": pod}
+        if self.broker is not None:
+            settings["kafka_bootstrap_servers"] = self.broker.bootstrap_servers
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith("JOBS_LIB_")},
+            **{f"JOBS_LIB_{name.upper()}": str(v) for name, v in settings.items()},
+            "BENCH_TOPIC": self.topic,
+            "PYTHONPATH": str(REPOSITORY),
+        }
+
+    @property
+    def origins(self) -> list[str]:
+        """Those of the topic's partitions."""
+        return [f"{self.topic}/{n}" for n in range(self.partitions)]
+
+    def owners(
+        self, connection: psycopg.Connection[Any], role: str = "execute"
+    ) -> dict[str, tuple[str, int]]:
+        """Who owns each origin of a role now, and under which epoch."""
+        rows = connection.execute(
+            "select o.origin, p.pod, o.epoch from jobs_lib.origins o"
+            " join jobs_lib.processes p on p.id = o.owner"
+            " where split_part(o.role, ':', 1) = %s",
+            (role,),
+        )
+        return {origin: (pod, epoch) for origin, pod, epoch in rows}
+
+    def await_shared(
+        self, connection: psycopg.Connection[Any], *names: str, seconds: float = 60
+    ) -> float:
+        """Wait until these pods share all origins; returns the clock's time then."""
+
+        def shared() -> bool:
+            found = self.owners(connection)
+            pods = {pod for pod, _ in found.values()}
+            return {*found} >= {*self.origins} and pods == {*names}
+
+        return wait_until(
+            shared,
+            seconds,
+            lambda: (
+                f"{names} share {self.partitions} origins: "
+                f"{self.owners(connection)} {[p.said for p in self.pods.values()]}"
+            ),
+        )
+
+    def enqueue_marks(self, connection: psycopg.Connection[Any]) -> list[int]:
+        """A job in each origin; returns their ids."""
+        rows = connection.execute(
+            "select jobs_lib.enqueue('mark', '{}', origin => o)"
+            " from unnest(%s::text[]) o",
+            (self.origins,),
+        )
+        return [job for (job,) in rows]
+
+
+@contextlib.contextmanager
+def deployed(
+    server: Server,
+    broker: KafkaBroker | None,
+    *,
+    partitions: int,
+    sidecars: bool = False,
+    **settings: Any,
+) -> Iterator[Deployment]:
+    """A fresh database and topic; all pods are ended with the block."""
+    server.renew()
+    migrate(server.url)
+    deployment = Deployment(server, broker, partitions, {**QUICK, **settings}, sidecars)
+    with server.connect() as connection:
+        service.create_tables(connection)
+        if broker is not None:
+            deployment.topic = f"bench-{uuid.uuid4().hex[:8]}"
+            _create_topics(broker, deployment.topic, partitions)
+    try:
+        yield deployment
+    finally:
+        for pod in deployment.pods.values():
+            pod.end(signal.SIGKILL)
+
+
+def _create_topics(broker: KafkaBroker, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    made = admin.create_topics(
+        [NewTopic(topic, partitions, 1), NewTopic(f"{topic}-state", 4, 1)]
+    )
+    for future in made.values():
+        future.result()

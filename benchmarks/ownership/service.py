@@ -1,0 +1,70 @@
+"""The service whose pods are measured; the environment says which topic it reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import App, Job, Record
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+TOPIC = os.environ.get("BENCH_TOPIC", "local")
+GROUP = f"{TOPIC}-group"
+STATE = f"{TOPIC}-state"
+"""What the zombies' service publishes."""
+
+app = App("bench", home=TOPIC)
+state = app.topic(STATE, value=int, partitions=4)
+POD = app.settings.pod
+_TABLES = """
+create table ran (job bigint, origin text, pod text, at double precision);
+create table read (partition int, position bigint, pod text);
+"""
+
+
+def create_tables(connection: Connection[Any]) -> None:
+    """What the handlers write to, and nothing else looks at."""
+    connection.execute(_TABLES)
+
+
+@app.job()
+def nothing(job: Job) -> None:
+    """Take part in a drain."""
+
+
+@app.job()
+def mark(job: Job) -> None:
+    """Tell when it has run, by the clock that all processes of a machine share."""
+    at = time.monotonic()
+    with job.transaction() as connection:
+        _note(connection, job, at)
+
+
+@app.job(group="key")
+def follow_up(job: Job, key: str) -> None:
+    """What a record leads to; in order within its key."""
+    with job.transaction() as connection:
+        _note(connection, job, time.monotonic())
+
+
+def _note(connection: Connection[Any], job: Job, at: float) -> None:
+    connection.execute(
+        "insert into ran values (%s, %s, %s, %s)", (job.id, job.origin, POD, at)
+    )
+
+
+if TOPIC != "local":
+
+    @app.consumer(TOPIC, group=GROUP, value=int)
+    def read(record: Record[int], connection: Connection[Any]) -> None:
+        """All three roles have a part in each record: read it, run a job, publish."""
+        connection.execute(
+            "insert into read values (%s, %s, %s)",
+            (record.partition, record.offset, POD),
+        )
+        assert record.key is not None
+        follow_up.enqueue(connection, key=record.key)
+        state.send(connection, key=record.key, value=record.value)
