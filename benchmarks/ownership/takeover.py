@@ -78,4 +78,7 @@ def take_over(bench: Bench, broker: KafkaBroker, kind: str, number: int) -> Row:
             return row == (len(jobs),)
 
         took = wait_until(ran, session + 60, f"all jobs run ({kind})") - ended
-    return {"s": took, "session_s": session, "over_session_s": took - session}
+    row: Row = {"s": took}
+    if number == signal.SIGKILL:
+        row |= {"session_s": session, "over_session_s": took - session}
+    return row

@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.apps import make_app, running
+from tests.support.pods import Pods, read_owners
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
 
-class Pods:
-    """Pods of one service: which of them ran the jobs of which origin, and when."""
-
-    def __init__(self, url: str, bootstrap_servers: str, home: str) -> None:
-        self.home = home
-        self.runs: list[tuple[str, str]] = []
-        self._lock = threading.Lock()
-        self._url = url
-        self._bootstrap_servers = bootstrap_servers
-
-    def make(self, pod: str):
-        app = make_app(
-            self._url,
-            home=self.home,
-            pod=pod,
-            kafka_bootstrap_servers=self._bootstrap_servers,
-        )
-
-        @app.consumer(self.home, group=f"{self.home}-service")
-        def handle(record, connection) -> None: ...
-
-        @app.job()
-        def work(job: Job) -> None:
-            with self._lock:
-                self.runs.append((pod, job.origin))
-
-        return app
-
-
 @pytest.fixture
 def pods(database_url, bootstrap_servers, topic):
     """Pods of a service whose home topic has 12 partitions."""
-    return Pods(database_url, bootstrap_servers, topic(12))
-
-
-def owners(admin, role: str) -> dict[str, set[str]]:
-    """The origins of each pod in a role."""
-    rows = admin.execute(
-        "select p.pod, array_agg(o.origin) from jobs_lib.origins o"
-        " join jobs_lib.processes p on p.id = o.owner where o.role = %s group by 1",
-        (role,),
-    )
-    return {pod: set(origins) for pod, origins in rows.fetchall()}
+    return Pods(database_url, bootstrap_servers, topic(12), 12)
 
 
 def owned_by(admin, pod: str) -> int:
-    return len(owners(admin, "execute").get(pod, ()))
-
-
-def enqueue_everywhere(app, connect, home: str, times: int) -> None:
-    with connect() as connection:
-        for n in range(12):
-            for _ in range(times):
-                app.jobs["work"].options(origin=f"{home}/{n}").enqueue(connection)
+    return len(read_owners(admin, "execute").get(pod, ()))
 
 
 def shares(admin, role: str, consumer_role: str) -> list[int]:
     """How many origins each pod has, once its executor owns what its consumer has."""
-    executed, consumed = owners(admin, role), owners(admin, consumer_role)
+    executed, consumed = read_owners(admin, role), read_owners(admin, consumer_role)
     return sorted(map(len, executed.values())) if executed == consumed else []
 
 
@@ -95,22 +49,22 @@ def test_two_pods_claim_only_what_each_is_assigned(
             lambda: shares(admin, "execute", consuming) == list(sizes),
             timeout=40,
             what=lambda: (
-                f"pods own {sizes}: {owners(admin, 'execute')} of "
-                f"{owners(admin, consuming)}"
+                f"pods own {sizes}: {read_owners(admin, 'execute')} of "
+                f"{read_owners(admin, consuming)}"
             ),
         )
 
     def check(times: int) -> None:
         before = len(pods.runs)
-        enqueue_everywhere(app, connect, pods.home, times)
-        assigned = owners(admin, consuming)
+        with connect() as connection:
+            pods.enqueue(connection, times)
+        assigned = read_owners(admin, consuming)
         wait_for(
             lambda: len(pods.runs) == before + 12 * times, timeout=20, what="all ran"
         )
         for name, origin in pods.runs[before:]:
             assert origin in assigned[name]
 
-    app = pods.make("outside")
     with contextlib.ExitStack() as both:
         with contextlib.ExitStack() as first:
             pod(first, "pod-a")
@@ -122,7 +76,7 @@ def test_two_pods_claim_only_what_each_is_assigned(
         # The other way: what pod-a gave back is pod-b's.
         settled(12)
         check(5)
-    assert owners(admin, "execute") == {}
+    assert read_owners(admin, "execute") == {}
 
 
 def test_a_sidecar_never_joins_the_group(pods, kafka_admin, admin, wait_for):
@@ -163,7 +117,7 @@ def test_executors_without_kafka_share_the_origins_by_heartbeat(
         with running(make("pod-b"), "executor"):
             wait_for(
                 lambda: (
-                    len(shared := owners(admin, "execute")) == 2
+                    len(shared := read_owners(admin, "execute")) == 2
                     and sum(map(len, shared.values())) == 16
                 ),
                 what="two share them",

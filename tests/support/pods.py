@@ -1,0 +1,63 @@
+"""Pods of one service in this process: which of them ran the jobs of which origin."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import App, Job
+
+
+class Pods:
+    """Makes the apps of pods, and notes who ran what."""
+
+    def __init__(
+        self, url: str, bootstrap_servers: str, home: str, partitions: int
+    ) -> None:
+        self.home = home
+        self.origins = [f"{home}/{n}" for n in range(partitions)]
+        self.group = f"{home}-service"
+        self.runs: list[tuple[str, str]] = []
+        """(pod, origin) of each job, in the order in which they ran."""
+        self._lock = threading.Lock()
+        self._url = url
+        self._bootstrap_servers = bootstrap_servers
+
+    def make(self, pod: str) -> App:
+        """An app that consumes the home topic and has a job type ``work``."""
+        app = make_app(
+            self._url,
+            home=self.home,
+            pod=pod,
+            kafka_bootstrap_servers=self._bootstrap_servers,
+        )
+
+        @app.consumer(self.home, group=self.group)
+        def handle(record: Any, connection: Any) -> None: ...
+
+        @app.job()
+        def work(job: Job) -> None:
+            with self._lock:
+                self.runs.append((pod, job.origin))
+
+        return app
+
+    def enqueue(self, connection: Any, times: int = 1) -> None:
+        """Enqueue jobs in each origin."""
+        work = self.make("outside").jobs["work"]
+        for origin in self.origins:
+            work.options(origin=origin).enqueue_many(connection, [{}] * times)
+        connection.commit()
+
+
+def read_owners(admin: Any, role: str) -> dict[str, set[str]]:
+    """The origins of each pod in a role."""
+    rows = admin.execute(
+        "select p.pod, array_agg(o.origin) from jobs_lib.origins o"
+        " join jobs_lib.processes p on p.id = o.owner where o.role = %s group by 1",
+        (role,),
+    )
+    return {pod: set(origins) for pod, origins in rows.fetchall()}
