@@ -50,9 +50,18 @@ class WaitError(Exception):
 
 
 def wait_until(
-    condition: Callable[[], object], seconds: float, what: str | Callable[[], str]
+    condition: Callable[[], object],
+    seconds: float,
+    what: str | Callable[[], str],
+    pause: float = _PAUSE,
 ) -> float:
     """Wait until it holds; returns the clock's time then.
+
+    Args:
+        condition: is asked again and again.
+        seconds: at the most.
+        what: is waited for.
+        pause: seconds between two looks; longer where looking disturbs.
 
     Raises:
         WaitError: it does not hold within ``seconds``.
@@ -62,7 +71,7 @@ def wait_until(
         if time.monotonic() > deadline:
             said = what if isinstance(what, str) else what()
             raise WaitError(f"waited {seconds:g} s in vain until {said}")
-        time.sleep(_PAUSE)
+        time.sleep(pause)
     return time.monotonic()
 
 

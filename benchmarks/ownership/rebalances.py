@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jobs_lib.devstack import KafkaBroker
 
 PARTITIONS = 12
-_EVERY = 0.02
+_EVERY = 0.1
 """Seconds between two jobs of an origin, while pauses are measured."""
 _SETTLED = 2.0
 """Seconds after which a rebalance has done what it does."""
@@ -200,7 +200,7 @@ def _settled(pods: Deployment, connection: Any, count: int) -> Owners:
             seen, since = found, time.monotonic()
         return len(found) == count and time.monotonic() - since > 1.0
 
-    wait_until(calm, 60, lambda: f"{count} origins have an owner: {seen}")
+    wait_until(calm, 60, lambda: f"{count} origins have an owner: {seen}", pause=0.1)
     return seen
 
 

@@ -49,7 +49,6 @@ class Crew:
             self._pool.connection,
             self._borrow_async,
             database.timeout,
-            database.prepares,
         )
         self._runner = Runner(types, lender, around, Throttle(types, lender))
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}

@@ -13,7 +13,7 @@ from jobs_lib.errors import JobsError, UnavailableError, UnknownCommitError
 from jobs_lib.jobs.forked import count_forks, end_if_forked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
     from uuid import UUID
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     ]
 
 
-# Sent as one text behind the completion, where there is no pipeline.
-_COMMIT = psycopg.sql.SQL("; commit")
-
-
 class Lender:
     """Lends connections to handlers, and completes jobs on them; for many threads."""
 
@@ -43,7 +39,6 @@ class Lender:
         borrow: Borrow,
         borrow_async: BorrowAsync | None = None,
         answer_within: float | None = None,
-        pipelines: bool = True,
     ) -> None:
         self.forks = count_forks()
         self.borrow = borrow
@@ -53,8 +48,7 @@ class Lender:
         self._owner = owner
         self.answer_within = answer_within
         """Seconds that the server has to answer our own statements."""
-        self.pipelines = pipelines
-        """Whether statements may be sent ahead: PgBouncer 1.18 hangs at times."""
+        self._completion = queries["complete_own"].as_bytes(None)
 
     def lend(self, job: Job) -> Transaction:
         """The transaction of a job."""
@@ -69,23 +63,23 @@ class Lender:
             )
         return self._borrow_async
 
-    def statement(self, job: Job) -> tuple[psycopg.sql.Composed, dict[str, Any]]:
-        """What completes the job, and what ran before it in its group.
+    def completion(self, connection: Any, job: Job) -> bytes:
+        """The text that completes the job, and what ran before it in its group.
 
         What ran before must not be found unfinished after this job's effect is in.
         """
         before = job.lane.done
         for done in before:
             done.carried = True
-        return self.queries["complete_own"], {
-            "owner": self._owner,
-            "origin": job.lane.origin,
-            "epoch": job.lane.epoch,
-            "id": job.id,
-            "attempt": job.attempt,
-            "keep": self._types[job.type].keep,
-            "before": [done.id for done in before],
-            "before_keep": [self._types[done.type].keep for done in before],
+        return self._completion % {
+            b"owner": b"'%s'" % str(self._owner).encode(),
+            b"origin": psycopg.sql.Literal(job.lane.origin).as_bytes(connection),
+            b"epoch": b"%d" % job.lane.epoch,
+            b"id": b"%d" % job.id,
+            b"attempt": b"%d" % job.attempt,
+            b"keep": _literal(self._types[job.type].keep),
+            b"before": _array(done.id for done in before),
+            b"before_keep": _array(self._types[done.type].keep for done in before),
         }
 
 
@@ -104,7 +98,7 @@ class Transaction:
             self._connection = connection = self._borrowed.__enter__()
         try:
             with ours(connection, "opened", self._lender.answer_within):
-                connection.execute("begin")
+                connection.execute("begin", prepare=False)
         except BaseException as error:
             self._borrowed.__exit__(type(error), error, error.__traceback__)
             raise
@@ -121,18 +115,9 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                # The commit travels behind the completion in one round trip: a process
-                # that is stopped between the two cannot hold up a take-over, and a
-                # completion that is refused makes the server roll back.
-                query, values = self._lender.statement(self._job)
+                text = self._lender.completion(connection, self._job)
                 with committing(connection, self._lender.answer_within):
-                    if self._lender.pipelines:
-                        with connection.pipeline():
-                            connection.execute(query, values)
-                            connection.execute("commit")
-                    else:
-                        cursor = psycopg.ClientCursor(connection)
-                        cursor.execute(query + _COMMIT, values)
+                    connection.execute(text, prepare=False)
                 self._note_committed()
             else:
                 refuse_lost(connection, error)
@@ -169,15 +154,9 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                query, values = self._lender.statement(self._job)
+                text = self._lender.completion(connection, self._job)
                 with committing(connection, self._lender.answer_within):
-                    if self._lender.pipelines:
-                        async with connection.pipeline():
-                            await connection.execute(query, values)
-                            await connection.execute("commit")
-                    else:
-                        cursor = psycopg.AsyncClientCursor(connection)
-                        await cursor.execute(query + _COMMIT, values)
+                    await connection.execute(text, prepare=False)
                 self._note_committed()
             else:
                 refuse_lost(connection, error)
@@ -206,6 +185,14 @@ class Transaction:
         for done in (*lane.done, self._job):
             done.completed = True
         lane.done.clear()
+
+
+def _literal(number: int | None) -> bytes:
+    return b"null" if number is None else b"%d" % number
+
+
+def _array(numbers: Iterable[int | None]) -> bytes:
+    return b"'{%s}'" % b",".join(map(_literal, numbers))
 
 
 def _is_open(connection: Any) -> bool:

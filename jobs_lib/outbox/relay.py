@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
 _FENCED_AT_ONCE = 8
+_SHORTEST_TIMEOUT = 1.0
+"""Seconds; librdkafka refuses shorter ones of transactions."""
 
 
 class Relay:
@@ -58,6 +60,7 @@ class Relay:
         self._installation = installation
         self._states = StateReader(entities, topics, source)
         self._source = source
+        self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
         self._pool = database.pool("relay rate", 1)
         self._lock = threading.Lock()
         self._epochs: dict[int, int] = {}
@@ -194,7 +197,7 @@ class Relay:
                 self._recover(shard, error)
 
     def _make_producer(self, shard: int) -> Producer:
-        timeout = self._settings.session_timeout / 2
+        timeout = self._timeout
         name = f"jobs_lib-{self._installation}-{shard}"
         producer = make_producer(self._settings, name, timeout)
         deadline = time.monotonic() + timeout
@@ -292,7 +295,7 @@ class Relay:
                 except BufferError:
                     # The producer's queue is full: let it deliver some.
                     producer.poll(0.05)
-        producer.commit_transaction(self._settings.session_timeout / 2)
+        producer.commit_transaction(self._timeout)
         if failed:
             raise failed[0]
 

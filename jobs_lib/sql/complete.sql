@@ -170,7 +170,11 @@ delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s:
     and seq %% %(step)s = %(first)s
 
 -- name: complete_own
+-- Both in one text, by the simple protocol: the commit travels behind the completion, so
+-- a process that is stopped between the two cannot hold up a take-over, and a completion
+-- that is refused makes the server roll back. A pipeline would cost more than all else.
 select {schema}.complete_job(
-    %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(attempt)s::int, %(keep)s::int,
-    %(before)s::bigint[], %(before_keep)s::int[]
-)
+    %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(attempt)s, %(keep)s,
+    %(before)s, %(before_keep)s
+);
+commit

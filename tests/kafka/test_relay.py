@@ -104,6 +104,20 @@ def test_each_value_alone_rebuilds_the_row(
     assert values == [asdict(state) for state in sent]
 
 
+def test_a_session_of_a_second_leaves_the_relay_its_time(
+    database_url, bootstrap_servers, topic, connect, admin, wait_for
+):
+    # librdkafka refuses transactions of less than a second.
+    app = make_app(
+        database_url, kafka_bootstrap_servers=bootstrap_servers, session_timeout=1.0
+    )
+    events = app.topic(topic(), value=int)
+    with connect() as connection:
+        events.send(connection, key="a", value=1)
+    with running(app, "relay"):
+        wait_for(lambda: left(admin) == 0, timeout=20, what="it is sent")
+
+
 @pytest.mark.guarantee("W5")
 def test_bytes_are_relayed_unchanged(
     app, admin, topic, connect, bootstrap_servers, wait_for

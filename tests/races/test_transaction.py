@@ -7,7 +7,7 @@ import pytest
 from tests.support.apps import make_app
 from tests.support.dying_worker import STEPS
 
-JOBS = 4 * len(STEPS)
+JOBS = 3 * (len(STEPS) + 1)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import psycopg
-
 from jobs_lib import exponential, telemetry
 from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.jobs.transaction import Lender, Transaction
@@ -24,8 +22,7 @@ STEPS = [
     "begun",  # nothing is written yet
     "written",  # the effect is, the handler goes on
     "left",  # the handler is done with the transaction
-    "completion",  # the completion is about to be sent
-    "commit",  # the completion is sent, the commit is not
+    "completion",  # it is about to be sent, and the commit behind it
     "committed",  # both are in, and the handler goes on
     "ran",  # the handler has ended
     "settled",  # the dispatcher knows
@@ -50,18 +47,6 @@ def before(owner: Any, name: str, step: str) -> None:
     setattr(owner, name, wrapped)
 
 
-def before_commit(owner: Any) -> None:
-    """Die when a commit is about to be sent behind the completion."""
-    execute = owner.execute
-
-    def wrapped(self: Any, query: Any, *args: Any, **options: Any) -> Any:
-        if query == "commit":
-            die("commit")
-        return execute(self, query, *args, **options)
-
-    owner.execute = wrapped
-
-
 def listen(event: str, _: dict[str, Any]) -> None:
     """Die when the handler has ended."""
     if event == "job.ran":
@@ -75,9 +60,7 @@ def main() -> NoReturn:
         before(Transaction, name, step)
     for name, step in (("__exit__", "left"), ("__aexit__", "left")):
         before(Transaction, name, step)
-    before(Lender, "statement", "completion")
-    before_commit(psycopg.Connection)
-    before_commit(psycopg.AsyncConnection)
+    before(Lender, "completion", "completion")
     settled = Dispatcher._settled
 
     def settle(self: Any, *args: Any) -> None:
