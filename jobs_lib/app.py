@@ -40,7 +40,9 @@ class App(JobDeclarations, TopicDeclarations):
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )
-        TopicDeclarations.__init__(self, self._load_queries)
+        TopicDeclarations.__init__(
+            self, self._load_queries, lambda: self.settings.notify
+        )
         self.home = home
         self._settings = settings
         self._pools = Pools(lambda: self.settings)

@@ -21,6 +21,7 @@ class LazyGroup(click.Group):
         "check": ("jobs_lib.operating.commands", "check"),
         "jobs": ("jobs_lib.operating.commands", "jobs"),
         "owners": ("jobs_lib.operating.commands", "owners"),
+        "outbox": ("jobs_lib.operating.outbox_commands", "outbox"),
         "dev": ("jobs_lib.devstack.commands", "dev"),
         "reexport": ("spark_bridge.commands", "reexport"),
     }

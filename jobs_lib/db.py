@@ -110,6 +110,11 @@ class Database:
         """Where hints of new jobs are notified."""
         return channel(self.schema)
 
+    @property
+    def outbox_channel(self) -> str:
+        """Where hints of new outbox rows are notified."""
+        return channel(self.schema, "outbox")
+
     def connect(
         self, name: str, *, direct: bool = False, impatient: bool = False
     ) -> psycopg.Connection[TupleRow]:
@@ -298,15 +303,15 @@ def text_array(values: Sequence[str]) -> str:
     return "{" + joined + "}"
 
 
-def channel(schema: str) -> str:
-    """The channel on which executors of a schema are told of new jobs.
+def channel(schema: str, kind: str = "jobs") -> str:
+    """The channel on which executors, or relays, of a schema are told of new work.
 
     The same name as the SQL function ``channel`` gives; 63 bytes at the most.
     """
     encoded = schema.encode()
-    if len(encoded) <= _CHANNEL_LIMIT - len(".jobs"):
-        return f"{schema}.jobs"
-    return f"{murmur2(encoded):08x}.jobs"
+    if len(encoded) + 1 + len(kind) <= _CHANNEL_LIMIT:
+        return f"{schema}.{kind}"
+    return f"{murmur2(encoded):08x}.{kind}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
+from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
@@ -103,12 +104,16 @@ class Service:
                 is waited for.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
-            ConfigurationError: the port of the probes cannot be had.
+            ConfigurationError: the port of the probes cannot be had, or Kafka's
+                client does not know a setting.
         """
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
             self._probes = Probes(self._probes_port(), lambda: self.is_ready)
             self._probes.start()
+        if self.settings.kafka_bootstrap_servers:
+            # A setting that nobody knows is told now, and not by each part for ever.
+            check_settings(self.settings)
         self.database.check_version(latest_version())
         installation, shards = self._read_installation()
         self._declare_topics()

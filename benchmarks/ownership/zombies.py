@@ -173,29 +173,27 @@ def _read_topic(pods: Deployment) -> dict[str, list[int]]:
     """The committed values of each key in the topic, in order."""
     assert pods.broker is not None
     topic = f"{pods.topic}-state"
-    consumer = Consumer(
-        {
-            "bootstrap.servers": pods.broker.bootstrap_servers,
-            "group.id": "reader",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([TopicPartition(topic, n, 0) for n in range(4)])
+    settings = {
+        "bootstrap.servers": pods.broker.bootstrap_servers,
+        "group.id": "reader",
+        "enable.auto.commit": False,
+    }
+    parts = [TopicPartition(topic, n, 0) for n in range(4)]
+    # Who reads what is committed is told of no end while markers are on their way.
+    reader = Consumer(settings | {"isolation.level": "read_uncommitted"})
+    ends = {p.partition: reader.get_watermark_offsets(p)[1] for p in parts}
+    reader.close()
+    consumer = Consumer(settings | {"isolation.level": "read_committed"})
+    consumer.assign(parts)
     found: dict[str, list[int]] = {}
-    ends = 0
-    while ends < 4:
-        record = consumer.poll(10)
-        if record is None:
-            raise RuntimeError("Kafka does not answer")
-        if record.error() is not None:
-            ends += 1
-            continue
-        key, value = record.key(), record.value()
-        assert key is not None
-        assert value is not None
-        found.setdefault(key.decode(), []).append(int(value))
+    deadline = time.monotonic() + 120
+    while any(at.offset < ends[at.partition] for at in consumer.position(parts)):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the topic could not be read to its end")
+        for record in consumer.consume(1_000, 0.1):
+            key, value = record.key(), record.value()
+            if key is not None and value is not None:
+                found.setdefault(key.decode(), []).append(int(value))
     consumer.close()
     return found
 

@@ -70,7 +70,7 @@ def read_states(kafka: str, partitions: int) -> list[State]:
                     State(
                         cast("bytes", message.key()).decode(),
                         json.loads(cast("bytes", message.value())),
-                        cast("bytes", headers["cause"]).decode(),
+                        cast("bytes", headers["ce_cause"]).decode(),
                         message.timestamp()[1] / 1000,
                     )
                 )

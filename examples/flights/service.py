@@ -35,7 +35,11 @@ class Aircraft:
 
 
 aircraft_state = app.topic(
-    "aircraft-state", value=Aircraft, compacted=True, partitions=4
+    "aircraft-state",
+    value=Aircraft,
+    compacted=True,
+    partitions=4,
+    merge=False,  # each state is sent, so that the demo can count them all
 )
 
 

@@ -40,7 +40,7 @@ class Record(Generic[V_co]):
     @property
     def version(self) -> int | None:
         """The version that the relay wrote into the headers, where there is one."""
-        text = self.headers.get("version", "")
+        text = self.headers.get("ce_version", "")
         return int(text) if text.isdigit() else None
 
 

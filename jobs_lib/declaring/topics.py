@@ -8,6 +8,7 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared, read_model_applier
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.hints import Hints
 from jobs_lib.outbox.entity import Entity
 from jobs_lib.outbox.topic import Topic
 
@@ -28,13 +29,18 @@ class TopicDeclarations:
 
     Args:
         queries: finds the named queries, at the first use.
+        notifies: whether relays are told of new rows.
     """
 
-    def __init__(self, queries: Callable[[], Queries]) -> None:
+    def __init__(
+        self, queries: Callable[[], Queries], notifies: Callable[[], bool]
+    ) -> None:
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
         self._queries = queries
+        self._notifies = notifies
+        self._hints = Hints()
 
     def topic(
         self,
@@ -43,6 +49,8 @@ class TopicDeclarations:
         value: TypeForm[V] = Any,
         compacted: bool = False,
         partitions: int | None = None,
+        merge: bool | None = None,
+        settle: float = 0.0,
     ) -> Topic[V]:
         """Declare a topic that this service writes to, through the outbox.
 
@@ -54,18 +62,34 @@ class TopicDeclarations:
             partitions: how many it is created with where it does not exist. Defaults
                 to 100, so that work can be spread for years; to 3 for a compacted one,
                 which carries state.
+            merge: whether of several rows of a key that leave together only the last
+                is sent, as is right for states and wrong for events. Defaults to
+                ``compacted``.
+            settle: seconds that the changes of a key are collected, from its first one
+                on, before they leave as one record; only where they are merged.
 
         Raises:
-            ConfigurationError: the topic is declared already.
+            ConfigurationError: the topic is declared already, or the arguments do not
+                go together.
         """
         if name in self.topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
+        merges = compacted if merge is None else merge
+        if settle and not merges:
+            raise ConfigurationError(
+                f"the topic {name!r} settles for {settle:g} s and merges nothing: "
+                "leave `settle` out, or say merge=True"
+            )
         topic = Topic(
             name,
             value=value,
             compacted=compacted,
             partitions=partitions or (3 if compacted else 100),
+            merge=merges,
+            settle=settle,
+            entities=self.entities,
             queries=self._queries,
+            hint=self._choose_hint,
         )
         self.topics[name] = topic
         return topic
@@ -153,6 +177,9 @@ class TopicDeclarations:
             return function
 
         return declare
+
+    def _choose_hint(self, shard: str) -> str | None:
+        return self._hints.choose(shard) if self._notifies() else None
 
     def _serve_reexports(self) -> None:
         """An entity was declared: its re-exports come as jobs."""

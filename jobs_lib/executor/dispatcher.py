@@ -17,8 +17,8 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.db import int_array
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
-from jobs_lib.executor.wakeup import Wakeup
 from jobs_lib.jobs.model import Result
+from jobs_lib.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class Dispatcher:
         self._pace = pace
         self._survey = Survey(claimer, poll_interval)
         listens = database.listens and hinted is not None
-        self._wakeup = Wakeup(database, listens=listens)
+        self._wakeup = Wakeup(database, database.channel if listens else None)
         self._heard = False
         self._hinted = hinted
         self._hears = hears

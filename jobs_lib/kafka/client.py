@@ -92,9 +92,20 @@ def make_producer(
         "message.timeout.ms": int(timeout * 1000),
         # Blocks are flushed by their commit: waiting for company only adds latency.
         "linger.ms": 2,
+        # A topic that is not there fails for that, and not for want of time.
+        "topic.metadata.propagation.max.ms": int(timeout * 250),
     }
     configuration |= {key: _FORCED[key] for key in _PRODUCER_KEYS}
     return cast("Producer", _make(Producer, configuration, settings))
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what Kafka's client does not know, without asking a broker.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or would be unsafe.
+    """
+    make_admin(settings)
 
 
 def make_admin(settings: Settings) -> AdminClient:

@@ -1,4 +1,4 @@
-"""What an operator does with jobs: look, explain, cancel, pause, retry, maintain."""
+"""What an operator does: look, explain, cancel, pause, retry, maintain."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ __all__ = [
     "Explanation",
     "Filter",
     "Finding",
+    "Held",
     "Limits",
     "Listed",
     "Maintained",
@@ -16,18 +17,24 @@ __all__ = [
     "Reason",
     "Retried",
     "Shown",
+    "Waiting",
     "cancel",
     "check",
     "delete_discarded",
+    "drop_row",
     "explain",
+    "list_holds",
     "list_jobs",
     "list_owners",
     "list_pauses",
+    "list_waiting",
     "maintain",
     "pause",
     "resume",
     "retry_discarded",
+    "retry_holds",
     "show_job",
+    "show_row",
 ]
 
 from jobs_lib.operating.cancellation import cancel
@@ -37,5 +44,14 @@ from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.history import Maintained, maintain
 from jobs_lib.operating.listing import Filter, Listed, Shown, list_jobs, show_job
 from jobs_lib.operating.maintenance import Maintenance
+from jobs_lib.operating.outbox import (
+    Held,
+    Waiting,
+    drop_row,
+    list_holds,
+    list_waiting,
+    retry_holds,
+    show_row,
+)
 from jobs_lib.operating.owners import Owned, list_owners
 from jobs_lib.operating.pauses import Change, Pause, list_pauses, pause, resume

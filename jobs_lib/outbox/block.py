@@ -1,31 +1,67 @@
-"""A block: rows of one shard, ready to be sent."""
+"""A block: rows of one shard, made into records that are ready to be sent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from jobs_lib.errors import ConfigurationError
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import psycopg
-
-    from jobs_lib.outbox.entity import Entity
-    from jobs_lib.outbox.topic import Topic
+    from collections.abc import Iterable, Sequence
 
 LIVE, BATCH = 0, 1
+"""The classes of rows: live ones leave before those of re-exports."""
+
+Headers: TypeAlias = "list[tuple[str, str | bytes | None]]"
+Row: TypeAlias = "tuple[int, int]"
+"""(class, id) of a row of the outbox."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sendable:
-    """One record as the producer takes it."""
+    """One record as the producer takes it, and the rows that it stands for."""
 
     topic: str
     key: str | None
     value: bytes | None
-    headers: list[tuple[str, str | bytes | None]]
+    headers: Headers
+    rows: list[Row]
+
+
+class Hold(NamedTuple):
+    """What keeps rows back: those of a key, one without a key, or a whole topic's."""
+
+    topic: str
+    key: str | None
+    """None where it is one row, or the whole topic."""
+    row_id: int | None
+    """Of a row without a key."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A record that is not taken."""
+
+    record: Sendable
+    error: str
+    whole_topic: bool = False
+    """Whether no record of the topic would be taken now."""
+
+    @property
+    def hold(self) -> Hold:
+        """What follows from it."""
+        record = self.record
+        if self.whole_topic:
+            return Hold(record.topic, None, None, self.error)
+        row_id = record.rows[0][1] if record.key is None else None
+        return Hold(record.topic, record.key, row_id, self.error)
+
+    def keeps_back(self, record: Sendable) -> bool:
+        """Whether another record has to wait, too."""
+        if record.topic != self.record.topic:
+            return False
+        key = self.record.key
+        return self.whole_topic or (key is not None and record.key == key)
 
 
 @dataclass(slots=True)
@@ -33,94 +69,46 @@ class Block:
     """What goes out in one Kafka transaction, and the rows that it empties."""
 
     records: list[Sendable] = field(default_factory=list)
-    rows: list[tuple[int, int]] = field(default_factory=list)
-    """(class, id) of every row that is done once the records are in Kafka."""
-    dropped: list[int] = field(default_factory=list)
-    """Ids of rows that are done without a record."""
+    dropped: list[Row] = field(default_factory=list)
+    """Rows that are done without a record."""
+    refusals: list[Refusal] = field(default_factory=list)
+    """Records that are not to be sent."""
+    behind: list[Row] = field(default_factory=list)
+    """Rows that wait behind others."""
     reexports: set[int] = field(default_factory=set)
     """The re-exports that rows of the block belong to: these may be their last ones."""
 
     @property
-    def ids(self) -> list[int]:
-        """The ids of the rows."""
-        return [row_id for _, row_id in self.rows]
+    def rows(self) -> list[Row]:
+        """Every row that is done once the records are in Kafka."""
+        return [row for record in self.records for row in record.rows] + self.dropped
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return bool(self.records or self.dropped or self.refusals or self.behind)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Take out a record that is not to be sent, and what waits behind it."""
+        self.keep(others(self.records, [refusal]), [refusal])
+
+    def keep(self, sent: list[Sendable], refusals: Sequence[Refusal]) -> None:
+        """Keep these records; the others are refused, or wait behind those that are."""
+        if not refusals:
+            return
+        known = {id(one) for one in sent} | {id(one.record) for one in refusals}
+        for record in self.records:
+            if id(record) not in known:
+                self.behind += record.rows
+        self.records = sent
+        self.refusals += refusals
 
 
-def add_live(block: Block, rows: Sequence[tuple[Any, ...]], source: str) -> None:
-    """Add rows that carry their value."""
-    for row_id, topic, key, value, headers, version, cause, _, created_at in rows:
-        named = dict(headers or {})
-        named |= {"id": str(row_id), "source": source, "cause": cause}
-        named["time"] = created_at.isoformat()
-        if version is not None:
-            named["version"] = str(version)
-        block.records.append(Sendable(topic, key, value, list(named.items())))
-        block.rows.append((LIVE, row_id))
-
-
-class StateReader:
-    """Reads the current states of id-only rows, a whole block with one call each."""
-
-    def __init__(
-        self,
-        entities: Mapping[str, Entity],
-        topics: Mapping[str, Topic[Any]],
-        source: str,
-    ) -> None:
-        self._entities = entities
-        self._topics = topics
-        self._source = source
-
-    def add_batch(
-        self,
-        connection: psycopg.Connection[Any],
-        block: Block,
-        rows: Sequence[tuple[Any, ...]],
-    ) -> None:
-        """Add id-only rows of re-exports with the state that their entities have now.
-
-        Raises:
-            ConfigurationError: a row names an entity that is not declared here.
-        """
-        keys: dict[str, list[str]] = {}
-        for _, _, key, entity, _, _, _ in rows:
-            keys.setdefault(entity, []).append(key)
-        states = {
-            entity: self._find(entity).load_states(connection, wanted)
-            for entity, wanted in keys.items()
-        }
-        for row_id, topic, key, entity, reexport_id, _, _ in rows:
-            state = states[entity].get(key)
-            headers: list[tuple[str, str | bytes | None]] = [
-                ("id", str(row_id)),
-                ("source", self._source),
-                ("cause", "reexport"),
-                ("reexport", str(reexport_id)),
-            ]
-            version = _read_version(state)
-            if version is not None:
-                headers.append(("version", str(version)))
-            value = None if state is None else self._topics[topic].encode(state)
-            block.records.append(Sendable(topic, key, value, headers))
-            block.rows.append((BATCH, row_id))
-
-    def _find(self, name: str) -> Entity:
-        entity = self._entities.get(name)
-        if entity is None:
-            raise ConfigurationError(
-                f"the outbox holds rows of the entity {name!r}, which this service "
-                "does not declare: relay them with the service that does"
-            )
-        return entity
-
-
-def _read_version(state: Any) -> int | None:
-    found = (
-        state.get("version")
-        if isinstance(state, dict)
-        else getattr(state, "version", None)
-    )
-    return found if isinstance(found, int) else None
+def others(records: Iterable[Sendable], refusals: Sequence[Refusal]) -> list[Sendable]:
+    """The records that none of the refused ones keeps back; nor those themselves."""
+    return [
+        record
+        for record in records
+        if not any(
+            record is refusal.record or refusal.keeps_back(record)
+            for refusal in refusals
+        )
+    ]

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers import AsyncCaller, Caller, Steps
     from jobs_lib.db import Queries
+    from jobs_lib.outbox.entity import Entity
 
 V = TypeVar("V", default=Any)
+_BINARY = "application/octet-stream"
 
 
 class Topic(Generic[V]):
@@ -34,11 +36,23 @@ class Topic(Generic[V]):
         value: TypeForm[V],
         compacted: bool,
         partitions: int,
+        merge: bool,
+        settle: float,
+        entities: Mapping[str, Entity],
         queries: Callable[[], Queries],
+        hint: Callable[[str], str | None],
     ) -> None:
         self.name = name
         self.compacted = compacted
         self.partitions = partitions
+        self.merge = merge
+        """Whether of several rows of a key that leave together the last one will do."""
+        self.settle = settle
+        """Seconds that a key's changes are collected before they leave."""
+        self.content_type = _BINARY if value is bytes else "application/json"
+        """The media type of the values."""
+        self._entities = entities
+        self._hint = hint
         self._statements = Statements(queries)
         self._shards: int | None = None
         try:
@@ -117,6 +131,36 @@ class Topic(Generic[V]):
         self._check_key(key)
         return perform(conn, self._write(key, None, version, None))
 
+    @overload
+    def send_current(self, conn: Caller, *, key: str) -> int: ...
+
+    @overload
+    def send_current(
+        self, conn: AsyncCaller, *, key: str
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def send_current(
+        self, conn: Caller | AsyncCaller, *, key: str
+    ) -> int | Coroutine[Any, Any, int]:
+        """Write that an entity has changed; returns the row's id.
+
+        Its state is read when the record leaves, by the function that ``app.entity``
+        declares for this topic; an entity that is gone by then becomes a tombstone.
+
+        Raises:
+            ConfigurationError: no entity of this topic is declared.
+            NoTransactionError: the caller's change would not commit with it.
+            PayloadError: the key cannot be stored.
+        """
+        self._check_key(key)
+        for entity in self._entities.values():
+            if entity.topic == self.name:
+                return perform(conn, self._write(key, None, None, None, entity.name))
+        raise ConfigurationError(
+            f"no entity of the topic {self.name!r} is declared, so nobody could read "
+            "its state: declare it with @app.entity, or send the value itself"
+        )
+
     def encode(self, value: V) -> bytes:
         """The value as the record holds it: ``bytes`` as they are, else JSON.
 
@@ -141,22 +185,24 @@ class Topic(Generic[V]):
         value: bytes | None,
         version: int | None,
         headers: Mapping[str, str] | None,
+        entity: str | None = None,
     ) -> Steps[int]:
         if self._shards is None:
             rows = yield Fetch(self._statements["known_shards"], {})
             self._shards = int(rows[0][0])
         query = "write_outbox" if key is not None else "write_outbox_keyless"
-        rows = yield Fetch(
-            self._statements[query],
-            {
-                "shard": str(choose_shard(self.name, key, self._shards)),
-                "topic": self.name,
-                "key": key,
-                "value": value,
-                "version": None if version is None else str(version),
-                "headers": json.dumps(dict(headers)) if headers else None,
-            },
-        )
+        shard = str(choose_shard(self.name, key, self._shards))
+        parameters = {
+            "shard": shard,
+            "topic": self.name,
+            "value": value,
+            "version": None if version is None else str(version),
+            "headers": json.dumps(dict(headers)) if headers else None,
+            "hint": self._hint(shard),
+        }
+        if key is not None:
+            parameters |= {"key": key, "entity": entity}
+        rows = yield Fetch(self._statements[query], parameters)
         return int(rows[0][0])
 
     def _check_key(self, key: str | None) -> None:

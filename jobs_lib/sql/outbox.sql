@@ -8,21 +8,34 @@ with locked as materialized (
     select pg_advisory_xact_lock(
         hashtextextended(cast(%(topic)s as text) || chr(1) || cast(%(key)s as text), 7603)
     )
+),
+written as (
+    insert into {schema}.outbox (shard, topic, key, value, version, headers, entity)
+    select
+        cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
+        cast(%(value)s as bytea), cast(%(version)s as bigint),
+        cast(%(headers)s as jsonb), cast(%(entity)s as text)
+    from locked
+    returning id
 )
-insert into {schema}.outbox (shard, topic, key, value, version, headers)
-select
-    cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
-    cast(%(value)s as bytea), cast(%(version)s as bigint), cast(%(headers)s as jsonb)
-from locked
-returning cast(id as text)
+select cast(id as text), {hinted} from written
 
 -- name: write_outbox_keyless
-insert into {schema}.outbox (shard, topic, key, value, version, headers)
-values (
-    cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
-    cast(%(value)s as bytea), cast(%(version)s as bigint), cast(%(headers)s as jsonb)
+with written as (
+    insert into {schema}.outbox (shard, topic, value, version, headers)
+    values (
+        cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(value)s as bytea),
+        cast(%(version)s as bigint), cast(%(headers)s as jsonb)
+    )
+    returning id
 )
-returning cast(id as text)
+select cast(id as text), {hinted} from written
+
+-- part: hinted
+-- Relays are told at commit. Not of each row: NOTIFY takes a lock of the whole server.
+case when cast(%(hint)s as text) is not null then
+    cast(pg_notify({schema}.channel('outbox'), cast(%(hint)s as text)) as text)
+end
 
 -- name: known_shards
 select cast(shards as text) from {schema}.installation
@@ -36,18 +49,52 @@ cross join lateral (
     where o.shard = s.shard order by o.class, o.id limit 1
 ) first
 
+-- part: own_shard
+-- Nothing for a relay that has lost the shard.
+exists (
+    select from {schema}.origins f
+    where f.role = 'relay' and f.origin = %(origin)s
+        and f.owner = %(owner)s and f.epoch = %(epoch)s
+)
+
+-- part: held
+-- Whether a hold keeps the row. Where there are no holds the array is empty, and no row
+-- pays for more than one comparison.
+o.topic = any (array(select h.topic from {schema}.holds h)) and exists (
+    select from {schema}.holds h
+    where h.topic = o.topic and {schema}.is_held_by(h, o.topic, o.key, o.id)
+)
+
 -- name: read_live
--- No cursor: a row that was committed late, with a lower id, is simply the next one. The
--- join makes it an empty block for a relay that has lost the shard.
-select o.id, o.topic, o.key, o.value, o.headers, o.version, o.cause, o.entity, o.created_at
-from {schema}.outbox o
-where o.shard = %(shard)s and o.class = 0
-    and exists (
-        select from {schema}.origins f
-        where f.role = 'relay' and f.origin = %(origin)s
-            and f.owner = %(owner)s and f.epoch = %(epoch)s
-    )
-order by o.id limit %(limit)s
+-- No cursor: a row that was committed late, with a lower id, is simply the next one.
+select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity, o.written_at, o.held
+from (
+    select o.*, sum(o.size) over (
+        order by o.id rows between unbounded preceding and 1 preceding
+    ) as before
+    from (
+        select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity,
+            o.created_at at time zone 'UTC' as written_at,
+            octet_length(o.value) as size, {held} as held
+        from {schema}.outbox o
+        where o.shard = %(shard)s and o.class = 0 and {own_shard}
+            -- Of topics that settle, keys whose oldest row is old enough, with all rows.
+            and (not %(settles)s or o.topic <> all (%(settling)s::text[]) or exists (
+                select from {schema}.outbox e
+                where e.class = 0 and e.topic = o.topic and e.key = o.key
+                    and e.created_at <= clock_timestamp() - (
+                        select s.seconds * interval '1 second'
+                        from unnest(%(settling)s::text[], %(settle)s::float8[])
+                            as s(topic, seconds)
+                        where s.topic = o.topic
+                    )
+            ))
+        order by o.id limit %(limit)s
+    ) o
+) o
+-- The first row in any case, however large.
+where coalesce(o.before, 0) < %(bytes)s
+order by o.id
 
 -- name: read_batch
 -- Rows of re-exports: their state is read when they are sent. One whose key has a live
@@ -57,15 +104,10 @@ select o.id, o.topic, o.key, o.entity, o.reexport_id,
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
     ) as superseded,
-    r.state
+    r.state, {held} as held
 from {schema}.outbox o
 left join {schema}.reexports r on r.id = o.reexport_id
-where o.shard = %(shard)s and o.class = 1
-    and exists (
-        select from {schema}.origins f
-        where f.role = 'relay' and f.origin = %(origin)s
-            and f.owner = %(owner)s and f.epoch = %(epoch)s
-    )
+where o.shard = %(shard)s and o.class = 1 and {own_shard}
 order by o.id limit %(limit)s
 
 -- name: take_records
@@ -104,3 +146,172 @@ progress as (
     where r.id = n.reexport_id
 )
 select count(*) from gone
+
+-- name: hold_rows
+-- Rows that were refused, with a hold each, and later ones of their keys. The latter stay
+-- where they are if their hold was lifted meanwhile: nobody would let them go again.
+with own as materialized (
+    select f.origin from {schema}.origins f
+    where f.role = 'relay' and f.origin = %(origin)s
+        and f.owner = %(owner)s and f.epoch = %(epoch)s
+    for share of f
+),
+made as (
+    insert into {schema}.holds as h (topic, key, row_id, error, retry_at)
+    select distinct on (n.topic, n.key, n.row_id)
+        n.topic, n.key, n.row_id, n.error, clock_timestamp() + interval '5 seconds'
+    from unnest(
+        %(topics)s::text[], %(keys)s::text[], %(row_ids)s::bigint[], %(errors)s::text[]
+    ) as n(topic, key, row_id, error)
+    where exists (select from own)
+    on conflict (topic, coalesce(key, ''), coalesce(row_id, 0)) do update set
+        error = excluded.error, attempts = h.attempts + 1,
+        retry_at = clock_timestamp()
+            + least(600, 5 * power(2, least(h.attempts, 10))) * interval '1 second'
+    returning h.*
+),
+standing as materialized (
+    select h.* from {schema}.holds h where exists (select from own) for share of h
+),
+moved as (
+    delete from {schema}.outbox where ctid = any (array(
+        select o.ctid
+        from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
+        cross join lateral (
+            select o.ctid, o.topic, o.key, o.id from {schema}.outbox o
+            where o.shard = %(shard)s and o.class = d.class and o.id = d.id offset 0
+        ) o
+        where exists (
+            select from made h where {schema}.is_held_by(h, o.topic, o.key, o.id)
+        ) or exists (
+            select from standing h where {schema}.is_held_by(h, o.topic, o.key, o.id)
+        )
+    ))
+    returning *
+)
+insert into {schema}.held_rows (
+    shard, class, id, topic, key, value, headers, entity, version, cause, reexport_id,
+    created_at
+)
+select shard, class, id, topic, key, value, headers, entity, version, cause, reexport_id,
+    created_at
+from moved
+
+-- name: due_holds
+-- Holds whose time has come, with their first row, where it lies in one of the shards.
+-- Until that is through none of the others may go.
+select h.topic, h.key, h.row_id, r.shard, r.id
+from {schema}.holds h
+cross join lateral (
+    select r.shard, r.id from {schema}.held_rows r
+    where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
+        -- A whole topic is not tried with what would be held without that, too.
+        and (h.key is not null or h.row_id is not null or not exists (
+            select from {schema}.holds k
+            where k.topic = r.topic and (k.key = r.key or k.row_id = r.id)
+        ))
+    order by r.id limit 1
+) r
+where h.retry_at <= clock_timestamp() and r.shard = any (%(shards)s::int[])
+order by h.retry_at limit 100
+
+-- name: read_held
+-- The columns of `read_live`, and the re-export's.
+select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity,
+    o.created_at at time zone 'UTC', false, o.reexport_id
+from {schema}.held_rows o
+where o.shard = %(shard)s and o.id = %(id)s and {own_shard}
+
+-- name: delete_held
+-- The one row that was tried and got through.
+with own as materialized (
+    select f.origin from {schema}.origins f
+    where f.role = 'relay' and f.origin = %(origin)s
+        and f.owner = %(owner)s and f.epoch = %(epoch)s
+    for share of f
+),
+gone as (
+    delete from {schema}.held_rows where id = %(id)s and exists (select from own)
+    returning reexport_id
+),
+progress as (
+    update {schema}.reexports r set sent = r.sent + 1
+    from gone g where r.id = g.reexport_id
+)
+select count(*) from gone
+
+-- name: lift_hold
+select {schema}.lift_hold(%(topic)s, %(key)s, %(row_id)s)
+
+-- name: outbox_status
+-- What waits, by topic: of each shard so many rows at the most are looked at.
+select o.topic, c.kind, count(*), min(o.created_at)
+from {schema}.installation i
+cross join lateral generate_series(0, i.shards - 1) as s(shard)
+cross join (values (0, 'live'), (1, 'batch')) as c(class, kind)
+cross join lateral (
+    select o.topic, o.created_at from {schema}.outbox o
+    where o.shard = s.shard and o.class = c.class order by o.id limit %(limit)s
+) o
+group by o.topic, c.kind
+union all
+select r.topic, 'held', count(*), min(r.created_at)
+from (select topic, created_at from {schema}.held_rows order by id limit %(limit)s) r
+group by r.topic
+order by topic, kind
+
+-- name: list_holds
+select h.topic, h.key, h.row_id, h.error, h.attempts, h.since, h.retry_at, (
+    select count(*) from (
+        select from {schema}.held_rows r
+        where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
+        limit %(limit)s
+    ) rows
+)
+from {schema}.holds h order by h.since, h.topic, h.key limit %(limit)s
+
+-- name: show_row
+-- By its id in each shard and class: there is no index of ids alone.
+select o.id, o.shard, c.kind, o.topic, o.key, o.value, o.headers, o.version, o.entity,
+    o.reexport_id, o.created_at, null
+from {schema}.installation i
+cross join lateral generate_series(0, i.shards - 1) as s(shard)
+cross join (values (0, 'live'), (1, 'batch')) as c(class, kind)
+cross join lateral (
+    select * from {schema}.outbox o
+    where o.shard = s.shard and o.class = c.class and o.id = %(id)s
+) o
+union all
+select r.id, r.shard, 'held', r.topic, r.key, r.value, r.headers, r.version, r.entity,
+    r.reexport_id, r.created_at, (
+        select min(h.error) from {schema}.holds h
+        where h.topic = r.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
+    )
+from {schema}.held_rows r where r.id = %(id)s
+
+-- name: retry_holds
+-- Their first rows are tried at once: a hold is lifted by what gets through, so that no
+-- later row of a key can pass an earlier one.
+update {schema}.holds h set retry_at = clock_timestamp()
+where (%(topic)s::text is null or h.topic = %(topic)s)
+    and (%(key)s::text is null or h.key = %(key)s)
+returning h.topic
+
+-- name: drop_row
+-- A held row, and no other; what waits behind it is tried at once.
+with gone as (
+    delete from {schema}.held_rows where id = %(id)s returning topic, key
+),
+next as (
+    update {schema}.holds h set retry_at = clock_timestamp()
+    from gone g where h.topic = g.topic and h.key = g.key
+)
+select topic, key from gone
+
+-- name: end_idle_holds
+-- Holds that keep nothing back any more.
+delete from {schema}.holds h
+where not exists (
+    select from {schema}.held_rows r
+    where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
+)

@@ -181,7 +181,10 @@ def test_a_read_model_follows_its_topic_and_never_goes_back(
     def send(key, n, version, value=None):
         value = {"n": n} if n is not None else None
         produce(
-            bootstrap_servers, name, [(key, value)], headers={"version": str(version)}
+            bootstrap_servers,
+            name,
+            [(key, value)],
+            headers={"ce_version": str(version)},
         )
 
     send("a", 1, 1)

@@ -122,7 +122,7 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
         )
     records = read_topic(bootstrap_servers, items.name)
     assert newest(records) == table(admin)
-    causes = [record.headers["cause"] for record in records]
+    causes = [record.headers["ce_cause"] for record in records]
     assert set(causes) == {"live", "reexport"}
     # A re-export never takes a key back to an older state.
     versions: dict[str, int] = {}
@@ -164,7 +164,8 @@ def test_a_state_that_changes_while_it_is_read_never_goes_back(
             what="all is sent",
         )
     records = read_topic(bootstrap_servers, items.name)
-    assert [record.json["version"] for record in records] == [1, 2, 3]
+    # The two later ones may have become one.
+    assert [record.json["version"] for record in records] in ([1, 2, 3], [1, 3])
 
 
 @pytest.mark.slow

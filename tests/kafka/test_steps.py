@@ -55,7 +55,7 @@ def test_a_block_is_read_handled_stored_and_answered_whatever_dies_meanwhile(
     found: defaultdict[str, list[int]] = defaultdict(list)
     newest = {}
     for record in read_topic(bootstrap_servers, target):
-        newest[record.key] = (int(record.headers["version"]), record.json["sum"])
+        newest[record.key] = (int(record.headers["ce_version"]), record.json["sum"])
         found[record.key].append(record.json["last"])
     # At least once, in order: a repeated block is told again from its beginning.
     for key, told in found.items():

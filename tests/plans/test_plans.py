@@ -14,7 +14,7 @@ from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.model import Outcome, Result
-from jobs_lib.outbox.block import Block
+from jobs_lib.outbox.block import Block, Refusal
 from jobs_lib.outbox.relay import Relay
 from tests.support.apps import HOME, make_app
 
@@ -202,10 +202,22 @@ def use_outbox(database, connection) -> None:
         database, app.settings, OWNER, UUID(int=1), entities={}, topics={}, source="t"
     )
     connection.execute(database.queries["pending_shards"], {"shards": list(range(16))})
-    block = relay._read_block(connection, 3, 1)
+    sender, reader = relay._senders[0], relay._reader
+    block = reader.read(connection, 3, 1)
     assert block.rows
-    kept = Block(block.records[:10], block.rows[:10])
-    relay._delete(connection, 3, 1, kept)
+    kept = Block(block.records[:10])
+    refused, behind = block.records[10:12]
+    kept.refusals.append(Refusal(refused, "too large"))
+    kept.behind += behind.rows
+    sender._delete(connection, 3, 1, kept)
+    sender._hold(connection, 3, 1, kept)
+    connection.execute("update jobs_lib.holds set retry_at = now()")
+    due = connection.execute(database.queries["due_holds"], {"shards": [3]}).fetchall()
+    ((topic, key, _, _, row_id),) = due
+    assert reader.read_held(connection, 3, 1, row_id)
+    reader.read(connection, 3, 1)
+    lifted = {"topic": topic, "key": key, "row_id": None}
+    connection.execute(database.queries["lift_hold"], lifted)
 
 
 def test_no_statement_of_ours_is_compiled(database):

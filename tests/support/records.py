@@ -35,24 +35,9 @@ class Seen:
 
 def read_topic(bootstrap_servers: str, topic: str) -> list[Seen]:
     """All committed records that a topic has now, by partition and offset."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": f"reader-{uuid4().hex[:8]}",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-        }
-    )
+    ends = _read_ends(bootstrap_servers, topic)
+    consumer = _make_consumer(bootstrap_servers, "read_committed")
     try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-        ends: dict[int, int] = {}
-        for number in partitions:
-            _, high = consumer.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=10
-            )
-            if high:
-                ends[number] = high
         consumer.assign([TopicPartition(topic, number, 0) for number in ends])
         seen: list[Seen] = []
         deadline = time.monotonic() + 30
@@ -68,6 +53,38 @@ def read_topic(bootstrap_servers: str, topic: str) -> list[Seen]:
         return sorted(seen, key=lambda record: (record.partition, record.offset))
     finally:
         consumer.close()
+
+
+def _read_ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
+    """Where the partitions that are not empty end.
+
+    Those who read what is committed are told of an earlier end while the markers of a
+    commit are on their way, which may be after the producer has returned.
+    """
+    consumer = _make_consumer(bootstrap_servers, "read_uncommitted")
+    try:
+        ends = {}
+        for number in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+            _, high = consumer.get_watermark_offsets(
+                TopicPartition(topic, number), timeout=10
+            )
+            if high:
+                ends[number] = high
+        return ends
+    finally:
+        consumer.close()
+
+
+def _make_consumer(bootstrap_servers: str, isolation: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"reader-{uuid4().hex[:8]}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": isolation,
+        }
+    )
 
 
 def _see(message: Any) -> Seen:

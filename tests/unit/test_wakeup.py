@@ -9,14 +9,14 @@ import threading
 import pytest
 
 from jobs_lib.db import Database
-from jobs_lib.executor.wakeup import Wakeup
+from jobs_lib.wakeup import Wakeup
 
 
 @pytest.fixture
 def wakeup():
     """A sleep without a connection for hints."""
     # Nothing is asked of the database where nobody listens.
-    with contextlib.closing(Wakeup(Database("dbname=none", "any"), listens=False)) as w:
+    with contextlib.closing(Wakeup(Database("dbname=none", "any"), None)) as w:
         yield w
 
 

@@ -1,4 +1,4 @@
-"""What ends an executor's sleep: an end of a job, a command, or a hint of new work."""
+"""What ends a loop's sleep: another thread, or a hint of new work by NOTIFY."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 class Wakeup:
     """A sleep that other threads and the database can end.
 
-    A NOTIFY is only a hint: it may be late or lost, and the executor looks by itself
+    A NOTIFY is only a hint: it may be late or lost, and whoever sleeps looks by itself
     now and then. Without a connection to listen on there are simply no hints.
+
+    Args:
+        database: where hints come from.
+        channel: they come on this one; None to hear none.
     """
 
-    def __init__(self, database: Database, *, listens: bool) -> None:
+    def __init__(self, database: Database, channel: str | None) -> None:
         self._database = database
-        self._listens = listens
+        self._channel = channel
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -52,7 +56,7 @@ class Wakeup:
                 os.write(self._writer, b"x")
 
     def wait(self, seconds: float) -> list[str]:
-        """Sleep until something happens; returns the hints, an origin each."""
+        """Sleep until something happens; returns the hints as they were sent."""
         self._listen()
         waited: list[Any] = [self._reader]
         if self._connection is not None:
@@ -78,21 +82,22 @@ class Wakeup:
             self._connection = None
 
     def _listen(self) -> None:
-        if self._connection is not None or self._connecting or not self._listens:
+        if self._channel is None or self._connection is not None or self._connecting:
             return
         if time.monotonic() >= self._next_try:
             self._connecting = True
             # A host that does not answer must hold up the hints alone, not the claims.
             threading.Thread(
-                target=self._connect, name="jobs_lib hints", daemon=True
+                target=self._connect,
+                args=(self._channel,),
+                name="jobs_lib hints",
+                daemon=True,
             ).start()
 
-    def _connect(self) -> None:
+    def _connect(self, channel: str) -> None:
         try:
             connection = self._database.connect("hints", direct=True)
-            connection.execute(
-                sql.SQL("listen {}").format(sql.Identifier(self._database.channel))
-            )
+            connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except Exception as error:
             self._fail(error)
         else:

@@ -1,0 +1,209 @@
+"""The producers of the shards: one each, fenced by its transactional id."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.kafka.client import make_producer
+from jobs_lib.outbox.block import Refusal, others
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable, Sequence
+    from uuid import UUID
+
+    from jobs_lib.outbox.block import Sendable
+    from jobs_lib.settings import Settings
+
+_FENCED_AT_ONCE = 8
+_SHORTEST_TIMEOUT = 1.0
+"""Seconds; librdkafka refuses shorter ones of transactions."""
+_OF_RECORD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._INVALID_ARG,
+}
+"""What is wrong with one record; another one of its key must not pass it."""
+_OF_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""What is wrong with a topic, for all of its records."""
+_UNCLEAR = {KafkaError._INCONSISTENT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
+"""What librdkafka says of topics that are not there, and of much else."""
+
+
+class Producers:
+    """Makes a producer for each shard that is owned, and sends with it.
+
+    Args:
+        settings: where Kafka is.
+        installation: of the database; part of the transactional ids.
+        stopping: nothing is waited for any more.
+    """
+
+    def __init__(
+        self, settings: Settings, installation: UUID, stopping: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._installation = installation
+        self._stopping = stopping
+        self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
+        self._made: dict[int, Producer] = {}
+
+    @property
+    def shards(self) -> set[int]:
+        """Those that there is a producer for."""
+        return {*self._made}
+
+    def drop(self, shard: int) -> None:
+        """Forget a producer: the next one aborts what this one left open."""
+        self._made.pop(shard, None)
+
+    def fence_off(self, shards: Iterable[int]) -> dict[int, KafkaException]:
+        """Make producers for shards that were taken over, before anything is read.
+
+        Each waits for the broker to abort what the owner before left open, so they do
+        it side by side. Returns what kept some from being made.
+        """
+        missing = sorted({*shards} - self.shards)
+        if not missing:
+            return {}
+        failed = {}
+        with ThreadPoolExecutor(_FENCED_AT_ONCE) as pool:
+            futures = [(shard, pool.submit(self._make, shard)) for shard in missing]
+        for shard, future in futures:
+            try:
+                self._made[shard] = future.result()
+            except KafkaException as error:
+                failed[shard] = error
+        return failed
+
+    def _make(self, shard: int) -> Producer:
+        name = f"jobs_lib-{self._installation}-{shard}"
+        producer = make_producer(self._settings, name, self._timeout)
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                producer.init_transactions(self._timeout)
+            except KafkaException as error:
+                # Such as a coordinator that is still loading, on a broker just started.
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+                self._stopping.wait(RECONNECT.delay(1))
+            else:
+                return producer
+
+    def send(
+        self, shard: int, records: list[Sendable]
+    ) -> tuple[list[Sendable], list[Refusal]]:
+        """Send records in their order, in as few transactions as can be.
+
+        Returns those that are in Kafka, and those that it does not take; what has to
+        wait behind the latter is among neither.
+
+        Raises:
+            KafkaException: the shard has to be taken over anew; nothing is known of
+                the records.
+        """
+        if not records:
+            return [], []
+        producer = self._made[shard]
+        try:
+            refusal = _produce(producer, records)
+            if refusal is None:
+                producer.commit_transaction(self._timeout)
+                return records, []
+        except KafkaException as failure:
+            error = failure.args[0]
+            if not _is_refusal(error) and error.code() not in _UNCLEAR:
+                raise
+            # Of this one the broker has seen numbers that it does not count: librdkafka
+            # would go on behind them, and be refused for that. A new one also aborts.
+            self._made[shard] = self._make(shard)
+            found = self._search(shard, records, error)
+            if found is None:
+                raise
+            return found
+        producer.abort_transaction(self._timeout)
+        place = next(n for n, one in enumerate(records) if one is refusal.record)
+        # A whole topic's would be refused as well; of a key what came before may go.
+        before = records[:place]
+        if refusal.whole_topic:
+            before = others(before, [refusal])
+        sent, more = self.send(shard, before + others(records[place:], [refusal]))
+        return sent, [refusal, *more]
+
+    def _search(
+        self, shard: int, records: list[Sendable], error: KafkaError
+    ) -> tuple[list[Sendable], list[Refusal]] | None:
+        """Send records one of which was refused by the broker, which names none.
+
+        None if it is not about them.
+        """
+        if error.code() in _OF_TOPIC | _UNCLEAR:
+            refusals = _check_topics(self._made[shard], records, self._timeout)
+            if refusals:
+                sent, more = self.send(shard, others(records, refusals))
+                return sent, refusals + more
+        if error.code() in _UNCLEAR:
+            return None
+        if len(records) == 1:
+            return [], [_explain(records[0], error)]
+        middle = len(records) // 2
+        sent, refusals = self.send(shard, records[:middle])
+        later, more = self.send(shard, others(records[middle:], refusals))
+        return sent + later, refusals + more
+
+
+def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:
+    """Put records into a transaction; returns the one that is refused at once."""
+    producer.begin_transaction()
+    produce = producer.produce
+    for record in records:
+        while True:
+            try:
+                produce(record.topic, record.value, record.key, headers=record.headers)
+                break
+            except BufferError:
+                # The producer's queue is full: let it deliver some.
+                producer.poll(0.05)
+            except KafkaException as failure:
+                if not _is_refusal(failure.args[0]):
+                    raise
+                return _explain(record, failure.args[0])
+    return None
+
+
+def _is_refusal(error: KafkaError) -> bool:
+    return not error.fatal() and error.code() in _OF_RECORD | _OF_TOPIC
+
+
+def _explain(record: Sendable, error: KafkaError) -> Refusal:
+    text = f"{error.name()}: {error.str()}"
+    return Refusal(record, text, error.code() in _OF_TOPIC)
+
+
+def _check_topics(
+    producer: Producer, records: Sequence[Sendable], timeout: float
+) -> list[Refusal]:
+    """Which topics there are not, or may not be seen, by their first record."""
+    first = {record.topic: record for record in reversed(records)}
+    found = []
+    for topic, record in first.items():
+        error = producer.list_topics(topic, timeout=timeout).topics[topic].error
+        if error is not None and error.code() in _OF_TOPIC:
+            found.append(_explain(record, error))
+    return found

@@ -1,0 +1,292 @@
+"""Read the rows of a shard, and make a block of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+
+from jobs_lib.db import text_array
+from jobs_lib.outbox.block import (
+    BATCH,
+    LIVE,
+    Block,
+    Headers,
+    Refusal,
+    Sendable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from uuid import UUID
+
+    from jobs_lib.db import Database
+    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Topic
+
+_BATCH_LIMIT = 100
+"""Rows of re-exports in one block: so a second never sees a burst of more."""
+_HEADS = 1_000
+"""Kept at once: a topic and a re-export each."""
+_BYTES = 8 * 2**20
+"""Of the values of one block; a single larger one is a block of its own."""
+
+
+class Reader:
+    """Reads blocks of the shards that an owner has.
+
+    Args:
+        database: where the outbox is.
+        owner: whoever has been given the shards.
+        limit: live rows of a block.
+        entities: by name; they load the states of id-only rows.
+        topics: by name; they say what is merged, what settles, and what values are.
+        source: the service, as records name it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        owner: UUID,
+        limit: int,
+        *,
+        entities: Mapping[str, Entity],
+        topics: Mapping[str, Topic[Any]],
+        source: str,
+    ) -> None:
+        self._database = database
+        self._owner = owner
+        self._limit = limit
+        self._entities = entities
+        self._topics = topics
+        self._source = source
+        self._pool = database.pool("relay rate", 1)
+        self._merging = {name for name, topic in topics.items() if topic.merge}
+        settling = {n: t.settle for n, t in topics.items() if t.settle}
+        self._settling = {
+            "settles": bool(settling),
+            "settling": text_array([*settling]),
+            "settle": [*settling.values()],
+        }
+        self._heads: dict[tuple[str, int | None], Headers] = {}
+
+    def close(self) -> None:
+        """Close the connections that are its own."""
+        self._pool.close(timeout=1)
+
+    def own(self, shard: int, epoch: int) -> dict[str, Any]:
+        """The parameters that say whose shard it is."""
+        return {
+            "shard": shard,
+            "origin": f"shard/{shard}",
+            "owner": self._owner,
+            "epoch": epoch,
+        }
+
+    def read(
+        self, connection: psycopg.Connection[Any], shard: int, epoch: int
+    ) -> Block:
+        """The next block of a shard."""
+        block = Block()
+        parameters = self.own(shard, epoch) | self._settling
+        # One snapshot for the live rows and for the states of id-only rows: a state
+        # that is newer than the live rows of its key would be sent before them.
+        with connection.transaction():
+            live = connection.execute(
+                self._database.queries["read_live"],
+                {**parameters, "limit": self._limit, "bytes": _BYTES},
+                prepare=True,
+                binary=True,
+            ).fetchall()
+            self._add_live(connection, block, live)
+            if len(live) < self._limit:
+                batch = connection.execute(
+                    self._database.queries["read_batch"],
+                    {**parameters, "limit": _BATCH_LIMIT},
+                    prepare=True,
+                ).fetchall()
+                if batch:
+                    self._add_batch(connection, block, batch)
+        return block
+
+    def read_held(
+        self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
+    ) -> Block:
+        """A block of one row that is held, to see whether it is taken now."""
+        block = Block()
+        with connection.transaction():
+            rows = connection.execute(
+                self._database.queries["read_held"],
+                self.own(shard, epoch) | {"id": row_id},
+                binary=True,
+            ).fetchall()
+            for *row, reexport_id in rows:
+                self._add_live(connection, block, [tuple(row)], reexport_id)
+                if reexport_id is not None:
+                    block.reexports.add(reexport_id)
+        return block
+
+    def _add_live(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        rows: Iterable[tuple[Any, ...]],
+        reexport_id: int | None = None,
+    ) -> None:
+        merging = self._merging
+        newest: dict[tuple[str, str | None], Sendable] = {}
+        loaded: dict[str, dict[str, Sendable]] = {}
+        records = block.records
+        for row_id, topic, key, value, headers, version, entity, at, held in rows:
+            row = (LIVE, row_id)
+            if held:
+                block.behind.append(row)
+                continue
+            named: Headers = [("ce_id", str(row_id)), ("ce_time", f"{at.isoformat()}Z")]
+            named += self._head(topic, reexport_id)
+            if version is not None:
+                named.append(("ce_version", str(version)))
+            if headers:
+                # The caller's own count, such as a type of event.
+                named = [*{**dict(named), **headers}.items()]
+            # Of a state the last one says it all; it stands for those before it.
+            record = newest.get((topic, key)) if topic in merging else None
+            if record is None:
+                record = Sendable(topic, key, value, named, [row])
+                records.append(record)
+                if topic in merging:
+                    newest[topic, key] = record
+            else:
+                record.value, record.headers = value, named
+                record.rows.append(row)
+            if entity is not None:
+                loaded.setdefault(entity, {})[key] = record
+            elif loaded:
+                for of_entity in loaded.values():
+                    if of_entity.get(key) is record:
+                        del of_entity[key]
+        for entity, of_keys in loaded.items():
+            self._load(connection, block, entity, of_keys)
+
+    def _add_batch(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        rows: list[tuple[Any, ...]],
+    ) -> None:
+        waiting: dict[int, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            row_id, _, _, _, reexport_id, superseded, state, held = row
+            block.reexports.add(reexport_id)
+            if held:
+                block.behind.append((BATCH, row_id))
+            elif superseded or state in (None, "cancelled"):
+                block.dropped.append((BATCH, row_id))
+            else:
+                waiting.setdefault(reexport_id, []).append(row)
+        loaded: dict[str, dict[str, Sendable]] = {}
+        for reexport_id, wanted in waiting.items():
+            allowed = wanted[: self._take_records(reexport_id, len(wanted))]
+            for row_id, topic, key, entity, _, _, _, _ in allowed:
+                named: Headers = [("ce_id", str(row_id))]
+                named += self._head(topic, reexport_id)
+                record = Sendable(topic, key, None, named, [(BATCH, row_id)])
+                block.records.append(record)
+                loaded.setdefault(entity, {})[key] = record
+        for entity, of_keys in loaded.items():
+            self._load(connection, block, entity, of_keys)
+
+    def _load(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        name: str,
+        records: dict[str, Sendable],
+    ) -> None:
+        """Fill in the states that an entity's keys have now; gone ones are null."""
+        entity = self._entities.get(name)
+        if entity is None:
+            for record in records.values():
+                block.refuse(
+                    Refusal(
+                        record,
+                        f"the entity {name!r} is not declared by the service "
+                        f"{self._source!r}: relay its rows with the one that does",
+                    )
+                )
+            return
+        try:
+            self._fill_in(connection, entity, records)
+        except psycopg.OperationalError:
+            raise
+        # The application's code: what it raises is the trouble of one key, maybe.
+        except Exception as error:
+            if len(records) > 1:
+                for key, record in records.items():
+                    self._load(connection, block, name, {key: record})
+                return
+            (record,) = records.values()
+            block.refuse(Refusal(record, f"{type(error).__name__}: {error}"))
+
+    def _fill_in(
+        self,
+        connection: psycopg.Connection[Any],
+        entity: Entity,
+        records: dict[str, Sendable],
+    ) -> None:
+        # A statement of the loader's that fails must leave the snapshot to the others.
+        with connection.transaction():
+            states = entity.load_states(connection, list(records))
+        for key, record in records.items():
+            state = states.get(key)
+            if state is None:
+                record.value = None
+                continue
+            record.value = self._topics[record.topic].encode(state)
+            version = _read_version(state)
+            if version is not None and not _has_version(record.headers):
+                record.headers.append(("ce_version", str(version)))
+
+    def _head(self, topic: str, reexport_id: int | None) -> Headers:
+        """What a topic's records share, by the Kafka binding of CloudEvents."""
+        head = self._heads.get((topic, reexport_id))
+        if head is None:
+            if len(self._heads) > _HEADS:
+                self._heads.clear()
+            declared = self._topics.get(topic)
+            head = [
+                ("ce_specversion", "1.0"),
+                ("ce_type", topic),
+                ("ce_source", self._source),
+                ("ce_cause", "live" if reexport_id is None else "reexport"),
+            ]
+            if reexport_id is not None:
+                head.append(("ce_reexport", str(reexport_id)))
+            if declared is not None:
+                head.append(("content-type", declared.content_type))
+            self._heads[topic, reexport_id] = head
+        return head
+
+    def _take_records(self, reexport_id: int, wanted: int) -> int:
+        # In a transaction of its own: others take from the same bucket, and must not
+        # wait for a snapshot, or fail because of one.
+        with self._pool.connection() as connection:
+            row = connection.execute(
+                self._database.queries["take_records"],
+                {"reexport": reexport_id, "wanted": wanted},
+                prepare=True,
+            ).fetchone()
+        return cast("tuple[int]", row)[0]
+
+
+def _has_version(headers: Headers) -> bool:
+    return any(name == "ce_version" for name, _ in headers)
+
+
+def _read_version(state: Any) -> int | None:
+    found = (
+        state.get("version")
+        if isinstance(state, dict)
+        else getattr(state, "version", None)
+    )
+    return found if isinstance(found, int) else None

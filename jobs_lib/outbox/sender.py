@@ -1,0 +1,350 @@
+"""A sender: one thread that relays some of the shards, block by block.
+
+Two fences. The epoch in ``origins`` keeps a stale relay from deleting rows; the shard's
+transactional id keeps it from sending, because a take-over calls ``init_transactions``
+first, after which the broker refuses the older producer. A block is one Kafka
+transaction; its rows are deleted after its commit. A crash between the two sends the
+block again: at least once, never less, and in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from psycopg import IsolationLevel
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import int_array
+from jobs_lib.errors import FencedError
+from jobs_lib.outbox.block import Hold
+from jobs_lib.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jobs_lib.db import Database
+    from jobs_lib.outbox.block import Block, Row
+    from jobs_lib.outbox.producers import Producers
+    from jobs_lib.outbox.reader import Reader
+
+_HINTED = 10
+"""With hints coming, so many times fewer looks will do."""
+_HOLDS_EVERY = 1.0
+"""Seconds between two looks for holds whose time has come."""
+
+
+class Sender:
+    """Relays the shards that it is given.
+
+    Args:
+        database: where the outbox is.
+        reader: reads blocks of it.
+        producers: send them.
+        poll_interval: seconds between two looks, when idle.
+        hinted: is told of all hints; None not to listen to any.
+        hears: says whether hints can come now, whoever listens.
+        stopping: set when the thread is to end.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        reader: Reader,
+        producers: Producers,
+        poll_interval: float,
+        hinted: Callable[[], None] | None,
+        hears: Callable[[], bool],
+        stopping: threading.Event,
+    ) -> None:
+        self._database = database
+        self._reader = reader
+        self._producers = producers
+        self._poll_interval = poll_interval
+        self._hinted = hinted
+        self._hears = hears
+        self._stopping = stopping
+        listens = database.listens and hinted is not None
+        self._wakeup = Wakeup(database, database.outbox_channel if listens else None)
+        self._heard = False
+        self._lock = threading.Lock()
+        self._sent = threading.Condition(self._lock)
+        self._epochs: dict[int, int] = {}
+        self._sending: set[int] = set()
+        self._failures: dict[int, int] = {}
+        self._retry_at: dict[int, float] = {}
+        self._holds_at = 0.0
+        self._thread = threading.Thread(
+            target=self._run, name="jobs_lib relay", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread; nothing is sent until shards are acquired."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait until the thread has ended. Call after ``stopping`` is set."""
+        self._wakeup.set()
+        self._thread.join()
+
+    def acquire(self, shards: Mapping[int, int]) -> None:
+        """Start to send shards at these epochs."""
+        with self._lock:
+            self._epochs.update(shards)
+        self._wakeup.set()
+
+    def release(self, shards: set[int], deadline: float) -> None:
+        """Stop sending shards; wait for the block that is being sent."""
+        with self._sent:
+            for shard in shards:
+                self._epochs.pop(shard, None)
+            self._sent.wait_for(
+                lambda: not self._sending & shards,
+                max(0.0, deadline - time.monotonic()),
+            )
+
+    @property
+    def hears(self) -> bool:
+        """Whether it can hear hints now; asked from any thread."""
+        return self._wakeup.hears
+
+    def wake(self) -> None:
+        """Look whether there is something to send, from any thread."""
+        self._wakeup.set()
+
+    # The sender's thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("relay", impatient=True) as connection:
+                    # Of what runs in a transaction block; the rest commits by itself.
+                    connection.isolation_level = IsolationLevel.REPEATABLE_READ
+                    while not self._stopping.is_set():
+                        moved = self._round(connection)
+                        failures = 0
+                        if not moved:
+                            self._sleep()
+            except Exception as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="relay", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+        self._wakeup.close()
+
+    def _sleep(self) -> None:
+        seconds = self._poll_interval * (_HINTED if self._hears() else 1)
+        now = time.monotonic()
+        with self._lock:
+            due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
+        hints = self._wakeup.wait(max(0.0, min([seconds, *due])))
+        # What was said while nobody heard is lost; and all look at another pace now.
+        turned = self._wakeup.hears != self._heard
+        self._heard = self._wakeup.hears
+        if self._hinted is not None and (hints or turned):
+            self._hinted()
+
+    def _round(self, connection: psycopg.Connection[Any]) -> bool:
+        """One block of every shard that has rows; whether anything moved."""
+        now = time.monotonic()
+        with self._lock:
+            owned = dict(self._epochs)
+            ready = {s for s in owned if self._retry_at.get(s, 0.0) <= now}
+        for shard in self._producers.shards - owned.keys():
+            self._producers.drop(shard)
+        for shard in ready:
+            self._retry_at.pop(shard, None)
+        if not ready:
+            return False
+        for shard, error in self._producers.fence_off(ready).items():
+            self._recover(shard, error)
+            ready.discard(shard)
+        if now >= self._holds_at:
+            self._holds_at = now + _HOLDS_EVERY
+            self._try_held(connection, {s: owned[s] for s in ready})
+        pending = connection.execute(
+            self._database.queries["pending_shards"],
+            {"shards": int_array(sorted(ready))},
+            prepare=True,
+        ).fetchall()
+        moved = False
+        for (shard,) in pending:
+            if self._stopping.is_set():
+                break
+            moved |= self._attempt(
+                shard, owned[shard], partial(self._relay_block, connection)
+            )
+        return moved
+
+    def _attempt(
+        self, shard: int, epoch: int, relay: Callable[[int, int], bool]
+    ) -> bool:
+        """Do something with a shard, unless it was given up; whether anything moved."""
+        with self._lock:
+            if self._epochs.get(shard) != epoch:
+                return False
+            self._sending.add(shard)
+        try:
+            moved = relay(shard, epoch)
+            self._failures.pop(shard, None)
+        except psycopg.OperationalError:
+            raise
+        # Whatever else it is, it is this shard's trouble alone.
+        except Exception as error:
+            self._recover(shard, error)
+            return False
+        finally:
+            with self._sent:
+                self._sending.discard(shard)
+                self._sent.notify_all()
+        return moved
+
+    def _relay_block(
+        self, connection: psycopg.Connection[Any], shard: int, epoch: int
+    ) -> bool:
+        block = self._reader.read(connection, shard, epoch)
+        if not block:
+            return False
+        ids = [row_id for _, row_id in block.rows]
+        telemetry.emit("block.read", shard=shard, rows=ids)
+        if block.records:
+            block.keep(*self._producers.send(shard, block.records))
+            telemetry.emit("block.produced", shard=shard, rows=ids)
+        self._delete(connection, shard, epoch, block)
+        if block.refusals or block.behind:
+            self._hold(connection, shard, epoch, block)
+        telemetry.emit("block.deleted", shard=shard, rows=ids)
+        return True
+
+    def _delete(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        block: Block,
+    ) -> None:
+        rows = block.rows
+        if not rows:
+            return
+        row = connection.execute(
+            self._database.queries["delete_block"],
+            {
+                **self._reader.own(shard, epoch),
+                "classes": int_array(row_class for row_class, _ in rows),
+                "ids": int_array(row_id for _, row_id in rows),
+                "dropped": int_array(row_id for _, row_id in block.dropped),
+            },
+            prepare=True,
+        ).fetchone()
+        self._finish(connection, block)
+        deleted = cast("tuple[int]", row)[0]
+        if deleted != len(rows):
+            raise FencedError(
+                f"{len(rows) - deleted} of {len(rows)} rows of shard {shard} were not "
+                "there to delete: another relay has taken it over"
+            )
+
+    def _finish(self, connection: psycopg.Connection[Any], block: Block) -> None:
+        for reexport in block.reexports:
+            connection.execute(
+                self._database.queries["finish_reexport"], {"reexport": reexport}
+            )
+
+    def _hold(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        block: Block,
+    ) -> None:
+        rows = [row for one in block.refusals for row in one.record.rows]
+        rows += block.behind
+        holds = [refusal.hold for refusal in block.refusals]
+        self._write_holds(connection, shard, epoch, holds, rows)
+        for hold in holds:
+            telemetry.emit("rows.held", **hold._asdict())
+
+    def _write_holds(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        holds: Sequence[Hold],
+        rows: Sequence[Row],
+    ) -> None:
+        connection.execute(
+            self._database.queries["hold_rows"],
+            {
+                **self._reader.own(shard, epoch),
+                "topics": [hold.topic for hold in holds],
+                "keys": [hold.key for hold in holds],
+                "row_ids": [hold.row_id for hold in holds],
+                "errors": [hold.error for hold in holds],
+                "classes": int_array(row_class for row_class, _ in rows),
+                "ids": int_array(row_id for _, row_id in rows),
+            },
+        )
+
+    def _try_held(
+        self, connection: psycopg.Connection[Any], epochs: Mapping[int, int]
+    ) -> None:
+        """Try the first row of each hold whose time has come."""
+        due = connection.execute(
+            self._database.queries["due_holds"],
+            {"shards": int_array(sorted(epochs))},
+            prepare=True,
+        ).fetchall()
+        for topic, key, held_id, shard, row_id in due:
+            hold = Hold(topic, key, held_id, "")
+            self._attempt(
+                shard,
+                epochs[shard],
+                partial(self._retry, connection, row_id=row_id, hold=hold),
+            )
+
+    def _retry(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        *,
+        row_id: int,
+        hold: Hold,
+    ) -> bool:
+        block = self._reader.read_held(connection, shard, epoch, row_id)
+        if not block:
+            return False
+        block.keep(*self._producers.send(shard, block.records))
+        if block.refusals:
+            # Under what it is now, too: without its topic's hold it may have its own.
+            (found,) = (refusal.hold for refusal in block.refusals)
+            again = hold._replace(error=found.error)
+            self._write_holds(connection, shard, epoch, [again, found], [])
+            return False
+        own = self._reader.own(shard, epoch)
+        row = connection.execute(
+            self._database.queries["delete_held"], own | {"id": row_id}
+        ).fetchone()
+        if row != (1,):
+            raise FencedError(
+                f"row {row_id} of shard {shard} was not there to delete: another relay "
+                "has taken it over, or somebody has dropped it"
+            )
+        self._finish(connection, block)
+        this = {"topic": hold.topic, "key": hold.key, "row_id": hold.row_id}
+        connection.execute(self._database.queries["lift_hold"], this)
+        telemetry.emit("rows.let_go", **this)
+        return True
+
+    def _recover(self, shard: int, error: Exception) -> None:
+        """Drop the shard's producer: the next one aborts what this one left open."""
+        self._failures[shard] = self._failures.get(shard, 0) + 1
+        delay = RECONNECT.delay(self._failures[shard])
+        with self._lock:
+            self._retry_at[shard] = time.monotonic() + delay
+        telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
+        self._producers.drop(shard)

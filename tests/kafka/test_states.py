@@ -1,0 +1,203 @@
+"""States: merged, collected for a while, or read only when they leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from jobs_lib.errors import ConfigurationError
+from tests.support.apps import count, make_app, running
+from tests.support.records import read_topic
+
+
+@dataclass
+class Aircraft:
+    """A state that counts its changes."""
+
+    tail: str
+    seats: int
+    version: int
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+@pytest.fixture
+def aircraft(app, topic, admin):
+    """A topic of states whose entities lie in a table."""
+    states = app.topic(topic(4), value=Aircraft, compacted=True, partitions=4)
+    admin.execute(
+        "create table aircraft (tail text primary key, seats int, version int)"
+    )
+
+    @app.entity(states, source="aircraft", key="tail")
+    def load(connection, tails: list[str]) -> dict[str, Aircraft]:
+        rows = connection.execute(
+            "select * from aircraft where tail = any (%s)", (tails,)
+        )
+        return {row[0]: Aircraft(*row) for row in rows}
+
+    return states
+
+
+@pytest.fixture
+def relay(app, admin, bootstrap_servers, wait_for):
+    """A function that relays what there is, and returns a topic's records."""
+
+    def relay(states):
+        with running(app, "relay"):
+            wait_for(
+                lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent"
+            )
+        return read_topic(bootstrap_servers, states.name)
+
+    return relay
+
+
+def change(connection, tail: str) -> None:
+    connection.execute(
+        "insert into aircraft values (%s, 1, 1) on conflict (tail) do update"
+        " set seats = aircraft.seats + 1, version = aircraft.version + 1",
+        (tail,),
+    )
+
+
+@pytest.mark.guarantee("W18", "W19", "W45")
+def test_of_what_leaves_together_the_last_state_is_sent(aircraft, connect, relay):
+    with connect() as connection:
+        for n in range(1, 101):
+            tail = f"N{n % 10}"
+            state = Aircraft(tail, n, n)
+            aircraft.send(connection, key=tail, value=state, version=n)
+        aircraft.tombstone(connection, key="N0", version=101)
+    found = {r.key: (r.json, r.headers["ce_version"]) for r in relay(aircraft)}
+    assert found == {
+        "N0": (None, "101"),
+        **{
+            f"N{n}": (
+                {"tail": f"N{n}", "seats": 90 + n, "version": 90 + n},
+                f"{90 + n}",
+            )
+            for n in range(1, 10)
+        },
+    }
+
+
+@pytest.mark.guarantee("W21")
+def test_of_events_each_one_is_sent(app, topic, connect, relay):
+    events = app.topic(topic(4), value=int)
+    with connect() as connection:
+        for n in range(100):
+            events.send(connection, key=f"k{n % 10}", value=n)
+    found: dict[str, list[int]] = {}
+    for record in relay(events):
+        found.setdefault(record.key, []).append(record.json)
+    assert found == {f"k{n}": list(range(n, 100, 10)) for n in range(10)}
+
+
+@pytest.mark.guarantee("W20")
+def test_a_burst_is_collected_into_one_record(
+    app, admin, topic, connect, bootstrap_servers, wait_for
+):
+    calm = app.topic(topic(1), value=int, compacted=True, settle=2.0)
+    prompt = app.topic(topic(1), value=int, compacted=True)
+    with running(app, "relay"):
+        with connect() as connection:
+            for n in range(50):
+                calm.send(connection, key="a", value=n)
+                connection.commit()
+            prompt.send(connection, key="a", value=1)
+            connection.commit()
+            waiting = "outbox where topic = '{}'"
+            # What collects itself holds nobody up.
+            wait_for(
+                lambda: count(admin, waiting.format(prompt.name)) == 0,
+                timeout=20,
+                what="the prompt one is sent",
+            )
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent")
+    (record,) = read_topic(bootstrap_servers, calm.name)
+    assert record.json == 49
+
+
+def test_what_collects_itself_must_be_merged(app):
+    with pytest.raises(ConfigurationError, match="merges nothing"):
+        app.topic("events", settle=1.0)
+
+
+@pytest.mark.guarantee("W6", "W36")
+def test_of_an_id_the_state_at_the_time_of_sending_is_sent(
+    aircraft, admin, connect, relay
+):
+    with connect() as connection:
+        for _ in range(3):
+            change(connection, "N1")
+            aircraft.send_current(connection, key="N1")
+            connection.commit()
+        change(connection, "N2")
+        aircraft.send_current(connection, key="N2")
+        connection.commit()
+    # Behind the back of the application: no row, and yet it is what is sent.
+    admin.execute("update aircraft set seats = 99 where tail = 'N1'")
+    admin.execute("delete from aircraft where tail = 'N2'")
+    found = {r.key: (r.json, r.headers.get("ce_version")) for r in relay(aircraft)}
+    assert found == {
+        "N1": ({"tail": "N1", "seats": 99, "version": 3}, "3"),
+        "N2": (None, None),
+    }
+
+
+def test_an_id_after_a_value_and_a_value_after_an_id_both_end_with_the_newest(
+    aircraft, connect, relay
+):
+    with connect() as connection:
+        change(connection, "N1")
+        aircraft.send(connection, key="N1", value=Aircraft("N1", 0, 0))
+        aircraft.send_current(connection, key="N1")
+        change(connection, "N2")
+        aircraft.send_current(connection, key="N2")
+        aircraft.send(connection, key="N2", value=Aircraft("N2", 7, 7))
+    assert {r.key: r.json["seats"] for r in relay(aircraft)} == {"N1": 1, "N2": 7}
+
+
+def test_without_an_entity_nobody_could_read_the_state(app, connect):
+    states = app.topic("states", compacted=True)
+    with (
+        connect() as connection,
+        pytest.raises(ConfigurationError, match="no entity of the topic"),
+    ):
+        states.send_current(connection, key="a")
+
+
+@pytest.mark.guarantee("W49")
+def test_headers_say_what_it_is_and_where_it_comes_from(
+    app, topic, admin, connect, relay
+):
+    # Whatever the session's zone: the time is told in UTC.
+    admin.execute("alter role current_user set timezone = 'Europe/Berlin'")
+    events = app.topic(topic(1), value=int)
+    before = datetime.now(UTC)
+    with connect() as connection:
+        first = events.send(connection, key="a", value=1, version=7)
+        events.send(
+            connection, key="a", value=2, headers={"ce_type": "landed", "who": "me"}
+        )
+    plain, special = relay(events)
+    at = datetime.fromisoformat(plain.headers.pop("ce_time"))
+    assert before <= at <= datetime.now(UTC)
+    assert plain.headers == {
+        "ce_id": str(first),
+        "ce_specversion": "1.0",
+        "ce_type": events.name,
+        "ce_source": "test",
+        "ce_cause": "live",
+        "ce_version": "7",
+        "content-type": "application/json",
+    }
+    assert special.headers["ce_type"] == "landed"
+    assert special.headers["who"] == "me"
