@@ -37,9 +37,12 @@ class Wakeup:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._set = False
+        self._closing = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
         self._connecting = False
         self._closed = False
+        self.turns = 0
+        """How often hints have begun or ceased to come."""
         self._failures = 0
         self._next_try = 0.0
 
@@ -52,16 +55,19 @@ class Wakeup:
         """End the sleep, from any thread."""
         if not self._set:
             self._set = True
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._writer, b"x")
+            with self._closing, contextlib.suppress(BlockingIOError):
+                if not self._closed:
+                    os.write(self._writer, b"x")
 
     def wait(self, seconds: float) -> list[str]:
         """Sleep until something happens; returns the hints as they were sent."""
         self._listen()
-        waited: list[Any] = [self._reader]
+        # Not select(), which knows the first 1,024 descriptors of a process only.
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
         if self._connection is not None:
-            waited.append(self._connection.fileno())
-        ready, _, _ = select.select(waited, [], [], max(0.0, seconds))
+            poll.register(self._connection.fileno(), select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1_000)}
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._reader, 4096)
@@ -69,17 +75,21 @@ class Wakeup:
         # And cleared after the pipe: the byte of a set in between would be gone while
         # the flag stands, which keeps every other one from writing.
         self._set = False
-        return self._take_hints() if len(ready) > (self._reader in ready) else []
+        return self._take_hints() if ready - {self._reader} else []
 
     def close(self) -> None:
-        """Stop listening."""
-        self._closed = True
+        """Stop listening, for good; called by whoever sleeps."""
+        with self._closing:
+            self._closed = True
+            os.close(self._reader)
+            os.close(self._writer)
         self._hang_up()
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+            self.turns += 1
 
     def _listen(self) -> None:
         if self._channel is None or self._connection is not None or self._connecting:
@@ -102,6 +112,7 @@ class Wakeup:
             self._fail(error)
         else:
             self._connection, self._failures = connection, 0
+            self.turns += 1
             if self._closed:
                 self._hang_up()
         finally:

@@ -42,13 +42,20 @@ def owner_of(port: int) -> str | None:
     inodes = _listening_inodes(port)
     for entry in Path("/proc").glob("[0-9]*") if inodes else ():
         try:
-            for descriptor in (entry / "fd").iterdir():
-                if os.readlink(descriptor) in inodes:
-                    name = (entry / "comm").read_text().strip()
-                    return f"{name} (pid {entry.name})"
+            opened = {_read_link(one) for one in (entry / "fd").iterdir()}
+            if opened & inodes:
+                name = (entry / "comm").read_text().strip()
+                return f"{name} (pid {entry.name})"
         except OSError:  # it has ended, or is not ours to look at
             continue
     return None
+
+
+def _read_link(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:  # closed meanwhile
+        return ""
 
 
 def _listening_inodes(port: int) -> set[str]:

@@ -72,7 +72,7 @@ class Dispatcher:
         self._survey = Survey(claimer, poll_interval)
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.channel if listens else None)
-        self._heard = False
+        self._turns = 0
         self._hinted = hinted
         self._hears = hears
         self._ended = claimer.ended
@@ -371,9 +371,10 @@ class Dispatcher:
             seconds = min(seconds, _SETTLE_WITHIN)
         for origin in self._wakeup.wait(seconds):
             self._hear(origin)
-        if self._wakeup.hears != self._heard:
-            # What was said meanwhile is lost; and everybody looks at another pace.
-            self._heard = self._wakeup.hears
+        if self._wakeup.turns != self._turns:
+            # What was said meanwhile is lost; and everybody looks at another pace. Not
+            # asked of `hears`: it may have been true for others, and only in between.
+            self._turns = self._wakeup.turns
             self._hear("")
 
     def _hear(self, origin: str) -> None:

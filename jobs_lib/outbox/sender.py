@@ -70,7 +70,7 @@ class Sender:
         self._stopping = stopping
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.outbox_channel if listens else None)
-        self._heard = False
+        self._turns = 0
         self._lock = threading.Lock()
         self._sent = threading.Condition(self._lock)
         self._epochs: dict[int, int] = {}
@@ -143,8 +143,8 @@ class Sender:
             due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
         hints = self._wakeup.wait(max(0.0, min([seconds, *due])))
         # What was said while nobody heard is lost; and all look at another pace now.
-        turned = self._wakeup.hears != self._heard
-        self._heard = self._wakeup.hears
+        turned = self._wakeup.turns != self._turns
+        self._turns = self._wakeup.turns
         if self._hinted is not None and (hints or turned):
             self._hinted()
 

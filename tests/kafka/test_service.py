@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import textwrap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,3 +170,49 @@ def session_of(pid: str) -> int:
     except OSError:
         return 0
     return int(text.rpartition(")")[2].split()[3])
+
+
+@pytest.mark.guarantee("I38")
+def test_a_service_that_has_stopped_leaves_nothing_open(
+    database_url, bootstrap_servers, topic, connect, admin, wait_for
+):
+    home, target = topic(2), topic(1)
+    app = make_app(database_url, home=home, kafka_bootstrap_servers=bootstrap_servers)
+    states = app.topic(target)
+
+    @app.job()
+    def publish(job: Job) -> None:
+        with job.transaction() as connection:
+            states.send(connection, key="a", value=1)
+
+    @app.consumer(home, group=f"{home}-g")
+    def handle(record, connection) -> None:
+        publish.enqueue(connection)
+
+    def run_once(runs: int) -> tuple[set[str], int]:
+        with running(app):
+            produce(bootstrap_servers, home, [("a", 1)])
+            wait_for(
+                lambda: admin.execute("select from jobs_lib.history").rowcount == runs,
+                timeout=40,
+                what="the job has run",
+            )
+            wait_for(
+                lambda: not admin.execute("select from jobs_lib.outbox").rowcount,
+                timeout=20,
+                what="its record is sent",
+            )
+        gc.collect()
+        threads = {t.name for t in threading.enumerate()}
+        return threads, len(os.listdir("/proc/self/fd"))
+
+    found = []
+    for runs in range(1, 4):
+        found.append(run_once(runs))
+        # librdkafka's own threads close their sockets when they have ended.
+        wait_for(
+            lambda: len(os.listdir("/proc/self/fd")) <= found[0][1],
+            timeout=10,
+            what=lambda: f"no more descriptors than after the first: {found}",
+        )
+    assert found[2][0] == found[0][0]

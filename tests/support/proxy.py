@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Proxy:
         cutting = False
         ends = [client, server]
         while True:
-            ready, _, _ = select.select(ends, [], [], 0.1)
+            ready = cast("list[socket.socket]", wait(ends, 0.1))
             if self._half.is_set() and server in ends:
                 ends.remove(server)
                 server.close()

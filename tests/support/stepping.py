@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -145,8 +144,7 @@ class Pod:
             self.abandon(job)
         for transaction in self.open_late.values():
             _break(transaction)
-        os.close(self.dispatcher._wakeup._reader)
-        os.close(self.dispatcher._wakeup._writer)
+        self.dispatcher._wakeup.close()
 
     # What it owns
 

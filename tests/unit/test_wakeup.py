@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 
 import pytest
@@ -37,3 +38,25 @@ def test_what_is_set_while_the_sleeper_wakes_costs_no_later_call(
     sleeper.start()
     wakeup.set()
     wait_for(lambda: not sleeper.is_alive(), timeout=10, what="the sleep ends")
+
+
+def test_a_connection_that_came_and_went_unseen_counts_as_two_turns(database, wait_for):
+    with contextlib.closing(Wakeup(database, database.channel)) as wakeup:
+        wakeup.wait(0)
+        wait_for(lambda: wakeup.hears, what="hints can come")
+        assert wakeup.turns == 1
+        wakeup._hang_up()
+        assert wakeup.turns == 2
+
+
+def test_a_process_with_thousands_of_descriptors_sleeps_and_wakes(wakeup):
+    # select() knows the first 1,024 only.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.ExitStack() as opened:
+        for _ in range(1_100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with contextlib.closing(Wakeup(Database("dbname=none", "any"), None)) as high:
+            assert high._reader > 1_024
+            high.set()
+            assert high.wait(60) == []
