@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer
@@ -94,11 +93,12 @@ def _pauses(
     ):
         pods.start("pod-a", "pod-b")
         pods.await_shared(connection, "pod-a", "pod-b", seconds=120)
-        with _enqueuing(bench.server, pods):
+        with _enqueuing(bench.server, pods) as enqueued:
             before = _settled(pods, connection, PARTITIONS)
-            for _ in range(bench.size(20, quick=3)):
+            for _ in range(bench.size(10, quick=3)):
                 start = time.monotonic()
-                time.sleep(_SETTLED)
+                # As long as a rebalance is looked at below.
+                time.sleep(2 * _SETTLED)
                 calm.append((start, time.monotonic(), {*pods.origins}))
                 start = time.monotonic()
                 with guest(pods, strategy) as assigned:
@@ -110,24 +110,23 @@ def _pauses(
                 after = _settled(pods, connection, PARTITIONS)
                 spans.append((start, time.monotonic(), _stayed(between, after)))
                 before = after
-        rows = connection.execute("select origin, at from ran order by at").fetchall()
-    runs: dict[str, list[float]] = {}
-    for origin, at in rows:
-        runs.setdefault(origin, []).append(at)
-    return _longest(runs, spans), _longest(runs, calm)
+        rows = connection.execute("select job, origin, at from ran").fetchall()
+    waits: dict[str, list[tuple[float, float]]] = {}
+    for job, origin, at in rows:
+        waits.setdefault(origin, []).append((enqueued[job], at - enqueued[job]))
+    return _longest(waits, spans), _longest(waits, calm)
 
 
 def _longest(
-    runs: dict[str, list[float]], spans: list[tuple[float, float, set[str]]]
+    waits: dict[str, list[tuple[float, float]]],
+    spans: list[tuple[float, float, set[str]]],
 ) -> list[float]:
-    """Milliseconds beyond the usual distance of two jobs."""
-    found = []
-    for start, end, origins in spans:
-        for origin in origins:
-            inside = [at for at in runs[origin] if start <= at <= end]
-            gaps = [b - a for a, b in pairwise(inside)]
-            found.append(1_000 * max(0.0, max(gaps, default=end - start) - _EVERY))
-    return found
+    """How long a job of each origin waited at the most, in each span; milliseconds."""
+    return [
+        1_000 * max(wait for at, wait in waits[origin] if start <= at <= end)
+        for start, end, origins in spans
+        for origin in origins
+    ]
 
 
 @contextlib.contextmanager
@@ -168,21 +167,23 @@ def guest(pods: Deployment, strategy: str) -> Iterator[list[Any]]:
 
 
 @contextlib.contextmanager
-def _enqueuing(server: Server, pods: Deployment) -> Iterator[None]:
-    """A steady stream of jobs into each origin."""
+def _enqueuing(server: Server, pods: Deployment) -> Iterator[dict[int, float]]:
+    """A steady stream of jobs into each origin; when each was committed, by its id."""
     stop = threading.Event()
+    enqueued: dict[int, float] = {}
 
     def enqueue() -> None:
         with server.connect() as connection:
             due = time.monotonic()
             while not stop.wait(max(0.0, due - time.monotonic())):
-                pods.enqueue_marks(connection)
+                jobs = pods.enqueue_marks(connection)
+                enqueued.update(dict.fromkeys(jobs, time.monotonic()))
                 due += _EVERY
 
     thread = threading.Thread(target=enqueue)
     thread.start()
     try:
-        yield
+        yield enqueued
     finally:
         stop.set()
         thread.join()

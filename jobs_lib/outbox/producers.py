@@ -68,6 +68,9 @@ class Producers:
         """Those that there is a producer for."""
         return {*self._made}
 
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._made
+
     def drop(self, shard: int) -> None:
         """Forget a producer: the next one aborts what this one left open."""
         self._made.pop(shard, None)

@@ -78,6 +78,8 @@ class Sender:
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
         self._holds_at = 0.0
+        self._waiting = False
+        """Whether rows wait that could not leave yet: of those no hint tells."""
         self._thread = threading.Thread(
             target=self._run, name="jobs_lib relay", daemon=True
         )
@@ -137,7 +139,8 @@ class Sender:
         self._wakeup.close()
 
     def _sleep(self) -> None:
-        seconds = self._poll_interval * (_HINTED if self._hears() else 1)
+        hinted = self._hears() and not self._waiting
+        seconds = self._poll_interval * (_HINTED if hinted else 1)
         now = time.monotonic()
         with self._lock:
             due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
@@ -171,7 +174,7 @@ class Sender:
             {"shards": int_array(sorted(ready))},
             prepare=True,
         ).fetchall()
-        moved = False
+        moved, self._waiting = False, bool(pending)
         for (shard,) in pending:
             if self._stopping.is_set():
                 break
@@ -185,7 +188,7 @@ class Sender:
     ) -> bool:
         """Do something with a shard, unless it was given up; whether anything moved."""
         with self._lock:
-            if self._epochs.get(shard) != epoch:
+            if self._epochs.get(shard) != epoch or shard not in self._producers:
                 return False
             self._sending.add(shard)
         try:
