@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
 from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.terminal import json_option, show
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.topic_plan import Change
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
 
@@ -125,15 +132,47 @@ def topics() -> None:
     """The topics of a service."""
 
 
-@topics.command("create")
+@topics.command("plan")
 @app_argument
-def topics_create(app: str) -> None:
-    """Create the topics that the service declares, where they are missing."""
-    from jobs_lib.app import load_app
-    from jobs_lib.topics import create_topics
+@json_option
+def topics_plan(app: str, as_json: bool) -> None:
+    """Show what Kafka has not as the service declares it."""
+    from jobs_lib.topic_plan import plan_topics
 
-    created = create_topics(load_app(app))
-    click.echo(f"created: {', '.join(created) or 'none, all exist'}")
+    _show_changes(plan_topics(_load(app)), as_json)
+
+
+@topics.command("apply")
+@app_argument
+@json_option
+def topics_apply(app: str, as_json: bool) -> None:
+    """Create topics and set them as declared; never change their partitions."""
+    from jobs_lib.topic_plan import apply_topics
+
+    _show_changes(apply_topics(_load(app)), as_json)
+
+
+@topics.command("check")
+@app_argument
+@json_option
+def topics_check(app: str, as_json: bool) -> None:
+    """Exit with 1 if Kafka has not all as the service declares it."""
+    from jobs_lib.topic_plan import plan_topics
+
+    changes = plan_topics(_load(app))
+    _show_changes(changes, as_json)
+    sys.exit(1 if changes else 0)
+
+
+def _load(app: str) -> App:
+    from jobs_lib.app import load_app
+
+    return load_app(app)
+
+
+def _show_changes(changes: list[Change], as_json: bool) -> None:
+    columns = ("topic", "what", "found", "wanted", "applies")
+    show(columns, (astuple(change) for change in changes), as_json)
 
 
 @topics.command("declare")

@@ -42,6 +42,13 @@ def choose_origin(group: str, topic: str, partitions: int) -> str:
     return f"{topic}/{choose_partition(group, partitions)}"
 
 
+def partitions_for(entities: int) -> int:
+    """How many partitions a topic of states gets for so many entities: 3, 8 or 16."""
+    if entities > 1_000_000:
+        return 16
+    return 8 if entities > 100_000 else 3
+
+
 def choose_shard(topic: str, key: str | None, shards: int) -> int:
     """The outbox shard, 0 to ``shards - 1``, of a key of a topic.
 

@@ -1,14 +1,13 @@
-"""Topics: recorded for the origins, and created in Kafka."""
+"""Topics as they are recorded for the origins of jobs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from confluent_kafka import KafkaException
 
 from jobs_lib.errors import TopicError
-from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
+from jobs_lib.kafka.client import count_partitions
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
@@ -58,27 +57,6 @@ def declare_topic(
                     "old one: their groups would be split. Let an executor finish them "
                     "first"
                 )
-
-
-def create_topics(app: App) -> list[str]:
-    """Create the topics that the app declares; returns those that were missing.
-
-    Raises:
-        TopicError: a broker refuses one of them.
-    """
-    admin = make_admin(app.settings)
-    created = []
-    for topic in app.topics.values():
-        try:
-            if create_topic(
-                admin, topic.name, topic.partitions, compacted=topic.compacted
-            ):
-                created.append(topic.name)
-        except KafkaException as error:
-            raise TopicError(
-                f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
-            ) from None
-    return created
 
 
 def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:

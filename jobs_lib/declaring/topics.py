@@ -11,9 +11,10 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
 from jobs_lib.outbox.entity import Entity
 from jobs_lib.outbox.topic import Topic
+from jobs_lib.partitioner import partitions_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import TypeForm
 
@@ -49,6 +50,8 @@ class TopicDeclarations:
         value: TypeForm[V] = Any,
         compacted: bool = False,
         partitions: int | None = None,
+        entities: int | None = None,
+        config: Mapping[str, str] | None = None,
         merge: bool | None = None,
         settle: float = 0.0,
     ) -> Topic[V]:
@@ -60,8 +63,12 @@ class TopicDeclarations:
                 Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
             compacted: whether only the last record of each key is kept.
             partitions: how many it is created with where it does not exist. Defaults
-                to 100, so that work can be spread for years; to 3 for a compacted one,
-                which carries state.
+                to 100, so that work can be spread for years; for a compacted one,
+                which carries state, to what ``entities`` ask for.
+            entities: how many keys a topic of states will have: 3 partitions up to
+                100,000 of them, 8 up to a million, then 16. Defaults to few.
+            config: the topic's settings in Kafka, beside those that it gets anyway:
+                lz4, and where it is compacted, tombstones kept for two days.
             merge: whether of several rows of a key that leave together only the last
                 is sent, as is right for states and wrong for events. Defaults to
                 ``compacted``.
@@ -84,7 +91,9 @@ class TopicDeclarations:
             name,
             value=value,
             compacted=compacted,
-            partitions=partitions or (3 if compacted else 100),
+            partitions=partitions
+            or (partitions_for(entities or 0) if compacted else 100),
+            config=config or {},
             merge=merges,
             settle=settle,
             entities=self.entities,

@@ -19,7 +19,7 @@ from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.settings import require_bootstrap_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from jobs_lib.settings import Settings
 
@@ -92,6 +92,7 @@ def make_producer(
         "message.timeout.ms": int(timeout * 1000),
         # Blocks are flushed by their commit: waiting for company only adds latency.
         "linger.ms": 2,
+        "compression.type": "lz4",
         # A topic that is not there fails for that, and not for want of time.
         "topic.metadata.propagation.max.ms": int(timeout * 250),
     }
@@ -185,17 +186,12 @@ def create_topic(
     admin: AdminClient,
     name: str,
     partitions: int,
+    config: Mapping[str, str],
     *,
-    compacted: bool = False,
     replication: int = -1,
 ) -> bool:
-    """Create a topic; False where it exists already.
-
-    A compacted one keeps tombstones for two days, so that a consumer that is down over
-    a night still sees what was deleted.
-    """
-    config = {"cleanup.policy": "compact", "delete.retention.ms": "172800000"}
-    topic = NewTopic(name, partitions, replication, config=config if compacted else {})
+    """Create a topic; False where it exists already."""
+    topic = NewTopic(name, partitions, replication, config=dict(config))
     future = admin.create_topics([topic], request_timeout=10)[name]
     try:
         future.result()

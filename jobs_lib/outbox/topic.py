@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", default=Any)
 _BINARY = "application/octet-stream"
+_TOMBSTONES = "delete.retention.ms"
+_TWO_DAYS_MS = 172_800_000
 
 
 class Topic(Generic[V]):
@@ -36,6 +38,7 @@ class Topic(Generic[V]):
         value: TypeForm[V],
         compacted: bool,
         partitions: int,
+        config: Mapping[str, str],
         merge: bool,
         settle: float,
         entities: Mapping[str, Entity],
@@ -45,6 +48,8 @@ class Topic(Generic[V]):
         self.name = name
         self.compacted = compacted
         self.partitions = partitions
+        self.config = _make_config(name, config, compacted=compacted)
+        """How the topic is set in Kafka."""
         self.merge = merge
         """Whether of several rows of a key that leave together the last one will do."""
         self.settle = settle
@@ -217,6 +222,23 @@ class Topic(Generic[V]):
                 f"a key of the topic {self.name!r} must be a string of UTF-8 without "
                 f"NUL and not empty, not {key!r}"
             )
+
+
+def _make_config(
+    name: str, given: Mapping[str, str], *, compacted: bool
+) -> dict[str, str]:
+    config = {"compression.type": "lz4", "cleanup.policy": "delete"}
+    if compacted:
+        config |= {"cleanup.policy": "compact", _TOMBSTONES: str(_TWO_DAYS_MS)}
+    config |= {key: str(value) for key, value in given.items()}
+    kept = config.get(_TOMBSTONES)
+    if kept is not None and not (kept.isdecimal() and int(kept) >= _TWO_DAYS_MS):
+        raise ConfigurationError(
+            f"the topic {name!r} would keep tombstones for {_TOMBSTONES}={kept}: a "
+            "consumer that is down for longer never hears what was deleted. Give "
+            f"{_TWO_DAYS_MS} (two days) or more"
+        )
+    return config
 
 
 def _encodes(text: str) -> bool:

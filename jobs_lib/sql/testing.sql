@@ -47,4 +47,5 @@ on conflict (role, origin) do update set owner = excluded.owner, epoch = o.epoch
 returning epoch
 
 -- name: kit_outbox
-select topic, key, value, version, headers from {schema}.outbox where class = 0 order by id
+select topic, key, value, version, headers, entity
+from {schema}.outbox where class = 0 order by id

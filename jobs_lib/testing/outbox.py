@@ -22,7 +22,8 @@ class Sent:
     topic: str
     key: str | None
     value: Any
-    """Parsed from JSON; bytes that are none stay bytes; None for a tombstone."""
+    """Parsed from JSON; bytes that are none stay bytes; None for a tombstone. Of an id
+    alone, the state that the entity has now."""
     version: int | None
     headers: dict[str, str]
 
@@ -88,11 +89,21 @@ class Outbox:
         ]
 
     def _list(self) -> list[Sent]:
-        rows = self._jobs.query("kit_outbox")
-        return [
-            Sent(topic, key, _parse(value), version, headers or {})
-            for topic, key, value, version, headers in rows
-        ]
+        found = []
+        for topic, key, value, version, headers, entity in self._jobs.query(
+            "kit_outbox"
+        ):
+            if entity is not None:
+                value = self._load(entity, topic, key)
+            found.append(Sent(topic, key, _parse(value), version, headers or {}))
+        return found
+
+    def _load(self, entity: str, topic: str, key: str) -> bytes | None:
+        """The state that the relay would send for an id-only row now."""
+        app = self._jobs.app
+        with self._jobs.transaction() as conn:
+            state = app.entities[entity].load_states(conn, [key]).get(key)
+        return None if state is None else app.topics[topic].encode(state)
 
 
 def _parse(value: bytes | None) -> Any:

@@ -74,6 +74,23 @@ def jobs_database_setup():
     return setup
 
 
+@app.entity(orders, source="placed", key="n")
+def load_orders(conn: psycopg.Connection, keys: list[str]) -> dict[str, Any]:
+    rows = conn.execute(
+        "select n from placed where n = any (%s::int[])", ([*map(int, keys)],)
+    )
+    return {str(n): {"order": n} for (n,) in rows}
+
+
+def test_what_was_sent_by_its_id_has_the_state_of_now(jobs: Jobs, outbox):
+    with jobs.transaction() as conn:
+        conn.execute("insert into placed values (1, null)")
+        for key in ("1", "2"):
+            orders.send_current(conn, key=key)
+    outbox.assert_sent(orders, key="1", value={"order": 1})
+    assert outbox.assert_sent(orders, key="2").value is None
+
+
 def test_drain_runs_what_is_due_in_order_and_what_it_enqueues(jobs: Jobs, outbox):
     with jobs.transaction() as conn:
         for order in (1, 2):

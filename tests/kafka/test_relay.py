@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs_lib import telemetry
+from jobs_lib.capture import capture_changes
 from jobs_lib.errors import PayloadError
 from tests.support.apps import heard, make_app, running
 from tests.support.records import read_topic
@@ -115,6 +116,46 @@ def test_a_session_of_a_second_leaves_the_relay_its_time(
         events.send(connection, key="a", value=1)
     with running(app, "relay"):
         wait_for(lambda: left(admin) == 0, timeout=20, what="it is sent")
+
+
+@pytest.mark.parametrize("how", ["python", "sql", "trigger"])
+def test_a_relay_is_told_of_new_rows_and_does_not_wait_for_its_next_look(
+    database_url, bootstrap_servers, topic, connect, admin, wait_for, how
+):
+    app = make_app(
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        relay_poll_interval=60.0,
+    )
+    states = app.topic(topic(), value=int, compacted=True)
+
+    @app.entity(states, source="things", key="id")
+    def load(connection, keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, 1)
+
+    admin.execute("create table things (id text)")
+    capture_changes(admin, "things", topic=states.name, key="id")
+    with running(app, "relay"):
+        # From here on it listens: whatever is written now, it is told of.
+        wait_for(
+            lambda: (
+                admin.execute(
+                    "select from pg_stat_activity where query like 'listen%'"
+                ).rowcount
+            ),
+            what="it listens",
+        )
+        for n in range(3):
+            with connect() as connection:
+                if how == "python":
+                    states.send(connection, key=f"k{n}", value=n)
+                elif how == "sql":
+                    connection.execute(
+                        "select jobs_lib.send(%s, 'a', '1')", (states.name,)
+                    )
+                else:
+                    connection.execute("insert into things values ('a')")
+            wait_for(lambda: left(admin) == 0, timeout=20, what="it is sent")
 
 
 @pytest.mark.guarantee("W5")

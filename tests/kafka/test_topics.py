@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.errors import TopicError, UnavailableError
-from jobs_lib.topics import create_topics, declare_topic
+from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
+from jobs_lib.topic_plan import apply_topics, plan_topics
+from jobs_lib.topics import declare_topic
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:
@@ -62,12 +63,16 @@ def test_a_topic_that_kafka_does_not_have_is_named(app):
         declare_topic(app, "nowhere")
 
 
+@pytest.mark.guarantee("W44", "W47", "W48")
 def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
     name = topic(1) + "-more"
     app.topic(name, compacted=True, partitions=4)
     app.topic(f"{name}-work")
-    assert sorted(create_topics(app)) == [name, f"{name}-work"]
-    assert create_topics(app) == []
+    assert sorted(change.topic for change in apply_topics(app)) == [
+        name,
+        f"{name}-work",
+    ]
+    assert apply_topics(app) == []
     for created, partitions in ((name, 4), (f"{name}-work", 100)):
         found = kafka_admin.list_topics(created, timeout=10).topics[created]
         assert len(found.partitions) == partitions
@@ -79,3 +84,39 @@ def test_a_broker_that_does_not_answer_is_named_with_the_way_out(database_url):
     app = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1.*Is it running"):
         declare_topic(app, "orders")
+
+
+def test_what_differs_is_planned_and_set_but_for_partitions(app, topic):
+    name = topic(2, config={"delete.retention.ms": "60000", "segment.ms": "70000"})
+    declared = app.topic(
+        name, compacted=True, entities=200_000, config={"segment.ms": "80000"}
+    )
+    assert declared.partitions == 8
+    expected = {
+        ("partitions", "2", "8", False),
+        ("cleanup.policy", "delete", "compact", True),
+        ("compression.type", "producer", "lz4", True),
+        ("delete.retention.ms", "60000", "172800000", True),
+        ("segment.ms", "70000", "80000", True),
+    }
+    planned = plan_topics(app)
+    assert {(c.what, c.found, c.wanted, c.applies) for c in planned} == expected
+    assert apply_topics(app) == planned
+    # Keys would move: how many partitions there are is for somebody to decide.
+    assert [change.what for change in plan_topics(app)] == ["partitions"]
+
+
+@pytest.mark.guarantee("W44")
+@pytest.mark.parametrize(
+    ("entities", "partitions"),
+    [(None, 3), (100_000, 3), (100_001, 8), (1_000_000, 8), (1_000_001, 16)],
+)
+def test_states_get_partitions_by_the_number_of_entities(app, entities, partitions):
+    declared = app.topic("states", compacted=True, entities=entities)
+    assert declared.partitions == partitions
+
+
+@pytest.mark.guarantee("W47")
+def test_tombstones_are_kept_for_two_days_at_least(app):
+    with pytest.raises(ConfigurationError, match="two days"):
+        app.topic("states", compacted=True, config={"delete.retention.ms": "1000"})

@@ -1,0 +1,124 @@
+"""What Kafka has of the topics that an app declares, and what it should have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from jobs_lib.errors import TopicError
+from jobs_lib.kafka.client import create_topic, list_partitions, make_admin
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.outbox.topic import Topic
+
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something about one topic that is not as it is declared."""
+
+    topic: str
+    what: str
+    """``exists``, ``partitions``, or a setting of the topic."""
+    found: str
+    wanted: str
+    applies: bool
+    """Whether :func:`apply_topics` makes it so. It never changes how many partitions
+    there are: keys would move."""
+
+
+def plan_topics(app: App) -> list[Change]:
+    """What is to be changed so that Kafka has what the app declares; changes nothing.
+
+    Raises:
+        UnavailableError: no broker answers.
+        TopicError: a broker does not tell how a topic is set.
+    """
+    partitions = list_partitions(app.settings, app.topics)
+    there = [topic for name, topic in app.topics.items() if partitions[name]]
+    found = _read_configs(app, there)
+    changes = []
+    for name, topic in app.topics.items():
+        count = partitions[name]
+        if not count:
+            wanted = f"{topic.partitions} partitions"
+            changes.append(Change(name, "exists", "no", wanted, applies=True))
+            continue
+        if count != topic.partitions:
+            wanted = str(topic.partitions)
+            changes.append(
+                Change(name, "partitions", str(count), wanted, applies=False)
+            )
+        for key, value in topic.config.items():
+            if (now := found[name].get(key, "")) != value:
+                changes.append(Change(name, key, now, value, applies=True))
+    return changes
+
+
+def apply_topics(app: App) -> list[Change]:
+    """Make what is missing and set what differs; returns what was not as declared.
+
+    Raises:
+        UnavailableError: no broker answers.
+        TopicError: a broker refuses; the message says what. The same call again goes
+            on.
+    """
+    changes = plan_topics(app)
+    admin = make_admin(app.settings)
+    settings: dict[str, list[Any]] = {}
+    for change in changes:
+        if change.what == "exists":
+            topic = app.topics[change.topic]
+            try:
+                create_topic(admin, topic.name, topic.partitions, topic.config)
+            except KafkaException as error:
+                raise TopicError(
+                    f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
+                ) from None
+        elif change.applies:
+            entry = ConfigEntry(
+                change.what,
+                change.wanted,
+                incremental_operation=AlterConfigOpType.SET,
+            )
+            settings.setdefault(change.topic, []).append(entry)
+    for name, entries in settings.items():
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        future = admin.incremental_alter_configs([resource], request_timeout=_SECONDS)
+        try:
+            future[resource].result()
+        except KafkaException as error:
+            raise TopicError(
+                f"the topic {name!r} cannot be set: {error.args[0].str()}"
+            ) from None
+    return changes
+
+
+def _read_configs(app: App, topics: list[Topic[Any]]) -> dict[str, dict[str, str]]:
+    if not topics:
+        return {}
+    admin = make_admin(app.settings)
+    asked = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
+    found = {}
+    for resource, future in admin.describe_configs(
+        asked, request_timeout=_SECONDS
+    ).items():
+        try:
+            entries = future.result()
+        except KafkaException as error:
+            raise TopicError(
+                f"the settings of the topic {resource.name!r} cannot be read: "
+                f"{error.args[0].str()}"
+            ) from None
+        found[resource.name] = {key: str(one.value) for key, one in entries.items()}
+    return found
