@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer. All else is installed into .venv, by pip alone.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check test test-all demo bench-peers bench-jobs bench-ownership docs clean
+.PHONY: help venv check test test-all demo bench-peers bench-jobs bench-ownership bench-relay docs clean
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -42,6 +42,9 @@ bench-peers: venv ## Install the libraries that bench-jobs compares with
 
 bench-jobs: venv ## Measure the jobs on this machine, beside those libraries
 	$(BIN)/python -m benchmarks.jobs
+
+bench-relay: venv ## Measure the relay: rows a second, latency, an outage
+	$(BIN)/python -m benchmarks.relay
 
 bench-ownership: venv ## Measure take-overs, rebalances, zombies and several executors
 	$(BIN)/python -m benchmarks.ownership

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import (
     Consumer,
@@ -87,6 +87,8 @@ class GroupMember:
         self._settings = settings
         self._listeners: list[MemberListener] = []
         self._commands: deque[Callable[[Consumer], bool]] = deque()
+        self._assigned: set[Partition] = set()
+        """Noted here: librdkafka's answer is waited for with all of Python locked."""
         self._stopping = threading.Event()
         self._cooperative = (
             settings.assignment_strategy == "cooperative-sticky"
@@ -123,7 +125,7 @@ class GroupMember:
             at.offset = offset
 
         def seek(consumer: Consumer) -> bool:
-            if at not in consumer.assignment():
+            if partition not in self._assigned:
                 return True
             try:
                 if offset is not None:
@@ -143,13 +145,13 @@ class GroupMember:
     def pause(self, partition: Partition) -> None:
         """Fetch no more records of a partition for now."""
         self._commands.append(
-            lambda consumer: _if_assigned(consumer, partition, "pause")
+            lambda consumer: self._if_assigned(partition, consumer.pause)
         )
 
     def resume(self, partition: Partition) -> None:
         """Fetch again."""
         self._commands.append(
-            lambda consumer: _if_assigned(consumer, partition, "resume")
+            lambda consumer: self._if_assigned(partition, consumer.resume)
         )
 
     def commit(self, offsets: dict[Partition, int]) -> None:
@@ -157,12 +159,19 @@ class GroupMember:
         told = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
 
         def commit(consumer: Consumer) -> bool:
-            ours = [at for at in told if at in consumer.assignment()]
+            ours = [at for at in told if (at.topic, at.partition) in self._assigned]
             if ours:
                 consumer.commit(offsets=ours, asynchronous=True)
             return True
 
         self._commands.append(commit)
+
+    def _if_assigned(
+        self, partition: Partition, act: Callable[[list[TopicPartition]], None]
+    ) -> bool:
+        if partition in self._assigned:
+            act([TopicPartition(*partition)])
+        return True
 
     # The poll thread
 
@@ -202,6 +211,7 @@ class GroupMember:
             consumer.close()
             self._leaves_at_once = False
             self._commands.clear()
+            self._assigned.clear()
 
     def _obey(self, consumer: Consumer) -> None:
         """Carry out what other threads asked for; what is too early is kept."""
@@ -242,6 +252,8 @@ class GroupMember:
             consumer.incremental_assign(partitions)
         else:
             consumer.assign(partitions)
+            self._assigned.clear()
+        self._assigned |= _parts(partitions)
         # Nothing is read before the database has said where to go on.
         consumer.pause(partitions)
         self._tell("assigned", partitions)
@@ -259,11 +271,13 @@ class GroupMember:
     def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:
             consumer.incremental_unassign(partitions)
+            self._assigned -= _parts(partitions)
         else:
             consumer.unassign()
+            self._assigned.clear()
 
     def _tell(self, what: str, partitions: list[TopicPartition]) -> None:
-        told = frozenset((tp.topic, tp.partition) for tp in partitions)
+        told = _parts(partitions)
         if not told:
             return
         for listener in self._listeners:
@@ -273,8 +287,5 @@ class GroupMember:
                 telemetry.emit("loop.failed", loop=f"{what} {self.group}", error=error)
 
 
-def _if_assigned(consumer: Consumer, partition: Partition, act: str) -> bool:
-    at: Any = TopicPartition(*partition)
-    if at in consumer.assignment():
-        getattr(consumer, act)([at])
-    return True
+def _parts(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
+    return frozenset((at.topic, at.partition) for at in partitions)

@@ -25,6 +25,8 @@ class Sendable:
     value: bytes | None
     headers: Headers
     rows: list[Row]
+    entity: str | None = None
+    """Whose state at this time is the value."""
 
 
 class Hold(NamedTuple):

@@ -135,7 +135,6 @@ class Reader:
     ) -> None:
         merging = self._merging
         newest: dict[tuple[str, str | None], Sendable] = {}
-        loaded: dict[str, dict[str, Sendable]] = {}
         records = block.records
         for row_id, topic, key, value, headers, version, entity, at, held in rows:
             row = (LIVE, row_id)
@@ -152,21 +151,14 @@ class Reader:
             # Of a state the last one says it all; it stands for those before it.
             record = newest.get((topic, key)) if topic in merging else None
             if record is None:
-                record = Sendable(topic, key, value, named, [row])
+                record = Sendable(topic, key, value, named, [row], entity)
                 records.append(record)
                 if topic in merging:
                     newest[topic, key] = record
             else:
-                record.value, record.headers = value, named
+                record.value, record.headers, record.entity = value, named, entity
                 record.rows.append(row)
-            if entity is not None:
-                loaded.setdefault(entity, {})[key] = record
-            elif loaded:
-                for of_entity in loaded.values():
-                    if of_entity.get(key) is record:
-                        del of_entity[key]
-        for entity, of_keys in loaded.items():
-            self._load(connection, block, entity, of_keys)
+        self._load(connection, block, [one for one in records if one.entity])
 
     def _add_batch(
         self,
@@ -184,29 +176,33 @@ class Reader:
                 block.dropped.append((BATCH, row_id))
             else:
                 waiting.setdefault(reexport_id, []).append(row)
-        loaded: dict[str, dict[str, Sendable]] = {}
+        records = []
         for reexport_id, wanted in waiting.items():
             allowed = wanted[: self._take_records(reexport_id, len(wanted))]
             for row_id, topic, key, entity, _, _, _, _ in allowed:
                 named: Headers = [("ce_id", str(row_id))]
                 named += self._head(topic, reexport_id)
-                record = Sendable(topic, key, None, named, [(BATCH, row_id)])
-                block.records.append(record)
-                loaded.setdefault(entity, {})[key] = record
-        for entity, of_keys in loaded.items():
-            self._load(connection, block, entity, of_keys)
+                done = [(BATCH, row_id)]
+                records.append(Sendable(topic, key, None, named, done, entity))
+        block.records += records
+        self._load(connection, block, records)
 
     def _load(
         self,
         connection: psycopg.Connection[Any],
         block: Block,
-        name: str,
-        records: dict[str, Sendable],
+        records: list[Sendable],
     ) -> None:
-        """Fill in the states that an entity's keys have now; gone ones are null."""
-        entity = self._entities.get(name)
-        if entity is None:
-            for record in records.values():
+        """Fill in the states that entities have now."""
+        by_entity: dict[str, list[Sendable]] = {}
+        for record in records:
+            by_entity.setdefault(record.entity or "", []).append(record)
+        for name, of_entity in by_entity.items():
+            entity = self._entities.get(name)
+            if entity is not None:
+                self._load_states(connection, block, entity, of_entity)
+                continue
+            for record in of_entity:
                 block.refuse(
                     Refusal(
                         record,
@@ -214,38 +210,42 @@ class Reader:
                         f"{self._source!r}: relay its rows with the one that does",
                     )
                 )
-            return
+
+    def _load_states(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        entity: Entity,
+        records: list[Sendable],
+    ) -> None:
+        """The same for one entity; what cannot be loaded is refused, key by key."""
+        keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
         try:
-            self._fill_in(connection, entity, records)
+            # A statement of the loader's that fails leaves the snapshot to the others.
+            with connection.transaction():
+                states = entity.load_states(connection, keys)
+            for record in records:
+                self._fill_in(record, states.get(cast("str", record.key)))
         except psycopg.OperationalError:
             raise
         # The application's code: what it raises is the trouble of one key, maybe.
         except Exception as error:
-            if len(records) > 1:
-                for key, record in records.items():
-                    self._load(connection, block, name, {key: record})
+            if len(keys) == 1:
+                block.refuse(Refusal(records[0], f"{type(error).__name__}: {error}"))
                 return
-            (record,) = records.values()
-            block.refuse(Refusal(record, f"{type(error).__name__}: {error}"))
+            for key in keys:
+                of_key = [record for record in records if record.key == key]
+                self._load_states(connection, block, entity, of_key)
 
-    def _fill_in(
-        self,
-        connection: psycopg.Connection[Any],
-        entity: Entity,
-        records: dict[str, Sendable],
-    ) -> None:
-        # A statement of the loader's that fails must leave the snapshot to the others.
-        with connection.transaction():
-            states = entity.load_states(connection, list(records))
-        for key, record in records.items():
-            state = states.get(key)
-            if state is None:
-                record.value = None
-                continue
-            record.value = self._topics[record.topic].encode(state)
-            version = _read_version(state)
-            if version is not None and not _has_version(record.headers):
-                record.headers.append(("ce_version", str(version)))
+    def _fill_in(self, record: Sendable, state: Any) -> None:
+        """The state of an entity, or a tombstone if it is gone."""
+        record.value = None
+        if state is None:
+            return
+        record.value = self._topics[record.topic].encode(state)
+        version = _read_version(state)
+        if version is not None and not _has_version(record.headers):
+            record.headers.append(("ce_version", str(version)))
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """What a topic's records share, by the Kafka binding of CloudEvents."""

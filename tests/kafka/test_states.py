@@ -165,6 +165,21 @@ def test_an_id_after_a_value_and_a_value_after_an_id_both_end_with_the_newest(
     assert {r.key: r.json["seats"] for r in relay(aircraft)} == {"N1": 1, "N2": 7}
 
 
+def test_ids_that_are_not_merged_are_no_tombstones(app, topic, connect, relay):
+    states = app.topic(topic(1), value=int, compacted=True, merge=False)
+
+    @app.entity(states, source="things", key="id")
+    def load(connection, keys: list[str]) -> dict[str, int]:
+        return {key: 7 for key in keys if key != "gone"}
+
+    with connect() as connection:
+        for key in ("a", "gone", "a"):
+            states.send_current(connection, key=key)
+    # Keys may lie in different shards, which go by themselves.
+    found = sorted((r.key, r.json) for r in relay(states))
+    assert found == [("a", 7), ("a", 7), ("gone", None)]
+
+
 def test_without_an_entity_nobody_could_read_the_state(app, connect):
     states = app.topic("states", compacted=True)
     with (

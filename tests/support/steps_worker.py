@@ -31,7 +31,7 @@ def make(url: str, bootstrap_servers: str, source: str, target: str) -> App:
         consumer_block=50,
         relay_block=100,
     )
-    states = app.topic(target, compacted=True, partitions=2)
+    states = app.topic(target, compacted=True, partitions=2, merge=False)
 
     @app.consumer(source, group=f"{source}-steps")
     def handle(record: Any, connection: Any) -> None:

@@ -1,0 +1,1 @@
+"""The relay: from the outbox to Kafka."""

@@ -1,0 +1,59 @@
+"""``python -m benchmarks.relay``: rows a second, latency, order, an outage.
+
+Tells each piece on stderr as it comes, and prints one JSON line at the end.
+docs/measured.md says how to read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from typing import Any
+
+import click
+from confluent_kafka import libversion
+
+from benchmarks.bench import Bench, rounded
+from benchmarks.relay.measures import MEASURES
+from benchmarks.server import Server
+from jobs_lib import __version__
+from jobs_lib.devstack import KafkaBroker
+
+
+@click.command()
+@click.option("--only", default="", help=f"By commas: {', '.join(MEASURES)}.")
+@click.option("--rounds", default=3, show_default=True, help="Of each piece.")
+@click.option("--quick", is_flag=True, help="A tenth of it: is all in order?")
+def main(only: str, rounds: int, quick: bool) -> None:
+    """Measure the relay on this machine."""
+    # Unwinds, so that no server or relay is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    chosen = [name for name in only.split(",") if name] or list(MEASURES)
+    if unknown := {*chosen} - MEASURES.keys():
+        raise click.BadParameter(f"there is no {unknown}: {', '.join(MEASURES)}")
+    figures: dict[str, Any] = {}
+    with Server() as server, KafkaBroker.ephemeral() as broker:
+        bench = Bench(server, {}, rounds=rounds, quick=quick)
+        for name in chosen:
+            measure = partial(MEASURES[name], broker=broker)
+            figures.update(bench.attempt_measure(name, measure))
+        result = {
+            "benchmark": "relay",
+            "quick": quick,
+            "rounds": rounds,
+            "jobs_lib": __version__,
+            "postgresql": server.version,
+            "librdkafka": libversion()[0],
+            "cpus": os.cpu_count(),
+            **rounded(figures),
+            "failures": bench.failures,
+        }
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.exit(1 if bench.failures else 0)
+
+
+if __name__ == "__main__":
+    main()

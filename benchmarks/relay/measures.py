@@ -1,0 +1,195 @@
+"""The measures of the relay."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from benchmarks.figures import percentile, ratio
+from benchmarks.relay.stage import staged
+from jobs_lib import App
+from jobs_lib.settings import load_settings
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench, Figures
+    from benchmarks.worker import Row
+    from jobs_lib.devstack import KafkaBroker
+
+_CLAIM = """
+delete from jobs_lib.outbox where ctid = any (array(
+    select ctid from jobs_lib.outbox order by shard, class, id limit 5000
+    for update skip locked
+)) returning id, topic, key, value
+"""
+_CATCH_UP_INFLOW = 1_000
+
+
+def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
+    """A backlog that comes at once, and the statement alone that claims and deletes."""
+    rows = bench.alternate(
+        {
+            "relay": partial(relay, bench, broker),
+            "idempotent": partial(relay, bench, broker, idempotent=True),
+            "claim_delete": partial(claim_delete, bench, broker),
+        }
+    )
+    ours = rows["relay"].median("rows_s")
+    return {
+        "relay_rows_s": ours,
+        "relay_vs_claim_delete": ratio(ours, rows["claim_delete"].median("rows_s")),
+        "transactional_vs_idempotent": ratio(ours, rows["idempotent"].median("rows_s")),
+        "rss_mb": rows["relay"].median("rss_mb"),
+    }
+
+
+def relay(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
+    """From the commit of the rows until the last one is consumed, of a warm relay."""
+    count = bench.size(200_000)
+    with (
+        staged(bench.server, broker) as stage,
+        stage.relaying(idempotent=idempotent) as relaying,
+        stage.consuming() as consuming,
+        bench.server.connect() as connection,
+    ):
+        stage.fill(connection, 5_000)
+        consuming.await_records(5_000, 60)
+        committed = stage.fill(connection, count)
+        took = consuming.await_records(5_000 + count, 300) - committed
+        return {"rows_s": count / took, "rss_mb": relaying.rss_mb}
+
+
+def claim_delete(bench: Bench, broker: KafkaBroker) -> Row:
+    """The same rows, by the statement alone that any relay needs."""
+    count = bench.size(200_000)
+    with staged(bench.server, broker) as stage, bench.server.connect() as connection:
+        stage.fill(connection, count)
+        began = time.monotonic()
+        while connection.execute(_CLAIM, binary=True).fetchall():
+            pass
+        return {"rows_s": count / (time.monotonic() - began)}
+
+
+def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:
+    """From a caller's commit to the consumer, with nothing else to do."""
+    rows = bench.alternate(
+        {
+            "idle": partial(idle, bench, broker),
+            "idle idempotent": partial(idle, bench, broker, idempotent=True),
+        }
+    )
+    return {
+        "idle_p50_ms": rows["idle"].median("p50_ms"),
+        "idle_p99_ms": rows["idle"].median("p99_ms"),
+        "idle_idempotent_p50_ms": rows["idle idempotent"].median("p50_ms"),
+    }
+
+
+def idle(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
+    """Rows by ``send``, one at a time."""
+    waits = []
+    with (
+        staged(bench.server, broker) as stage,
+        stage.relaying(idempotent=idempotent),
+        stage.consuming() as consuming,
+        psycopg.connect(bench.server.url) as connection,
+    ):
+        events = _app(bench).topic(stage.topic, value=bytes)
+        for n in range(bench.size(300, quick=50)):
+            events.send(connection, key=f"key-{n}", value=b"x" * 300)
+            connection.commit()
+            committed = time.monotonic()
+            waits.append(1_000 * (consuming.await_one() - committed))
+            time.sleep(0.01 + n % 20 / 1_000)
+    return {"p50_ms": percentile(waits, 0.5), "p99_ms": percentile(waits, 0.99)}
+
+
+def measure_order(bench: Bench, broker: KafkaBroker) -> Figures:
+    """What the lock of the key costs who writes."""
+    rows = bench.alternate(
+        {
+            "ordered": partial(write, bench, broker, ordered=True),
+            "unordered": partial(write, bench, broker, ordered=False),
+        }
+    )
+    return {
+        "relay_ordered_cost": ratio(
+            rows["ordered"].median("rows_s"), rows["unordered"].median("rows_s")
+        )
+    }
+
+
+def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
+    """Rows of a transaction each, by one connection."""
+    count = bench.size(3_000)
+    with (
+        staged(bench.server, broker) as stage,
+        psycopg.connect(bench.server.url) as connection,
+    ):
+        events = _app(bench).topic(stage.topic, value=bytes)
+        began = time.monotonic()
+        for n in range(count):
+            # Without a key there is nothing to keep in order.
+            key = f"key-{n}" if ordered else None
+            events.send(connection, key=key, value=b"x" * 300)
+            connection.commit()
+        return {"rows_s": count / (time.monotonic() - began)}
+
+
+def measure_outage(bench: Bench, broker: KafkaBroker) -> Figures:
+    """A backlog of an outage, while the service goes on writing."""
+    row = bench.attempt("catch-up", partial(catch_up, bench, broker)) or {}
+    return {"after_outage_catchup_x": row.get("x"), "rss_mb_backlog": row.get("rss_mb")}
+
+
+def catch_up(bench: Bench, broker: KafkaBroker) -> Row:
+    """How many times faster than rows come in they go out."""
+    count = bench.size(1_000_000, quick=50_000)
+    stop = threading.Event()
+    written = 0
+    with contextlib.ExitStack() as opened:
+        stage = opened.enter_context(staged(bench.server, broker))
+        connection = opened.enter_context(bench.server.connect())
+        stage.fill(connection, count)
+
+        def write() -> None:
+            nonlocal written
+            with bench.server.connect() as other:
+                due = time.monotonic()
+                while not stop.wait(max(0.0, due - time.monotonic())):
+                    stage.fill(other, _CATCH_UP_INFLOW // 20)
+                    written += _CATCH_UP_INFLOW // 20
+                    due += 0.05
+
+        consuming = opened.enter_context(stage.consuming())
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            relaying = opened.enter_context(stage.relaying())
+            consuming.await_records(1, 60)
+            began = time.monotonic()
+            ended = consuming.await_records(count, 600)
+        finally:
+            stop.set()
+            thread.join()
+        return {
+            "x": count / (ended - began) / _CATCH_UP_INFLOW,
+            "written": written,
+            "rss_mb": relaying.rss_mb,
+        }
+
+
+def _app(bench: Bench) -> App:
+    return App("bench", settings=load_settings(database_url=bench.server.url))
+
+
+MEASURES = {
+    "rows": measure_rows,
+    "idle": measure_idle,
+    "order": measure_order,
+    "outage": measure_outage,
+}

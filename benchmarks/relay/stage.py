@@ -1,0 +1,154 @@
+"""What each measure works with: a fresh outbox and topic, a relay, a consumer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+)
+
+from benchmarks.machine import peak_rss_mb
+from benchmarks.ownership.pods import wait_until
+from benchmarks.peers.peer import REPOSITORY
+from jobs_lib.schema import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from benchmarks.server import Server
+    from jobs_lib.devstack import KafkaBroker
+
+PARTITIONS = 8
+KEYS = 10_000
+_COMMAND = ["relay", "benchmarks.relay.service:app"]
+_FILL = """
+insert into jobs_lib.outbox (shard, topic, key, value, version)
+select jobs_lib.place_record(%(topic)s, key), %(topic)s, key,
+    convert_to('{"key": "' || key || '", "x": "' || repeat('x', 260) || '"}', 'UTF8'),
+    n
+from (select 'key-' || n %% %(keys)s as key, n from generate_series(1, %(rows)s) n) rows
+"""
+
+
+@dataclass
+class Stage:
+    """A database with an empty outbox, and a topic of its own."""
+
+    server: Server
+    broker: KafkaBroker
+    topic: str = field(default_factory=lambda: f"bench-{uuid.uuid4().hex[:8]}")
+
+    def fill(self, connection: psycopg.Connection[Any], rows: int) -> float:
+        """Write rows in one transaction; returns the clock's time after its commit."""
+        with connection.transaction():
+            connection.execute(_FILL, {"topic": self.topic, "keys": KEYS, "rows": rows})
+            connection.execute("select pg_notify(jobs_lib.channel('outbox'), '')")
+        return time.monotonic()
+
+    @contextlib.contextmanager
+    def relaying(self, *, idempotent: bool = False) -> Iterator[Relaying]:
+        """A relay of its own process, which owns all shards by then."""
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("JOBS_LIB_")},
+            "JOBS_LIB_DATABASE_URL": self.server.url,
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
+            "BENCH_TOPIC": self.topic,
+            "BENCH_IDEMPOTENT": "1" if idempotent else "",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jobs_lib.cli", *_COMMAND],
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                owned = "select count(*) from jobs_lib.origins where owner is not null"
+                wait_until(lambda: self.server.ask(owned) == 16, 60, "it owns all")
+                yield Relaying(process)
+            finally:
+                process.terminate()
+                process.wait(30)
+
+    @contextlib.contextmanager
+    def consuming(self) -> Iterator[Consuming]:
+        """A consumer at the topic's end."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 5,
+            }
+        )
+        consumer.assign([TopicPartition(self.topic, n, 0) for n in range(PARTITIONS)])
+        try:
+            yield Consuming(consumer)
+        finally:
+            consumer.close()
+
+
+@dataclass
+class Relaying:
+    """A relay that runs."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def rss_mb(self) -> float:
+        """The most memory it has had."""
+        return peak_rss_mb(self.process.pid)
+
+
+@dataclass
+class Consuming:
+    """A consumer of the topic, and how many records it has seen."""
+
+    consumer: Consumer
+    seen: int = 0
+
+    def await_records(self, records: int, seconds: float) -> float:
+        """Read until so many have been seen in all; the clock's time then."""
+        deadline = time.monotonic() + seconds
+        while self.seen < records:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.seen} of {records} records came")
+            self.seen += len(self.consumer.consume(5_000, 0.05))
+        return time.monotonic()
+
+    def await_one(self, seconds: float = 10.0) -> float:
+        """Read one more; the clock's time then."""
+        deadline = time.monotonic() + seconds
+        while (record := self.consumer.poll(0.5)) is None or record.error():
+            if time.monotonic() > deadline:
+                raise TimeoutError("no record came")
+        self.seen += 1
+        return time.monotonic()
+
+
+@contextlib.contextmanager
+def staged(server: Server, broker: KafkaBroker) -> Iterator[Stage]:
+    """A fresh database and topic."""
+    server.renew()
+    migrate(server.url)
+    stage = Stage(server, broker)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.create_topics([NewTopic(stage.topic, PARTITIONS, 1)])[stage.topic].result()
+    yield stage
