@@ -78,7 +78,7 @@ def folder(tmp_path):
             {"JOBS_LIB_DATABASE_URL": f"postgresql://me:{CANARY}@127.0.0.1:1/x"},
             "me@127.0.0.1:1/x does not answer.*Is it running",
         ),
-        (["topics", "create", "shop:app"], {}, "no Kafka broker is set.*dev up"),
+        (["topics", "apply", "shop:app"], {}, "no Kafka broker is set.*dev up"),
     ],
 )
 def test_bad_input_is_one_line_with_the_way_out(folder, args, env, expected):

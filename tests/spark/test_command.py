@@ -112,5 +112,5 @@ def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
     assert len(sent) >= 316
     assert {r.key for r in sent} >= {f"A{n}" for n in range(1, 17)}
     assert all(
-        r.headers["cause"] == "reexport" and r.json["version"] == 1 for r in sent
+        r.headers["ce_cause"] == "reexport" and r.json["version"] == 1 for r in sent
     )
