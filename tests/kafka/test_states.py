@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
+from psycopg import sql
 
 from jobs_lib.errors import ConfigurationError
 from tests.support.apps import count, make_app, running
@@ -194,7 +195,10 @@ def test_headers_say_what_it_is_and_where_it_comes_from(
     app, topic, admin, connect, relay
 ):
     # Whatever the session's zone: the time is told in UTC.
-    admin.execute("alter role current_user set timezone = 'Europe/Berlin'")
+    here = sql.Identifier(admin.info.dbname)
+    admin.execute(
+        sql.SQL("alter database {} set timezone = 'Europe/Berlin'").format(here)
+    )
     events = app.topic(topic(1), value=int)
     before = datetime.now(UTC)
     with connect() as connection:
