@@ -57,6 +57,13 @@ exists (
         and f.owner = %(owner)s and f.epoch = %(epoch)s
 )
 
+-- part: fenced_shard
+-- The same for who writes: a take-over waits until the statement has ended.
+select f.origin from {schema}.origins f
+where f.role = 'relay' and f.origin = %(origin)s
+    and f.owner = %(owner)s and f.epoch = %(epoch)s
+for share of f
+
 -- part: held
 -- Whether a hold keeps the row. Where there are no holds the array is empty, and no row
 -- pays for more than one comparison.
@@ -116,12 +123,7 @@ select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 -- name: delete_block
 -- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
 -- with whatever id, stays. Progress of re-exports is counted in the same transaction.
-with own as materialized (
-    select f.origin from {schema}.origins f
-    where f.role = 'relay' and f.origin = %(origin)s
-        and f.owner = %(owner)s and f.epoch = %(epoch)s
-    for share of f
-),
+with own as materialized ({fenced_shard}),
 gone as (
     delete from {schema}.outbox where ctid = any (array(
         -- One index look-up a row, whatever the statistics say of an emptied table.
@@ -150,12 +152,7 @@ select count(*) from gone
 -- name: hold_rows
 -- Rows that were refused, with a hold each, and later ones of their keys. The latter stay
 -- where they are if their hold was lifted meanwhile: nobody would let them go again.
-with own as materialized (
-    select f.origin from {schema}.origins f
-    where f.role = 'relay' and f.origin = %(origin)s
-        and f.owner = %(owner)s and f.epoch = %(epoch)s
-    for share of f
-),
+with own as materialized ({fenced_shard}),
 made as (
     insert into {schema}.holds as h (topic, key, row_id, error, retry_at)
     select distinct on (n.topic, n.key, n.row_id)
@@ -224,12 +221,7 @@ where o.shard = %(shard)s and o.id = %(id)s and {own_shard}
 
 -- name: delete_held
 -- The one row that was tried and got through.
-with own as materialized (
-    select f.origin from {schema}.origins f
-    where f.role = 'relay' and f.origin = %(origin)s
-        and f.owner = %(owner)s and f.epoch = %(epoch)s
-    for share of f
-),
+with own as materialized ({fenced_shard}),
 gone as (
     delete from {schema}.held_rows where id = %(id)s and exists (select from own)
     returning reexport_id
