@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from benchmarks import pieces
 from benchmarks.figures import best, median
 from benchmarks.peers.peer import OURS
@@ -129,6 +131,17 @@ class Bench:
     ) -> tuple[str, float] | None:
         """The peer that is ahead in a figure."""
         return best({p: rows[p].median(key) for p in self.peers}, lowest=lowest)
+
+
+def choose(given: str | None, known: Any, kind: str) -> list[str]:
+    """The names that an option gives by commas; all of them where it is not given."""
+    names = list(known) if given is None else [n for n in given.split(",") if n]
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"there is no {kind} {name!r}: they are {', '.join(known)}"
+            )
+    return names
 
 
 def rounded(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks import pieces
-from benchmarks.bench import Bench, rounded
+from benchmarks.bench import Bench, choose, rounded
 from benchmarks.measures import MEASURES
 from benchmarks.peers.install import refresh
 from benchmarks.peers.peer import OURS, PEERS
@@ -52,8 +52,8 @@ def main(
     """Measure the jobs on this machine."""
     # Unwinds, so that no server or worker is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    chosen = _choose(only, MEASURES, "measure")
-    wanted = _choose(peers, PEERS, "peer")
+    chosen = choose(only, MEASURES, "measure")
+    wanted = choose(peers, PEERS, "peer")
     refresh()
     here = {name: PEERS[name] for name in wanted if PEERS[name].installed}
     with Server() as server:
@@ -83,16 +83,6 @@ def main(
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.exit(1 if bench.failures else 0)
-
-
-def _choose(given: str | None, known: Any, kind: str) -> list[str]:
-    names = list(known) if given is None else [n for n in given.split(",") if n]
-    for name in names:
-        if name not in known:
-            raise click.BadParameter(
-                f"there is no {kind} {name!r}: they are {', '.join(known)}"
-            )
-    return names
 
 
 def _describe(bench: Bench, missing: list[str]) -> dict[str, Any]:

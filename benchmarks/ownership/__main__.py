@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from confluent_kafka import libversion
 
-from benchmarks.bench import Bench, rounded
+from benchmarks.bench import Bench, choose, rounded
 from benchmarks.ownership import rebalances, scaling, takeover, zombies
 from benchmarks.ownership.pods import QUICK
 from benchmarks.server import Server
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--only", default="", help="Measures, by commas. Default: all.")
+@click.option("--only", help="Measures, by commas. Default: all.")
 @click.option("--rounds", default=3, show_default=True, help="Of each piece.")
 @click.option("--quick", is_flag=True, help="A tenth of it: is all in order?")
-def main(only: str, rounds: int, quick: bool) -> None:
+def main(only: str | None, rounds: int, quick: bool) -> None:
     """Measure ownership on this machine."""
     # Unwinds, so that no server or pod is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -46,9 +46,7 @@ def main(only: str, rounds: int, quick: bool) -> None:
             "zombies": partial(zombies.measure, broker=broker),
             "scaling": scaling.measure,
         }
-        chosen = [name for name in only.split(",") if name] or list(measures)
-        if unknown := {*chosen} - measures.keys():
-            raise click.BadParameter(f"there is no {unknown}: {', '.join(measures)}")
+        chosen = choose(only, measures, "measure")
         figures: dict[str, Any] = {}
         for name in chosen:
             figures.update(bench.attempt_measure(name, measures[name]))

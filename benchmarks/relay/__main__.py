@@ -16,7 +16,7 @@ from typing import Any
 import click
 from confluent_kafka import libversion
 
-from benchmarks.bench import Bench, rounded
+from benchmarks.bench import Bench, choose, rounded
 from benchmarks.relay.measures import MEASURES
 from benchmarks.server import Server
 from jobs_lib import __version__
@@ -24,16 +24,14 @@ from jobs_lib.devstack import KafkaBroker
 
 
 @click.command()
-@click.option("--only", default="", help=f"By commas: {', '.join(MEASURES)}.")
+@click.option("--only", help=f"By commas: {', '.join(MEASURES)}.")
 @click.option("--rounds", default=3, show_default=True, help="Of each piece.")
 @click.option("--quick", is_flag=True, help="A tenth of it: is all in order?")
-def main(only: str, rounds: int, quick: bool) -> None:
+def main(only: str | None, rounds: int, quick: bool) -> None:
     """Measure the relay on this machine."""
     # Unwinds, so that no server or relay is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    chosen = [name for name in only.split(",") if name] or list(MEASURES)
-    if unknown := {*chosen} - MEASURES.keys():
-        raise click.BadParameter(f"there is no {unknown}: {', '.join(MEASURES)}")
+    chosen = choose(only, MEASURES, "measure")
     figures: dict[str, Any] = {}
     with Server() as server, KafkaBroker.ephemeral() as broker:
         bench = Bench(server, {}, rounds=rounds, quick=quick)
