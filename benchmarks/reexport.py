@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from jobs_lib import reexport
+from jobs_lib import App, reexport
 from jobs_lib.db import Database
 from jobs_lib.devstack import PostgresServer
 from jobs_lib.outbox.entity import Entity
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 KEYS = 336_776
 RUNS = 5
-FLIGHTS = Entity("flights", "flight-state", "flights", "id", lambda _conn, _keys: {})
+STATES = App("benchmark").topic("flight-state")
+FLIGHTS = Entity("flights", STATES, "flights", "id", lambda _conn, _keys: {})
 
 
 def main(keys: int) -> None:

@@ -10,6 +10,7 @@ from jobs_lib.db import Database, load_queries
 from jobs_lib.declaring import JobDeclarations, TopicDeclarations
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
+from jobs_lib.naming import name_in_kafka
 from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
 from jobs_lib.settings import Settings, default_settings, require_database_url
 from jobs_lib.transaction import Pools
@@ -40,12 +41,25 @@ class App(JobDeclarations, TopicDeclarations):
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )
-        TopicDeclarations.__init__(
-            self, self._load_queries, lambda: self.settings.notify
-        )
-        self.home = home
+        TopicDeclarations.__init__(self, self._load_queries, lambda: self.settings)
+        self._home = home
         self._settings = settings
         self._pools = Pools(lambda: self.settings)
+
+    @property
+    def home(self) -> str | None:
+        """The name in Kafka of the topic whose partitions are the origins."""
+        return self._home and name_in_kafka(self.settings, self._home)
+
+    def names_in_kafka(self) -> set[str]:
+        """What Kafka calls the topics and groups that are declared.
+
+        Raises:
+            ConfigurationError: a name belongs to another environment.
+        """
+        names = {topic.name for topic in self.topics.values()}
+        names |= {name for one in self.consumers for name in (one.topic, one.group)}
+        return names | ({self.home} if self.home else set())
 
     @property
     def settings(self) -> Settings:

@@ -65,12 +65,24 @@ def cli(verbose: bool) -> None:
 
 
 @cli.command()
-def migrate() -> None:
+@click.option(
+    "--copied-from",
+    metavar="ENVIRONMENT",
+    default="",
+    help="The database is a copy of that environment's: make it this one's, and forget "
+    "the jobs and records that wait in it.",
+)
+def migrate(copied_from: str) -> None:
     """Install or upgrade the tables."""
     from jobs_lib.schema import migrate as upgrade
 
     settings = default_settings()
-    version = upgrade(require_database_url(settings), settings.schema_name)
+    version = upgrade(
+        require_database_url(settings),
+        settings.schema_name,
+        settings,
+        copied_from=copied_from,
+    )
     click.echo(f"schema {settings.schema_name!r} has version {version}")
 
 

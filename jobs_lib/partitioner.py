@@ -2,14 +2,16 @@
 
 Kafka's Java client uses murmur2 and librdkafka, by default, CRC32: the two agree on a
 quarter of all keys at best. Every producer of this library therefore sets
-``partitioner=murmur2_random``, and everything that must agree with it (a group's
-origin, an outbox row's shard) is computed here.
+``partitioner=murmur2_random``, and what must agree with it, a group's origin, is
+computed here.
 
 Source: ``org.apache.kafka.common.utils.Utils.murmur2`` (Apache Kafka), itself Austin
 Appleby's MurmurHash2, 32 bit, seed 0x9747b28c.
 """
 
 from __future__ import annotations
+
+from hashlib import sha256
 
 _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
@@ -53,6 +55,8 @@ def choose_shard(topic: str, key: str | None, shards: int) -> int:
     """The outbox shard, 0 to ``shards - 1``, of a key of a topic.
 
     The topic is part of the hash so that one key's topics spread over the relays.
-    A row without a key has no order to keep and goes by its topic alone.
+    A row without a key has no order to keep and goes by its topic alone. Kafka does not
+    see shards, so the hash is one that SQL has, too.
     """
-    return choose_partition(f"{topic}\0{key or ''}", shards)
+    digest = sha256(f"{topic}\0{key or ''}".encode()).digest()
+    return int.from_bytes(digest[:2]) % shards

@@ -27,7 +27,13 @@ from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
 from jobs_lib.db import check_fit
-from jobs_lib.errors import OperatingError, SchemaVersionError, UnavailableError
+from jobs_lib.errors import (
+    ConfigurationError,
+    OperatingError,
+    SchemaVersionError,
+    UnavailableError,
+)
+from jobs_lib.naming import check_environment, make_template
 from jobs_lib.settings import masked_url
 
 if TYPE_CHECKING:
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
     from sqlalchemy.engine import URL
+
+    from jobs_lib.settings import Settings
 
 VERSION_TABLE = "jobs_lib_version"
 # One number for the advisory lock that lets several pods migrate at once.
@@ -44,6 +52,23 @@ LOCK_SECONDS = 0.5
 server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
 _PATIENCE = 300.0
 """Seconds after which a migration gives up that was never let in."""
+_COPIED = (
+    "jobs",
+    "claims",
+    "discarded",
+    "schedules",
+    "outbox",
+    "holds",
+    "held_rows",
+    "offsets",
+    "skipped",
+    "reexports",
+    "reexport_ranges",
+    "origins",
+    "processes",
+    "topics",
+)
+"""What belongs to the original where a database is a copy."""
 _NOT_LET_IN = {"55P03", "40P01"}
 
 
@@ -72,30 +97,57 @@ def latest_version() -> str:
     return head
 
 
-def upgrade(connection: Connection, schema: str = "jobs_lib") -> None:
+def upgrade(
+    connection: Connection,
+    schema: str = "jobs_lib",
+    settings: Settings | None = None,
+) -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
     Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``. Several
     processes may call it at once; the later ones wait and find nothing left to do. What
     it locks stays locked until the transaction ends.
 
+    Args:
+        connection: in a transaction.
+        schema: where the tables lie.
+        settings: whose environment the database serves. Defaults to none.
+
     Raises:
+        ConfigurationError: the database serves another environment.
         OperatingError: other transactions did not let it change the tables in time.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     _lock_out_others(connection)
     if pending := _pending(connection, schema):
         _give_way(connection, schema, pending[-1])
+    _record_environment(connection, schema, settings)
 
 
-def migrate(url: str, schema: str = "jobs_lib") -> str:
+def migrate(
+    url: str,
+    schema: str = "jobs_lib",
+    settings: Settings | None = None,
+    *,
+    copied_from: str = "",
+) -> str:
     """Install or upgrade the tables in the database at ``url``; return their version.
 
     Each migration is a transaction of its own, so that none keeps the locks of those
     before it while it waits for its own. Tables of a newer release that this one can
     work with are left as they are.
 
+    Args:
+        url: of the database.
+        schema: where the tables lie.
+        settings: whose environment the database serves. Defaults to none.
+        copied_from: another environment, of whose database this one is a copy. What
+            waits in it is the original's to do, and is forgotten here: jobs, rows of
+            the outbox, offsets, topics; and it gets an identity of its own, so that
+            neither fences the other's producers.
+
     Raises:
+        ConfigurationError: the database serves another environment.
         UnavailableError: the database does not answer.
         OperatingError: other transactions did not let it change the tables in time.
         SchemaVersionError: the tables are of a release that this one cannot work with.
@@ -107,6 +159,9 @@ def migrate(url: str, schema: str = "jobs_lib") -> str:
                 _lock_out_others(connection)
                 pending = _pending(connection, schema)
                 if not pending:
+                    if settings is not None and copied_from:
+                        _adopt(connection, schema, settings, copied_from)
+                    _record_environment(connection, schema, settings)
                     return str(installed_version(connection, schema))
                 _give_way(connection, schema, pending[0])
     except OperationalError as error:
@@ -117,6 +172,60 @@ def migrate(url: str, schema: str = "jobs_lib") -> str:
         ) from None
     finally:
         engine.dispose()
+
+
+def _adopt(
+    connection: Connection, schema: str, settings: Settings, copied_from: str
+) -> None:
+    found = _read_environment(connection, schema)
+    if found != copied_from:
+        raise ConfigurationError(
+            f"the database belongs to the environment {found or 'none'!r}, not to "
+            f"{copied_from!r}: its jobs and records were left alone"
+        )
+    tables = ", ".join(f"{quote(schema)}.{table}" for table in _COPIED)
+    connection.execute(text(f"truncate {tables}"))
+    connection.execute(
+        text(
+            f"insert into {quote(schema)}.topics (topic, partitions, home)"
+            " values ('local', 16, true)"
+        )
+    )
+    connection.execute(
+        text(
+            f"update {quote(schema)}.installation"
+            " set id = gen_random_uuid(), environment = ''"
+        )
+    )
+
+
+def _record_environment(
+    connection: Connection, schema: str, settings: Settings | None
+) -> None:
+    """Note whose database it is; how topics are named there may change."""
+    if settings is None:
+        return
+    found = _read_environment(connection, schema)
+    if found:
+        check_environment(settings, found)
+    connection.execute(
+        text(
+            f"update {quote(schema)}.installation set environment = :environment,"
+            " topic_template = :template where (environment, topic_template)"
+            " is distinct from (:environment, :template)"
+        ),
+        {
+            "environment": settings.environment,
+            "template": make_template(settings),
+        },
+    )
+
+
+def _read_environment(connection: Connection, schema: str) -> str:
+    found = connection.execute(
+        text(f"select environment from {quote(schema)}.installation for update")
+    )
+    return str(found.scalar_one())
 
 
 def _lock_out_others(connection: Connection) -> None:

@@ -19,6 +19,7 @@ from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.naming import check_environment
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
@@ -115,7 +116,9 @@ class Service:
             # A setting that nobody knows is told now, and not by each part for ever.
             check_settings(self.settings)
         self.database.check_version(latest_version())
-        installation, shards = self._read_installation()
+        installation, shards, environment = self._read_installation()
+        check_environment(self.settings, environment)
+        self.app.names_in_kafka()  # a name of another environment is refused now
         self._declare_topics()
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
@@ -237,12 +240,12 @@ class Service:
         kept = {job_type.keep for job_type in self.app.jobs.values()}
         return {days for days in kept | {self.settings.history_days} if days}
 
-    def _read_installation(self) -> tuple[UUID, int]:
+    def _read_installation(self) -> tuple[UUID, int, str]:
         with self.database.connect("start") as connection:
             row = connection.execute(
                 self.database.queries["read_installation"]
             ).fetchone()
-        return cast("tuple[UUID, int]", row)
+        return cast("tuple[UUID, int, str]", row)
 
     def _declare_topics(self) -> None:
         """Record how many partitions count for the origins, once, from Kafka."""
@@ -326,7 +329,7 @@ class Service:
             self.process.id,
             installation,
             entities=self.app.entities,
-            topics=self.app.topics,
+            topics={topic.name: topic for topic in self.app.topics.values()},
             source=self.app.name,
         )
         every = [f"shard/{n}" for n in range(shards)]

@@ -37,6 +37,9 @@ _OTHER_VARIABLES = {
     "JOBS_LIB_SHARE",
 }
 
+_PLACEHOLDER = re.compile("{[^{}]*}")
+_NAME = re.compile("[a-zA-Z0-9._-]*")
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -80,6 +83,23 @@ class Settings(BaseSettings):
         default_factory=dict,
         repr=False,
         description="Any librdkafka setting, passed through unchanged, as JSON.",
+    )
+    environment: str = Field(
+        "",
+        pattern="^[a-zA-Z0-9_-]*$",
+        max_length=50,
+        description="The environment's name, such as `dev`: topics and consumer groups "
+        "have it in their names, and a database serves no other one.",
+    )
+    environments: list[str] = Field(
+        default_factory=list,
+        description="All environments that there are, as JSON: a name that belongs to "
+        "another one of them is refused at start.",
+    )
+    topic_template: str = Field(
+        "{environment}.{name}",
+        description="How topics and consumer groups are named in Kafka where there is "
+        "an environment.",
     )
     schema_name: str = Field(
         "jobs_lib",
@@ -213,6 +233,19 @@ class Settings(BaseSettings):
             )
         # SQLAlchemy's form names a driver; libpq's does not.
         return url.replace(urlsplit(url).scheme, scheme, 1) if url else url
+
+    @field_validator("topic_template")
+    @classmethod
+    def _is_template(cls, template: str) -> str:
+        if sorted(_PLACEHOLDER.findall(template)) != ["{environment}", "{name}"]:
+            raise ValueError(
+                f"{template!r} must have {{environment}} and {{name}} in it, once each"
+            )
+        if not _NAME.fullmatch(_PLACEHOLDER.sub("", template)):
+            raise ValueError(
+                f"{template!r} may have letters, digits and . _ - beside these"
+            )
+        return template
 
     @classmethod
     def settings_customise_sources(

@@ -44,11 +44,12 @@ def plan_topics(app: App) -> list[Change]:
         UnavailableError: no broker answers.
         TopicError: a broker does not tell how a topic is set.
     """
-    partitions = list_partitions(app.settings, app.topics)
-    there = [topic for name, topic in app.topics.items() if partitions[name]]
-    found = _read_configs(app, there)
+    topics = app.topics.values()
+    partitions = list_partitions(app.settings, [topic.name for topic in topics])
+    found = _read_configs(app, [topic for topic in topics if partitions[topic.name]])
     changes = []
-    for name, topic in app.topics.items():
+    for topic in topics:
+        name = topic.name
         count = partitions[name]
         if not count:
             wanted = f"{topic.partitions} partitions"
@@ -75,10 +76,11 @@ def apply_topics(app: App) -> list[Change]:
     """
     changes = plan_topics(app)
     admin = make_admin(app.settings)
+    topics = {topic.name: topic for topic in app.topics.values()}
     settings: dict[str, list[Any]] = {}
     for change in changes:
         if change.what == "exists":
-            topic = app.topics[change.topic]
+            topic = topics[change.topic]
             try:
                 create_topic(admin, topic.name, topic.partitions, topic.config)
             except KafkaException as error:

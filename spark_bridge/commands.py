@@ -262,13 +262,13 @@ def _print_plan(entity: Entity, plan: Plan, rate: int, as_json: bool) -> None:
     ends = datetime.now(UTC) + timedelta(minutes=minutes)
     if as_json:
         ranges = [dataclasses.asdict(piece) for piece in plan.ranges]
-        shown = {"entity": entity.name, "topic": entity.topic, "rate": rate}
+        shown = {"entity": entity.name, "topic": entity.topic.name, "rate": rate}
         shown |= {"total": plan.total, "eta": ends.isoformat(), "ranges": ranges}
         click.echo(json.dumps(shown))
         return
     click.echo(
         f"{plan.total:,} keys of {entity.source}.{entity.key} ({plan.source.type}) to "
-        f"{entity.topic} in {len(plan.ranges)} ranges"
+        f"{entity.topic.name} in {len(plan.ranges)} ranges"
     )
     for number, piece in enumerate(plan.ranges[:_SHOWN_RANGES]):
         lower, upper = piece.lower or "the first", piece.upper or "the end"

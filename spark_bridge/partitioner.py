@@ -71,16 +71,5 @@ def choose_partitions(keys: pa.Array[Any], partitions: int) -> NDArray[np.int32]
     return np.asarray(chosen, np.int32)
 
 
-def choose_shards(topic: str, keys: pa.Array[Any], shards: int) -> NDArray[np.int32]:
-    """The outbox shard, 0 to ``shards - 1``, of each key of a topic."""
-    import pyarrow.compute as pc
-
-    prefix = pa.scalar(f"{topic}\0".encode(), pa.large_binary())
-    joined = pc.binary_join_element_wise(
-        prefix, keys.cast(pa.large_binary()), pa.scalar(b"", pa.large_binary())
-    )
-    return choose_partitions(joined, shards)
-
-
 def _words(words: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(words[places]).view("<u4")[:, 0].astype(np.uint32)

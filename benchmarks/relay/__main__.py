@@ -33,7 +33,8 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = choose(only, MEASURES, "measure")
     figures: dict[str, Any] = {}
-    with Server() as server, KafkaBroker.ephemeral() as broker:
+    # Debezium reads the log; all are measured with it as it has to be for that.
+    with Server({"wal_level": "logical"}) as server, KafkaBroker.ephemeral() as broker:
         bench = Bench(server, {}, rounds=rounds, quick=quick)
         for name in chosen:
             measure = partial(MEASURES[name], broker=broker)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from benchmarks.figures import percentile, ratio
+from benchmarks.relay.debezium.connect import connecting
 from benchmarks.relay.stage import staged
 from jobs_lib import App
 from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
+    from benchmarks.relay.stage import Stage
     from benchmarks.worker import Row
     from jobs_lib.devstack import KafkaBroker
 
@@ -34,6 +36,7 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
     rows = bench.alternate(
         {
             "relay": partial(relay, bench, broker),
+            "debezium": partial(debezium, bench, broker),
             "idempotent": partial(relay, bench, broker, idempotent=True),
             "claim_delete": partial(claim_delete, bench, broker),
         }
@@ -41,26 +44,42 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
     ours = rows["relay"].median("rows_s")
     return {
         "relay_rows_s": ours,
+        "debezium_rows_s": rows["debezium"].median("rows_s"),
+        "relay_vs_debezium": ratio(ours, rows["debezium"].median("rows_s")),
         "relay_vs_claim_delete": ratio(ours, rows["claim_delete"].median("rows_s")),
         "transactional_vs_idempotent": ratio(ours, rows["idempotent"].median("rows_s")),
         "rss_mb": rows["relay"].median("rss_mb"),
+        "debezium_rss_mb": rows["debezium"].median("rss_mb"),
     }
 
 
 def relay(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
-    """From the commit of the rows until the last one is consumed, of a warm relay."""
-    count = bench.size(200_000)
+    """Of a warm relay."""
     with (
         staged(bench.server, broker) as stage,
         stage.relaying(idempotent=idempotent) as relaying,
-        stage.consuming() as consuming,
-        bench.server.connect() as connection,
     ):
-        stage.fill(connection, 5_000)
-        consuming.await_records(5_000, 60)
+        rows_s = _relay_rows(bench, stage, warm_up=5_000)
+        return {"rows_s": rows_s, "rss_mb": relaying.rss_mb}
+
+
+def debezium(bench: Bench, broker: KafkaBroker) -> Row:
+    """Of a warm Debezium; its rows stay where they are."""
+    with staged(bench.server, broker) as stage, connecting(stage) as connect:
+        # Its compiler wants to see more than ours, which has none.
+        rows_s = _relay_rows(bench, stage, warm_up=bench.size(200_000))
+        return {"rows_s": rows_s, "rss_mb": connect.rss_mb}
+
+
+def _relay_rows(bench: Bench, stage: Stage, *, warm_up: int) -> float:
+    """Rows a second, from their commit until the last one is consumed."""
+    count = bench.size(200_000)
+    with stage.consuming() as consuming, bench.server.connect() as connection:
+        stage.fill(connection, warm_up)
+        consuming.await_records(warm_up, 300)
         committed = stage.fill(connection, count)
-        took = consuming.await_records(5_000 + count, 300) - committed
-        return {"rows_s": count / took, "rss_mb": relaying.rss_mb}
+        took = consuming.await_records(warm_up + count, 300) - committed
+    return count / took
 
 
 def claim_delete(bench: Bench, broker: KafkaBroker) -> Row:
@@ -79,32 +98,51 @@ def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:
     rows = bench.alternate(
         {
             "idle": partial(idle, bench, broker),
+            "idle debezium": partial(idle_debezium, bench, broker),
             "idle idempotent": partial(idle, bench, broker, idempotent=True),
         }
     )
+    ours = rows["idle"].median("p50_ms")
     return {
-        "idle_p50_ms": rows["idle"].median("p50_ms"),
+        "idle_p50_ms": ours,
         "idle_p99_ms": rows["idle"].median("p99_ms"),
+        "idle_debezium_p50_ms": rows["idle debezium"].median("p50_ms"),
+        "idle_vs_debezium": ratio(ours, rows["idle debezium"].median("p50_ms")),
         "idle_idempotent_p50_ms": rows["idle idempotent"].median("p50_ms"),
     }
 
 
 def idle(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
-    """Rows by ``send``, one at a time."""
-    waits = []
+    """Of the relay."""
     with (
         staged(bench.server, broker) as stage,
         stage.relaying(idempotent=idempotent),
+    ):
+        return _send_singly(bench, stage)
+
+
+def idle_debezium(bench: Bench, broker: KafkaBroker) -> Row:
+    """Of Debezium."""
+    with staged(bench.server, broker) as stage, connecting(stage):
+        return _send_singly(bench, stage)
+
+
+def _send_singly(bench: Bench, stage: Stage) -> Row:
+    """Rows by ``send``, one at a time, once whoever relays them is warm."""
+    waits = []
+    warm_up = bench.size(200, quick=50)
+    with (
         stage.consuming() as consuming,
         psycopg.connect(bench.server.url) as connection,
     ):
         events = _app(bench).topic(stage.topic, value=bytes)
-        for n in range(bench.size(300, quick=50)):
+        for n in range(warm_up + bench.size(300, quick=50)):
             events.send(connection, key=f"key-{n}", value=b"x" * 300)
             connection.commit()
             committed = time.monotonic()
             waits.append(1_000 * (consuming.await_one() - committed))
             time.sleep(0.01 + n % 20 / 1_000)
+    del waits[:warm_up]
     return {"p50_ms": percentile(waits, 0.5), "p99_ms": percentile(waits, 0.99)}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka import Message
@@ -14,6 +15,10 @@ from typing_extensions import TypeVar
 from jobs_lib.consuming.record import Record, make_record, read_headers
 from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
+from jobs_lib.naming import name_in_kafka
+
+if TYPE_CHECKING:
+    from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
 
@@ -27,12 +32,29 @@ TYPE_HEADER = "ce_type"
 class Declared:
     """One topic as one group reads it."""
 
-    def __init__(self, topic: str, group: str) -> None:
-        self.topic = topic
-        self.group = group
+    def __init__(
+        self, topic: str, group: str, settings: Callable[[], Settings]
+    ) -> None:
+        self._topic = topic
+        self._group = group
+        self._settings = settings
         self.is_read_model = False
         self._handlers: dict[str | None, tuple[RecordHandler, TypeAdapter[Any]]] = {}
         self._applier: Applier | None = None
+
+    @cached_property
+    def topic(self) -> str:
+        """The topic's name in Kafka."""
+        return name_in_kafka(self._settings(), self._topic)
+
+    @cached_property
+    def group(self) -> str:
+        """The group's name in Kafka."""
+        return name_in_kafka(self._settings(), self._group)
+
+    def is_of(self, topic: str, group: str) -> bool:
+        """Whether it is of these, as they were declared."""
+        return (self._topic, self._group) == (topic, group)
 
     def add_handler(
         self, function: RecordHandler, type_: str | None, value: Any
@@ -44,7 +66,7 @@ class Declared:
         """
         if type_ in self._handlers or self._applier:
             raise ConfigurationError(
-                f"the records of {self.topic!r} in the group {self.group!r} have a "
+                f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
             )
         self._handlers[type_] = (function, TypeAdapter(value))
@@ -57,7 +79,7 @@ class Declared:
         """
         if self._handlers or self._applier:
             raise ConfigurationError(
-                f"the records of {self.topic!r} in the group {self.group!r} have a "
+                f"the records of {self._topic!r} in the group {self._group!r} have a "
                 "handler already"
             )
         self._applier = applier

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Loader
+    from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
 
@@ -30,17 +31,17 @@ class TopicDeclarations:
 
     Args:
         queries: finds the named queries, at the first use.
-        notifies: whether relays are told of new rows.
+        settings: reads the settings, at the first use.
     """
 
     def __init__(
-        self, queries: Callable[[], Queries], notifies: Callable[[], bool]
+        self, queries: Callable[[], Queries], settings: Callable[[], Settings]
     ) -> None:
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
         self._queries = queries
-        self._notifies = notifies
+        self._read_settings = settings
         self._hints = Hints()
 
     def topic(
@@ -58,7 +59,7 @@ class TopicDeclarations:
         """Declare a topic that this service writes to, through the outbox.
 
         Args:
-            name: the topic's name in Kafka.
+            name: the topic's name; in Kafka as the environment's template has it.
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
                 Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
             compacted: whether only the last record of each key is kept.
@@ -98,6 +99,7 @@ class TopicDeclarations:
             settle=settle,
             entities=self.entities,
             queries=self._queries,
+            settings=self._read_settings,
             hint=self._choose_hint,
         )
         self.topics[name] = topic
@@ -117,7 +119,8 @@ class TopicDeclarations:
         transaction also stores the offset: both are committed, or neither.
 
         Args:
-            topic: the topic to read.
+            topic: the topic to read; of its name and the group's the environment's
+                template makes those in Kafka.
             group: the consumer group.
             type: handle only records whose header ``ce_type`` is this; several
                 functions may share a topic and group that way.
@@ -176,7 +179,7 @@ class TopicDeclarations:
         """
 
         def declare(function: Loader[V]) -> Loader[V]:
-            entity = Entity(name or source, topic.name, source, key, function)
+            entity = Entity(name or source, topic, source, key, function)
             if entity.name in self.entities:
                 raise ConfigurationError(
                     f"the entity {entity.name!r} is declared twice"
@@ -188,7 +191,7 @@ class TopicDeclarations:
         return declare
 
     def _choose_hint(self, shard: str) -> str | None:
-        return self._hints.choose(shard) if self._notifies() else None
+        return self._hints.choose(shard) if self._read_settings().notify else None
 
     def _serve_reexports(self) -> None:
         """An entity was declared: its re-exports come as jobs."""
@@ -196,8 +199,8 @@ class TopicDeclarations:
 
     def _declare_consumer(self, topic: str, group: str) -> Declared:
         for declared in self.consumers:
-            if (declared.topic, declared.group) == (topic, group):
+            if declared.is_of(topic, group):
                 return declared
-        declared = Declared(topic, group)
+        declared = Declared(topic, group, self._read_settings)
         self.consumers.append(declared)
         return declared

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A partition can only be dropped with the whole history locked, and whoever completes a
 # job meanwhile stands behind that lock: it is not waited for longer than this, but
 # tried again; what is left is empty and costs nothing until the next hour.
-_DROP_LOCK_SECONDS = 0.05
+_CHANGE_LOCK_SECONDS = 0.05
 _LOCK_SECONDS = 0.2
 _STATEMENT_SECONDS = 60.0
 _TRIES = 20
@@ -115,12 +115,9 @@ def _make(
     day: date,
     done: Maintained,
 ) -> None:
+    asked = {"day": day, "most": _MOVED_ROWS}
     try:
-        with _step(connection, database):
-            row = connection.execute(
-                database.queries["make_history"], {"day": day, "most": _MOVED_ROWS}
-            ).fetchone()
-            done.made += row == ("made",)
+        done.made += _change(connection, database, "make_history", asked) == ("made",)
     except LockNotAvailable:
         done.left += 1
 
@@ -134,20 +131,32 @@ def _drop(
     try:
         with _step(connection, database):
             connection.execute(database.queries["empty_history"], {"day": day})
-        for left in reversed(range(_TRIES)):
-            try:
-                with _step(connection, database, _DROP_LOCK_SECONDS):
-                    connection.execute(database.queries["drop_history"], {"day": day})
-                done.dropped += 1
-                return
-            except LockNotAvailable:
-                if not left:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        _change(connection, database, "drop_history", {"day": day})
+        done.dropped += 1
     except LockNotAvailable:
         done.left += 1
     except UndefinedTable:
         return  # another process was quicker
+
+
+def _change(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    query: str,
+    parameters: dict[str, Any],
+) -> Any:
+    """Change the days that there are: whoever writes waits while it waits."""
+    for left in reversed(range(_TRIES)):
+        try:
+            with _step(connection, database, _CHANGE_LOCK_SECONDS):
+                return connection.execute(
+                    database.queries[query], parameters
+                ).fetchone()
+        except LockNotAvailable:
+            if not left:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    return None
 
 
 def _delete(

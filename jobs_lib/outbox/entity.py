@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    from jobs_lib.outbox.topic import Topic
 
 V = TypeVar("V", default=Any)
 
@@ -20,7 +23,7 @@ class Entity:
 
     name: str
     """What commands and tables call it."""
-    topic: str
+    topic: Topic[Any]
     """The compacted topic that holds its states."""
     source: str
     """The service's own table, ``table`` or ``schema.table``."""

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from jobs_lib.callers import Fetch, Statements, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.naming import check_environment, name_in_kafka
 from jobs_lib.partitioner import choose_shard
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jobs_lib.callers import AsyncCaller, Caller, Steps
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
 _BINARY = "application/octet-stream"
@@ -43,9 +45,11 @@ class Topic(Generic[V]):
         settle: float,
         entities: Mapping[str, Entity],
         queries: Callable[[], Queries],
+        settings: Callable[[], Settings],
         hint: Callable[[str], str | None],
     ) -> None:
-        self.name = name
+        self._declared = name
+        self._name: str | None = None
         self.compacted = compacted
         self.partitions = partitions
         self.config = _make_config(name, config, compacted=compacted)
@@ -57,6 +61,7 @@ class Topic(Generic[V]):
         self.content_type = _BINARY if value is bytes else "application/json"
         """The media type of the values."""
         self._entities = entities
+        self._settings = settings
         self._hint = hint
         self._statements = Statements(queries)
         self._shards: int | None = None
@@ -67,6 +72,18 @@ class Topic(Generic[V]):
                 f"the values of the topic {name!r} have no JSON form: "
                 f"{error.message.splitlines()[0]}"
             ) from None
+
+    @property
+    def name(self) -> str:
+        """Its name in Kafka: what was declared, as the environment has it."""
+        if self._name is None:
+            self._name = name_in_kafka(self._settings(), self._declared)
+        return self._name
+
+    @property
+    def sources(self) -> list[str]:
+        """The tables of the entities whose states it holds."""
+        return [one.source for one in self._entities.values() if one.topic is self]
 
     @overload
     def send(
@@ -159,7 +176,7 @@ class Topic(Generic[V]):
         """
         self._check_key(key)
         for entity in self._entities.values():
-            if entity.topic == self.name:
+            if entity.topic is self:
                 return perform(conn, self._write(key, None, None, None, entity.name))
         raise ConfigurationError(
             f"no entity of the topic {self.name!r} is declared, so nobody could read "
@@ -194,7 +211,9 @@ class Topic(Generic[V]):
     ) -> Steps[int]:
         if self._shards is None:
             rows = yield Fetch(self._statements["known_shards"], {})
-            self._shards = int(rows[0][0])
+            shards, environment = rows[0]
+            check_environment(self._settings(), environment)
+            self._shards = int(shards)
         query = "write_outbox" if key is not None else "write_outbox_keyless"
         shard = str(choose_shard(self.name, key, self._shards))
         parameters = {

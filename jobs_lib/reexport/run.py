@@ -107,7 +107,7 @@ def begin(
                 topic, partitions = _read_home(connection, queries)
                 row = connection.execute(
                     queries["start_reexport"],
-                    {**name, "topic": entity.topic, "rate": rate},
+                    {**name, "topic": entity.topic.name, "rate": rate},
                 ).fetchone()
                 if row is not None:
                     values = {

@@ -38,7 +38,7 @@ case when cast(%(hint)s as text) is not null then
 end
 
 -- name: known_shards
-select cast(shards as text) from {schema}.installation
+select cast(shards as text), environment from {schema}.installation
 
 -- name: pending_shards
 -- Which of the owned shards have rows: one look into the index for each; the order keeps

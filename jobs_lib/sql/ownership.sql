@@ -159,4 +159,4 @@ where m.target <> m.origin and j.origin = m.origin and j."group" = m."group"
 update {schema}.topics set partitions = %(after)s where topic = %(topic)s
 
 -- name: read_installation
-select id, shards from {schema}.installation
+select id, shards, environment from {schema}.installation

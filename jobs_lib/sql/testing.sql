@@ -46,6 +46,21 @@ values ('execute', %(origin)s, %(owner)s, 1)
 on conflict (role, origin) do update set owner = excluded.owner, epoch = o.epoch + 1
 returning epoch
 
+-- name: kit_locks
+-- Whether this transaction has changed rows of the table or read them `for update`: plain
+-- reads lock it in a weaker mode. Nothing is said of a table that is not there.
+select case when exists (
+    select from pg_locks l
+    where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation = t.id
+        and l.mode not in ('AccessShareLock', 'SIReadLock')
+) then 'yes' else 'no' end
+from (select to_regclass((
+    select string_agg(quote_ident(part), '.' order by place)
+    from unnest(string_to_array(cast(%(table)s as text), '.')) with ordinality
+        as parts(part, place)
+))) as t(id)
+where t.id is not null
+
 -- name: kit_outbox
 select topic, key, value, version, headers, entity
 from {schema}.outbox where class = 0 order by id

@@ -16,9 +16,12 @@ from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
 from jobs_lib.schema import migrate
+from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from jobs_lib.settings import Settings
 
     Setup = Callable[[str], None]
     """Makes the user's own tables in the database at a URL."""
@@ -62,14 +65,14 @@ def embedded_server(bin_dir: Path | None = None) -> Iterator[PostgresServer]:
 class Databases:
     """Makes databases on one server, each a copy of a migrated template."""
 
-    def __init__(self, server_url: str, schema: str = "jobs_lib") -> None:
+    def __init__(self, server_url: str, settings: Settings | None = None) -> None:
         """Nothing is made yet.
 
         Args:
             server_url: of a user who may create databases.
-            schema: where the library's tables are.
+            settings: where the library's tables are, and of which environment.
         """
-        self.schema = schema
+        self._settings = settings or load_settings()
         self._server_url = server_url
         self._templates: dict[Setup | None, str] = {}
         self._made = ExitStack()
@@ -95,7 +98,7 @@ class Databases:
 
     def _make_template(self, setup: Setup | None) -> str:
         url = self._made.enter_context(self._made_from("template1"))
-        migrate(url, self.schema)
+        migrate(url, self._settings.schema_name, self._settings)
         if setup is not None:
             setup(url)
         return str(make_url(url).database)

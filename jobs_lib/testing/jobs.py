@@ -21,6 +21,7 @@ from jobs_lib.testing.enqueued import (
     list_up,
     read_payload,
 )
+from jobs_lib.testing.locks import check_locks
 from jobs_lib.testing.runner import OneByOne, Row, run_inside
 
 if TYPE_CHECKING:
@@ -41,13 +42,19 @@ class Jobs:
     """The jobs of an app in the database of one test.
 
     While it is in use, as a context manager, the app writes to that database.
+
+    Args:
+        app: the app under test.
+        url: of the database.
+        locked: whether to fail a ``send`` whose transaction has not locked the entity.
     """
 
-    def __init__(self, app: App, url: str) -> None:
+    def __init__(self, app: App, url: str, *, locked: bool = True) -> None:
         self.app = app
         self.url = url
         self.errors: list[BaseException] = []
         """What handlers raised in :meth:`drain`, in order."""
+        self._locked = locked
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -61,6 +68,8 @@ class Jobs:
         )
         self._use(settings)
         self._opened.callback(self._use, given)
+        if self._locked:
+            self._opened.enter_context(check_locks())
         return self
 
     def __exit__(self, *_: object) -> None:

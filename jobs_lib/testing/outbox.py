@@ -94,16 +94,16 @@ class Outbox:
             "kit_outbox"
         ):
             if entity is not None:
-                value = self._load(entity, topic, key)
+                value = self._load(entity, key)
             found.append(Sent(topic, key, _parse(value), version, headers or {}))
         return found
 
-    def _load(self, entity: str, topic: str, key: str) -> bytes | None:
+    def _load(self, name: str, key: str) -> bytes | None:
         """The state that the relay would send for an id-only row now."""
-        app = self._jobs.app
+        entity = self._jobs.app.entities[name]
         with self._jobs.transaction() as conn:
-            state = app.entities[entity].load_states(conn, [key]).get(key)
-        return None if state is None else app.topics[topic].encode(state)
+            state = entity.load_states(conn, [key]).get(key)
+        return None if state is None else entity.topic.encode(state)
 
 
 def _parse(value: bytes | None) -> Any:

@@ -27,12 +27,19 @@ if TYPE_CHECKING:
     from jobs_lib.testing.outbox import Outbox
 
 _OPTION = "jobs_lib_app"
+_CHECK_LOCKS = "jobs_lib_check_locks"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that names the app."""
     parser.addini(
         _OPTION, "jobs_lib: the app under test as module:attribute", default=""
+    )
+    parser.addini(
+        _CHECK_LOCKS,
+        "jobs_lib: fail a state that is sent before its entity is locked",
+        type="bool",
+        default=True,
     )
 
 
@@ -54,7 +61,7 @@ def jobs_databases(jobs_server_url: str) -> Iterator[Databases]:
     from jobs_lib.settings import load_settings
     from jobs_lib.testing.databases import Databases
 
-    with Databases(jobs_server_url, load_settings().schema_name) as databases:
+    with Databases(jobs_server_url, load_settings()) as databases:
         yield databases
 
 
@@ -90,14 +97,18 @@ def jobs_app(pytestconfig: pytest.Config) -> App:
 
 @pytest.fixture
 def jobs(
-    jobs_app: App, jobs_database_url: str, monkeypatch: pytest.MonkeyPatch
+    jobs_app: App,
+    jobs_database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
 ) -> Iterator[Jobs]:
     """The jobs of the app under test, in a fresh database of this test alone."""
     from jobs_lib.testing.jobs import Jobs
 
     # For code that asks the environment itself.
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", jobs_database_url)
-    with Jobs(jobs_app, jobs_database_url) as jobs:
+    locked = pytestconfig.getini(_CHECK_LOCKS)
+    with Jobs(jobs_app, jobs_database_url, locked=locked) as jobs:
         yield jobs
 
 

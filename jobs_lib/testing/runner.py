@@ -201,7 +201,7 @@ def read_installation(connection: psycopg.Connection[Any], queries: Queries) -> 
     """The database's identity, a part of every idempotency key."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(queries["read_installation"]).fetchone()
-    return cast("tuple[UUID, int]", row)[0]
+    return cast("tuple[UUID, int, str]", row)[0]
 
 
 def make_job(row: Row, installation: UUID, epoch: int = 0) -> Job:

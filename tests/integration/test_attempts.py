@@ -128,7 +128,7 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
         with connect() as connection:
             first.jobs["add"].enqueue_many(connection, [{"n": n} for n in range(100)])
 
-    with running(first, "executor"):
+    with heard("job.ran") as ran, running(first, "executor"):
         wave()
         wait_for(lambda: len(starts) > 20, what="some have run")
         with heard("jobs.released") as released, running(second, "executor") as pod:
@@ -168,7 +168,9 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
     ).fetchall()
     assert len(ended) == 203
     for job, outcome, attempt in ended:
-        assert (outcome, attempt) == ("completed", 2 if job in failing else 1)
+        errors = [f["error"] for _, f in ran if f["job"].id == job and f["error"]]
+        expected = ("completed", 2 if job in failing else 1)
+        assert (outcome, attempt) == expected, (starts[job], errors)
     assert all(run in {(1, 0), (2, 0)} for of_job in starts.values() for run in of_job)
     (effects, once) = admin.execute(
         "select count(*), count(distinct job) from effects"

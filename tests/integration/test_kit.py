@@ -233,6 +233,7 @@ def test_assertions_compare_values_as_the_handler_gets_them(jobs: Jobs):
 def test_a_failed_assertion_shows_what_there_is(jobs: Jobs, outbox):
     with jobs.transaction() as conn:
         ship.enqueue(conn, customer="ada", order=1)
+        conn.execute("insert into placed values (1)")
         orders.send(conn, key="1", value={"order": 1})
     with pytest.raises(AssertionError) as failed:
         jobs.assert_enqueued(ship, order=2)

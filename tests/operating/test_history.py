@@ -287,3 +287,32 @@ def test_a_transaction_that_stays_open_is_told_by_its_pid(
     assert {fields["who"] for _, fields in told} == {pid}
     assert all(fields["seconds"] >= 0.3 for _, fields in told)
     assert f"who={pid}" in caplog.text
+
+
+def test_a_row_on_its_way_while_its_day_is_made_finds_it(database, connect, wait_for):
+    admin, maker, writer = connect(autocommit=True), connect(), connect(autocommit=True)
+    tomorrow = today(admin) + timedelta(days=1)
+    maker.execute("select jobs_lib.make_history(%s, 100)", (tomorrow,))
+    failures: list[psycopg.Error] = []
+
+    def write() -> None:
+        try:
+            writer.execute(HISTORY, (tomorrow, 1))
+        except psycopg.Error as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    wait_for(
+        lambda: (
+            admin.execute(
+                "select from pg_locks where pid = %s and not granted",
+                (writer.info.backend_pid,),
+            ).rowcount
+        ),
+        what="the writer waits",
+    )
+    maker.commit()
+    thread.join()
+    assert failures == []
+    assert partitions(admin) == {"default": 0, f"{tomorrow:%Y%m%d}": 1}

@@ -7,6 +7,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from jobs_lib import App
 from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.model import Job, Lane
 from jobs_lib.outbox.entity import Entity
@@ -19,7 +20,8 @@ INSTALLATION = uuid.uuid4()
 
 def make_entity(source="aircraft", key="tail", name="aircraft"):
     """An entity whose states nobody loads in these tests."""
-    return Entity(name, "aircraft-state", source, key, lambda _conn, _keys: {})
+    states = App("test").topic("aircraft-state")
+    return Entity(name, states, source, key, lambda _conn, _keys: {})
 
 
 def make_table(database: Database, keys, type_="text", source="aircraft"):

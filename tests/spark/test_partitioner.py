@@ -10,7 +10,7 @@ import pytest
 
 from jobs_lib import partitioner
 from jobs_lib.errors import ReexportError
-from spark_bridge.partitioner import choose_partitions, choose_shards, murmur2
+from spark_bridge.partitioner import choose_partitions, murmur2
 
 RNG = random.Random(5)
 KEYS = [
@@ -36,12 +36,10 @@ def test_empty_columns_and_keys(keys):
     assert murmur2(pa.array(keys, pa.string())).tolist() == expected
 
 
-def test_partitions_and_shards_equal_the_scalar_ones():
+def test_partitions_equal_the_scalar_ones():
     column = pa.array(KEYS)
     chosen = [partitioner.choose_partition(key, 7) for key in KEYS]
     assert choose_partitions(column, 7).tolist() == chosen
-    shards = [partitioner.choose_shard("état", key, 16) for key in KEYS]
-    assert choose_shards("état", column, 16).tolist() == shards
 
 
 def test_a_null_key_is_refused():

@@ -56,7 +56,7 @@ def check_owners(look: Look) -> Iterator[Finding]:
 
 
 def check_placement(look: Look) -> Iterator[Finding]:
-    """Groups lie in their origins and keys in their shards, by murmur2."""
+    """Groups lie in their origins, and keys in their shards."""
     configured = look.settings.kafka.get("partitioner")
     if configured not in (None, "murmur2_random"):
         yield Finding(

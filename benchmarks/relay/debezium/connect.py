@@ -1,0 +1,175 @@
+"""Kafka Connect with Debezium's outbox router on the outbox of a database.
+
+It reads the write-ahead log instead of the table, and deletes nothing. Set up as it
+does best here: logical decoding by pgoutput, a poll each 10 ms, batches of 8,192, lz4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from benchmarks.machine import peak_rss_mb
+from benchmarks.ownership.pods import wait_until
+from jobs_lib.devstack.java import find_java
+from jobs_lib.devstack.places import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.relay.stage import Stage
+
+POM = Path(__file__).parent / "pom.xml"
+JARS = cache_folder() / "benchmark-peers" / "debezium"
+_SLOT = "debezium"
+_STARTED = (
+    f"select count(*) from pg_replication_slots where slot_name = '{_SLOT}' and active"
+)
+_WORKER = {
+    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
+    "offset.flush.interval.ms": "1000",
+    "producer.linger.ms": "5",
+    "producer.compression.type": "lz4",
+    "producer.acks": "all",
+    "listeners": "http://127.0.0.1:0",
+}
+_CONNECTOR = {
+    "name": "outbox",
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "topic.prefix": "debezium",
+    "plugin.name": "pgoutput",
+    "slot.name": _SLOT,
+    "publication.autocreate.mode": "filtered",
+    "table.include.list": "jobs_lib.outbox",
+    "snapshot.mode": "no_data",
+    "poll.interval.ms": "10",
+    "max.batch.size": "8192",
+    "max.queue.size": "32768",
+    "tombstones.on.delete": "false",
+    "binary.handling.mode": "bytes",
+    "transforms": "outbox",
+    "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
+    "transforms.outbox.table.field.event.id": "id",
+    "transforms.outbox.table.field.event.key": "key",
+    "transforms.outbox.table.field.event.payload": "value",
+    "transforms.outbox.table.fields.additional.placement": "version:header:ce_version",
+    "transforms.outbox.route.by.field": "topic",
+    "transforms.outbox.route.topic.replacement": "${routedByValue}",
+}
+
+
+class DebeziumError(Exception):
+    """It cannot be installed, or did not start; the message says why."""
+
+
+def install() -> None:
+    """Bring the jars by Maven, unless they are there.
+
+    Raises:
+        DebeziumError: there is no Maven, or it failed.
+    """
+    if (JARS / "complete").exists():
+        return
+    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+    try:
+        done = subprocess.run(
+            [
+                *("mvn", "-q", "-B", "-f", str(POM), goal),
+                *(f"-DoutputDirectory={JARS}", "-DincludeScope=runtime"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise DebeziumError("Maven (mvn) is not installed") from None
+    if done.returncode:
+        raise DebeziumError(f"Maven failed: {done.stdout.strip()[-2_000:]}")
+    (JARS / "complete").touch()
+
+
+class Debezium:
+    """A worker of Kafka Connect that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def rss_mb(self) -> float:
+        """The most memory it has had."""
+        return peak_rss_mb(self._process.pid)
+
+
+@contextlib.contextmanager
+def connecting(stage: Stage) -> Iterator[Debezium]:
+    """Relay a stage's outbox, of a server with ``wal_level=logical``.
+
+    Raises:
+        DebeziumError: it cannot be installed, or did not start.
+    """
+    install()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        worker = _write(
+            folder / "worker.properties",
+            {
+                **_WORKER,
+                "bootstrap.servers": stage.broker.bootstrap_servers,
+                "offset.storage.file.filename": str(folder / "offsets"),
+            },
+        )
+        database = urlsplit(stage.server.url)
+        connector = _write(
+            folder / "connector.properties",
+            {
+                **_CONNECTOR,
+                "database.hostname": str(database.hostname),
+                "database.port": str(database.port),
+                "database.user": str(database.username),
+                "database.password": database.password or "none",
+                "database.dbname": database.path.strip("/"),
+            },
+        )
+        log = folder / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    *(str(find_java().program), "-Xmx512m", "-cp", f"{JARS}/*"),
+                    "org.apache.kafka.connect.cli.ConnectStandalone",
+                    *(str(worker), str(connector)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            _await_start(stage, process, log)
+            yield Debezium(process)
+        finally:
+            process.terminate()
+            process.wait(30)
+            stage.server.ask(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+                f" where slot_name = '{_SLOT}'"
+            )
+
+
+def _await_start(stage: Stage, process: subprocess.Popen[bytes], log: Path) -> None:
+    def is_over() -> bool:
+        return process.poll() is not None or bool(stage.server.ask(_STARTED))
+
+    wait_until(is_over, 60, "Debezium reads the log")
+    if process.poll() is not None:
+        said = log.read_text(errors="replace")[-2_000:]
+        raise DebeziumError(f"Kafka Connect ended at its start: {said}")
+
+
+def _write(path: Path, properties: dict[str, str]) -> Path:
+    lines = (f"{key}={value}\n" for key, value in properties.items())
+    path.write_text("".join(lines), encoding="utf-8")
+    return path

@@ -1,0 +1,65 @@
+"""Names of topics and consumer groups in Kafka: each environment has its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from jobs_lib.settings import Settings
+
+BARE = "{name}"
+"""What names look like where there are no environments."""
+
+
+def name_in_kafka(settings: Settings, name: str) -> str:
+    """The name in Kafka of a topic or group, as the environment's template has it.
+
+    Raises:
+        ConfigurationError: the name is one that the template gives already, in this
+            environment or in another: another one's topic must not be touched, and no
+            environment be named twice.
+    """
+    for environment in {settings.environment, *settings.environments} - {""}:
+        before, after = _fill(settings, environment).split(BARE)
+        if name.startswith(before) and name.endswith(after):
+            bare = name[len(before) : len(name) - len(after)]
+            raise ConfigurationError(
+                f"{name!r} is a name of the environment {environment!r}, and this is "
+                f"{settings.environment or 'none'!r}: declare it as {bare!r}, and each "
+                "environment has its own"
+            )
+    return make_template(settings).replace(BARE, name)
+
+
+def make_template(settings: Settings) -> str:
+    """The template of this environment, in which only the name is open."""
+    if not settings.environment:
+        return BARE
+    return _fill(settings, settings.environment)
+
+
+def check_environment(settings: Settings, found: str) -> None:
+    """Refuse a database of another environment.
+
+    Raises:
+        ConfigurationError: it is another one's; its topics are, too.
+    """
+    ours = settings.environment
+    if found == ours:
+        return
+    if not found:
+        raise ConfigurationError(
+            f"the database serves no environment yet, and this process is of {ours!r}: "
+            f"run `jobs-lib migrate` with JOBS_LIB_ENVIRONMENT={ours}"
+        )
+    raise ConfigurationError(
+        f"the database belongs to the environment {found!r}, and this process to "
+        f"{ours or 'none'!r}: correct JOBS_LIB_DATABASE_URL or JOBS_LIB_ENVIRONMENT. "
+        f"If it is a copy, `jobs-lib migrate --copied-from {found}` makes it yours"
+    )
+
+
+def _fill(settings: Settings, environment: str) -> str:
+    return settings.topic_template.replace("{environment}", environment)

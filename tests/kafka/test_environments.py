@@ -1,0 +1,193 @@
+"""Each environment has its own topics, and touches no other one's."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib.capture import capture_changes
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.naming import name_in_kafka
+from jobs_lib.schema import migrate
+from jobs_lib.service import Service
+from jobs_lib.settings import load_settings
+from jobs_lib.topic_plan import apply_topics
+from tests.support.apps import HOME, executing, make_app, running
+from tests.support.records import read_topic
+
+ENVIRONMENTS = ["dev", "staging", "prod"]
+
+
+@pytest.fixture
+def make_of(database_url, bootstrap_servers):
+    """A function that makes an app of an environment."""
+
+    def make(environment: str, **settings):
+        return make_app(
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            environment=environment,
+            environments=ENVIRONMENTS,
+            **settings,
+        )
+
+    return make
+
+
+def adopt(app, **options) -> None:
+    migrate(app.settings.database_url, settings=app.settings, **options)
+
+
+@pytest.mark.guarantee("W46")
+def test_topics_and_groups_are_the_environments_own(
+    make_of, connect, admin, kafka_admin, bootstrap_servers, wait_for, topic
+):
+    app = make_of("dev")
+    adopt(app)
+    # Of this test alone: what `topic` makes is bare.
+    bare = topic()
+    name = f"dev.{bare}"
+    states = app.topic(bare, value=int, compacted=True)
+    seen = []
+
+    @app.entity(states, source="things", key="id")
+    def load(connection, keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, 4)
+
+    @app.consumer(bare, group=f"{bare}-readers", value=int)
+    def read(record, connection) -> None:
+        seen.append((record.topic, record.key, record.value))
+
+    admin.execute("create table things (id text)")
+    capture_changes(admin, "things", topic=bare, key="id")
+    assert {change.topic for change in apply_topics(app)} == {name}
+    try:
+        with connect() as connection:
+            states.send(connection, key="python", value=1)
+            states.send_current(connection, key="current")
+            connection.execute("select jobs_lib.send(%s, 'sql', '2')", (bare,))
+            connection.execute("insert into things values ('captured')")
+        with running(app, "consumers", "relay"):
+            wait_for(lambda: len(seen) == 4, timeout=30, what="all are read")
+        assert sorted(seen) == [
+            (name, "captured", 4),
+            (name, "current", 4),
+            (name, "python", 1),
+            (name, "sql", 2),
+        ]
+        groups = {
+            one.group_id for one in kafka_admin.list_consumer_groups().result().valid
+        }
+        assert f"dev.{bare}-readers" in groups
+        assert f"{bare}-readers" not in groups
+        assert read_topic(bootstrap_servers, bare) == []
+    finally:
+        kafka_admin.delete_topics([name])[name].result()
+
+
+@pytest.mark.guarantee("W46")
+@pytest.mark.parametrize("declared", ["topic", "consumer", "group", "home"])
+def test_a_start_with_another_environments_topic_is_refused(make_of, declared):
+    app = make_of("dev", **({"home": "prod.things"} if declared == "home" else {}))
+    adopt(app)
+    if declared == "topic":
+        app.topic("prod.things")
+    elif declared != "home":
+        names = ("prod.things", "g") if declared == "consumer" else ("t", "prod.things")
+
+        @app.consumer(names[0], group=names[1])
+        def read(record, connection) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"'prod.things'.*'prod', and this is 'dev'.*'things'"
+    ):
+        Service(app).start()
+
+
+@pytest.mark.guarantee("W46")
+def test_a_database_of_another_environment_is_refused(make_of, connect):
+    prod = make_of("prod")
+    things = prod.topic("things")
+    with pytest.raises(
+        ConfigurationError, match=r"no environment yet.*jobs-lib migrate"
+    ):
+        Service(prod).start()
+    adopt(prod)
+    with connect() as connection:
+        things.send(connection, key="a", value=1)
+    for other in ("dev", ""):
+        app = make_of(other)
+        with pytest.raises(ConfigurationError, match="environment 'prod'"):
+            Service(app).start()
+        with pytest.raises(ConfigurationError, match="environment 'prod'"):
+            adopt(app)
+        with (
+            connect() as connection,
+            pytest.raises(ConfigurationError, match="environment 'prod'"),
+        ):
+            app.topic("things").send(connection, key="a", value=1)
+
+
+def test_a_copy_becomes_another_environments_and_forgets_what_waits(
+    make_of, connect, admin
+):
+    prod = make_of("prod")
+    adopt(prod)
+    things, ran = prod.topic("things"), []
+
+    @prod.job()
+    def work(job) -> None:
+        ran.append(job.id)
+
+    with connect() as connection:
+        things.send(connection, key="a", value=1)
+        work.enqueue(connection)
+    before = admin.execute("select id from jobs_lib.installation").fetchone()
+    dev = make_of("dev")
+    with pytest.raises(ConfigurationError, match="not to 'staging'"):
+        adopt(dev, copied_from="staging")
+    adopt(dev, copied_from="prod")
+    assert admin.execute("select id from jobs_lib.installation").fetchone() != before
+    assert admin.execute("select topic, home from jobs_lib.topics").fetchall() == [
+        ("local", True)
+    ]
+    for table in ("jobs", "outbox"):
+        assert admin.execute(f"select count(*) from jobs_lib.{table}").fetchone() == (
+            0,
+        )
+
+    @dev.job(name="work")
+    def work_here(job) -> None:
+        ran.append(job.id)
+
+    with executing(dev, HOME), connect() as connection:
+        dev.topic("things").send(connection, key="a", value=1)
+    assert admin.execute("select topic from jobs_lib.outbox").fetchall() == [
+        ("dev.things",)
+    ]
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [("{environment}.{name}", "dev.things"), ("{name}-{environment}", "things-dev")],
+)
+def test_a_template_says_where_the_environment_stands(template, name):
+    settings = load_settings(environment="dev", topic_template=template)
+    assert name_in_kafka(settings, "things") == name
+    with pytest.raises(ConfigurationError, match="declare it as 'things'"):
+        name_in_kafka(settings, name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"topic_template": "{name}"},
+        {"topic_template": "{environment}.{environment}.{name}"},
+        {"topic_template": "{environment} {name}"},
+        {"topic_template": "{environment}.{name}.{other}"},
+        {"environment": "de.v"},
+    ],
+)
+def test_a_template_that_cannot_tell_environments_apart_is_refused(given):
+    with pytest.raises(ConfigurationError, match=r"topic_template|environment"):
+        load_settings(**given)
