@@ -1,8 +1,8 @@
 """Run the tests as `make test` and `make test-all` do.
 
-The tests of `tests/integration` run on the oldest PostgreSQL installed on this machine
-first, then everything runs on the embedded one, so that the output closes with pytest's
-summary of the main run.
+The tests of the SQL run on the oldest PostgreSQL installed on this machine first, then
+everything runs on the embedded one, so that the output closes with pytest's summary of
+the main run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ EMBEDDED = 18
 OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
+
+# Tests of what does not depend on the server.
+WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
 
 # What some tests need and no wheel brings: program to Debian's package.
 PROGRAMS = {
@@ -65,6 +68,7 @@ def run(
         print(f"PostgreSQL {major}: tests/integration", flush=True)
         environment["JOBS_LIB_TEST_POSTGRES_BIN"] = str(bin_dir)
         command += ["--durations=0", "--durations-min=5", "tests/integration"]
+        command += [f"--ignore=tests/integration/{name}" for name in WITHOUT_SQL]
     sys.stdout.flush()
     return subprocess.run(command, env=environment, check=False).returncode
 

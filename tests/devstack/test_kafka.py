@@ -129,6 +129,7 @@ def test_an_identifier_that_begins_with_a_hyphen_is_accepted(monkeypatch):
     assert "cluster.id=-_v7" in text
 
 
+@pytest.mark.slow
 def test_each_broker_has_an_identifier_of_its_own(tmp_path):
     identifiers = set()
     for name in ("one", "other"):  # the second time without the broker's tool
@@ -150,6 +151,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_test_run_leaves_no_broker_and_no_folder():
     run = subprocess.run(
         [sys.executable, "-c", ABANDONED], capture_output=True, text=True, check=False

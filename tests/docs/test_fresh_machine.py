@@ -36,7 +36,7 @@ def test_make_test_needs_python_and_make_only(tmp_path):
             "HOME": str(home),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             # All of it is what continuous integration runs; here, that it starts.
-            "PYTEST_ADDOPTS": "tests/unit tests/plans",
+            "PYTEST_ADDOPTS": "tests/unit tests/plans --deselect=tests/integration",
         },
     )
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-3_000:]

@@ -27,7 +27,9 @@ def kill(server) -> None:
 
 
 @pytest.mark.guarantee("FP6", "J20")
-@pytest.mark.parametrize("stop", [stop_fast, stop_immediately, kill])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(stop_fast, marks=pytest.mark.slow), stop_immediately, kill]
+)
 def test_an_executor_outlives_its_server(
     own_server, own_url, start_worker, wait_for, stop
 ):

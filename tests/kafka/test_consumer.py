@@ -94,7 +94,10 @@ def test_two_types_on_one_topic_reach_their_handlers(
 
 
 @pytest.mark.guarantee("W76")
-@pytest.mark.parametrize("event", ["records.applied", "records.committed"])
+@pytest.mark.parametrize(
+    "event",
+    ["records.applied", pytest.param("records.committed", marks=pytest.mark.slow)],
+)
 def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
     event, admin, app, bootstrap_servers, topic, run_process, database_url, wait_for
 ):

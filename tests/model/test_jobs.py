@@ -26,7 +26,7 @@ def test_random_histories_of_jobs_keep_to_the_model(database):
         run_state_machine_as_test(
             cast("Any", lambda: Jobs(bench)),
             settings=settings(
-                max_examples=int(longer or 80),
+                max_examples=int(longer or 50),
                 stateful_step_count=50,
                 derandomize=not longer,
                 database=None,

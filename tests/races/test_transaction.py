@@ -43,7 +43,9 @@ def count(admin, table: str) -> int:
 
 
 @pytest.mark.guarantee("J6")
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    "kind", ["plain", pytest.param("async", marks=pytest.mark.slow)]
+)
 def test_a_kill_at_any_step_leaves_each_effect_once(
     admin, database_url, enqueue, run_process, wait_for, kind
 ):

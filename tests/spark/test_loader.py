@@ -77,7 +77,9 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 
 
 @pytest.mark.guarantee("W32")
-@pytest.mark.parametrize("engine", ["sql", "spark"])
+@pytest.mark.parametrize(
+    "engine", ["sql", pytest.param("spark", marks=pytest.mark.slow)]
+)
 def test_a_killed_driver_is_resumed_at_its_last_range(
     database, run_process, wait_for, request, engine
 ):
