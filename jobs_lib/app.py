@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.db import Queries
+    from jobs_lib.schemas.registry import Registry
     from jobs_lib.transaction import Transaction
 
 
@@ -41,11 +42,12 @@ class App(JobDeclarations, TopicDeclarations):
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )
         TopicDeclarations.__init__(
-            self, self._load_queries, lambda: self.settings.notify
+            self, self._load_queries, lambda: self.settings.notify, self.registry
         )
         self.home = home
         self._settings = settings
         self._pools = Pools(lambda: self.settings)
+        self._found_registry: Registry | None = None
 
     @property
     def settings(self) -> Settings:
@@ -65,6 +67,18 @@ class App(JobDeclarations, TopicDeclarations):
             pgbouncer=self.settings.pgbouncer,
             timeout=self.settings.database_timeout,
         )
+
+    def registry(self) -> Registry:
+        """The schema registry; connects when it is first asked.
+
+        Raises:
+            ConfigurationError: none is set, or its client does not know a setting.
+        """
+        if self._found_registry is None:
+            from jobs_lib.schemas.registry import Registry
+
+            self._found_registry = Registry(self.settings)
+        return self._found_registry
 
     def transaction(self) -> Transaction:
         """A transaction for what has nothing else to commit.

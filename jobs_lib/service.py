@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
@@ -35,7 +36,7 @@ from jobs_lib.topics import declare_topic
 from jobs_lib.wear import Wear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from uuid import UUID
 
     import psycopg
@@ -100,12 +101,12 @@ class Service:
         """Start every part and return.
 
         Raises:
-            UnavailableError: the database does not answer. A Kafka that does not answer
-                is waited for.
+            UnavailableError: the database does not answer. A Kafka or a registry that
+                does not answer is waited for.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
-            ConfigurationError: the port of the probes cannot be had, or Kafka's
-                client does not know a setting.
+            ConfigurationError: the port of the probes cannot be had, Kafka's client
+                does not know a setting, or a topic's schema is not registered.
         """
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
@@ -116,6 +117,7 @@ class Service:
             check_settings(self.settings)
         self.database.check_version(latest_version())
         installation, shards = self._read_installation()
+        self._patiently(self.app.load_schemas)
         self._declare_topics()
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
@@ -249,14 +251,15 @@ class Service:
         homes = {self.app.home} - {None}
         topics = homes | {d.topic for d in self.app.consumers if not d.is_read_model}
         for topic in sorted(cast("set[str]", topics)):
-            self._declare_patiently(topic)
+            is_home = topic == self.app.home
+            self._patiently(partial(declare_topic, self.app, topic, home=is_home))
 
-    def _declare_patiently(self, topic: str) -> None:
-        """Wait for a Kafka that does not answer: it may be starting, too."""
+    def _patiently(self, act: Callable[[], None]) -> None:
+        """Wait for a Kafka or a registry that does not answer: it may be starting."""
         failures = 0
         while not self._stopping.is_set():
             try:
-                declare_topic(self.app, topic, home=topic == self.app.home)
+                act()
             except UnavailableError as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)
