@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import socket
+import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -148,6 +150,16 @@ def test_fields_are_named_by_their_aliases(app):
     assert read(app, data, Aliased).tail == "N1"
 
 
+@pytest.fixture
+def new_york(monkeypatch):
+    """The machine's own time zone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -155,8 +167,7 @@ def test_fields_are_named_by_their_aliases(app):
         datetime(2024, 5, 4, 14, tzinfo=timezone(timedelta(hours=2))),
     ],
 )
-def test_a_time_means_the_same_on_every_machine(app, monkeypatch, written):
-    monkeypatch.setenv("TZ", "America/New_York")
+def test_a_time_means_the_same_on_every_machine(app, new_york, written):
     topic = app.topic("flights", value=dict[str, Any], schema=record(at=MILLIS))
     at = datetime(2024, 5, 4, 12, tzinfo=UTC)
     assert read(app, topic.encode({"at": written})) == {"at": at}
@@ -277,9 +288,7 @@ def test_what_the_registry_says_is_told_without_secrets(status, error, match):
     assert "hunter2canary" not in str(raised.value) + repr(settings)
 
 
-def test_a_registry_that_is_silent_is_given_up(monkeypatch):
-    import socket
-
+def test_a_registry_that_is_silent_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = load_settings(
