@@ -112,8 +112,9 @@ def register_schemas(app: App) -> tuple[list[Finding], dict[str, int]]:
     findings = [finding for one in subjects for finding in _check(one)]
     if any(finding.fails for finding in findings):
         return findings, {}
-    registry, ids = app.registry(), {}
+    ids = {}
     for one in subjects:
+        registry = app.registry()
         # Some registries know no settings of a subject that has no version yet.
         if one.versions and one.level is None:
             registry.set_level(one.name, FULL)

@@ -10,7 +10,6 @@ from confluent_kafka.schema_registry import (
     Schema,
     SchemaRegistryClient,
     SchemaRegistryError,
-    ServerConfig,
 )
 
 from jobs_lib.errors import ConfigurationError, UnavailableError
@@ -129,19 +128,19 @@ class Registry:
         Args:
             subject: None for what holds wherever none is set.
         """
+        if self._is_mock:  # it keeps none
+            return None
         try:
             with self._asking():
-                config = self._client.get_config(subject)
+                return self._client.get_compatibility(subject)
         except LookupError:
             return None
-        if config is None:  # a mock has none
-            return None
-        return config.compatibility_level or config.compatibility
 
     def set_level(self, subject: str, level: str) -> None:
         """Set how compatible a subject's versions have to be."""
-        with self._asking():
-            self._client.set_config(subject, ServerConfig(compatibility=level))
+        if not self._is_mock:
+            with self._asking():
+                self._client.set_compatibility(subject, level)
 
     def register(self, subject: str, schema: AvroSchema) -> int:
         """Register a schema, or find it registered; its id.
@@ -191,7 +190,7 @@ class Registry:
             ) from None
         # Its HTTP client's own errors, whichever that is: none of them is an answer.
         except Exception as error:
-            raise self._unavailable(type(error).__name__) from None
+            raise self._unavailable(type(error).__name__) from error
 
     def _unavailable(self, reason: str) -> UnavailableError:
         return UnavailableError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from confluent_kafka.schema_registry import (
 
 from tests.support.apicurio import Apicurio
 from tests.support.apps import count, make_app, running
+from tests.support.pages import ROOT
 
 SERVICE = """
 import os
@@ -51,7 +53,7 @@ def deploy(apicurio, run_process, tmp_path):
             "-m", "jobs_lib.cli", "schemas", "register", "fleet:app",
             env={
                 "JOBS_LIB_SCHEMA_REGISTRY_URL": apicurio,
-                "PYTHONPATH": str(tmp_path),
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
             },
         )  # fmt: skip
         return done.wait(timeout=60), done.output

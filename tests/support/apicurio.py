@@ -34,7 +34,7 @@ APICURIO = Bundle(
     "io.apicurio",
     "apicurio-registry-app",
     "3.3.3",
-    "SHA256",
+    "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63",
 )
 
 
