@@ -104,8 +104,17 @@ class App(JobDeclarations, TopicDeclarations):
         return self._pools.alone()
 
     def close(self) -> None:
-        """Close the connections that :meth:`transaction` has kept open."""
+        """Close what is kept open: :meth:`transaction`'s connections, the registry's.
+
+        Whatever is used again is opened again.
+        """
         self._pools.close()
+        self.close_registry()
+
+    def close_registry(self) -> None:
+        """Close the connection to the schema registry; the next question opens one."""
+        if self._found_registry is not None:
+            self._found_registry.close()
 
     async def aclose(self) -> None:
         """As :meth:`close`, for those of the running event loop."""

@@ -177,6 +177,7 @@ class Service:
             worker.stop()
         self._maintenance.stop()
         self.process.stop()
+        self.app.close_registry()
         if self._probes is not None:
             self._probes.stop()
         if time.monotonic() > deadline:

@@ -133,7 +133,7 @@ class AvroEncoder:
         output.seek(_PREFIX.size)
         try:
             # The writer alone takes numbers that are too large, and true for 1.
-            validate(datum, self.schema.parsed, disable_tuple_notation=True)
+            validate(datum, self.schema.parsed)
             # What the schema has no field for would be left out in silence.
             fastavro.schemaless_writer(
                 output, self.schema.parsed, datum, strict_allow_default=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,8 @@ _ANSWERS_LATER = {408, 429}
 _DEFAULTS: dict[str, str | float | bool] = {
     # Seconds for a request; without it the client waits for ever.
     "timeout": 5.0,
-    "max.retries": 1,
-    "retries.wait.ms": 200,
+    # Whoever can wait asks again.
+    "max.retries": 0,
 }
 
 
@@ -48,13 +49,11 @@ class Registry:
         self._address = masked_url(url)
         self._is_mock = url.startswith(_MOCK)
         self._schemas: dict[int, AvroSchema] = {}
-        if self._is_mock:
-            self._client = _make_mock(url)
-            return
+        self._settings = {**_DEFAULTS, **settings.schema_registry, "url": url}
+        self._making = threading.Lock()
+        self._client: SchemaRegistryClient | None = None
         try:
-            self._client = SchemaRegistryClient(
-                {**_DEFAULTS, **settings.schema_registry, "url": url}
-            )
+            self._open()
         except (ValueError, TypeError, OSError):
             # Its text may repeat a value: name the keys only.
             given = ", ".join(sorted(settings.schema_registry)) or "none"
@@ -63,6 +62,14 @@ class Registry:
                 "settings; those given in JOBS_LIB_SCHEMA_REGISTRY are: "
                 f"{given}. Is one of them misspelt, or a file not there?"
             ) from None
+
+    def close(self) -> None:
+        """Close the connection; the next question opens one."""
+        with self._making:
+            client, self._client = self._client, None
+        if client is not None and not self._is_mock:
+            with client:
+                pass  # its end closes it
 
     def find_id(self, subject: str, schema: AvroSchema) -> int:
         """The id of a schema that is registered already.
@@ -74,8 +81,8 @@ class Registry:
         if self._is_mock:
             return self.register(subject, schema)
         try:
-            with self._asking():
-                found = self._client.lookup_schema(
+            with self._asking() as client:
+                found = client.lookup_schema(
                     subject, _as_registered(schema), normalize_schemas=True
                 )
         except LookupError:
@@ -97,8 +104,8 @@ class Registry:
         known = self._schemas.get(schema_id)
         if known is None:
             try:
-                with self._asking():
-                    found = self._client.get_schema(schema_id)
+                with self._asking() as client:
+                    found = client.get_schema(schema_id)
             except LookupError:
                 raise ValueError(
                     f"the registry at {self._address} knows no schema {schema_id}"
@@ -115,12 +122,11 @@ class Registry:
             ConfigurationError: it refuses to.
         """
         try:
-            with self._asking():
-                numbers = sorted(self._client.get_versions(subject))
-                found = {n: self._client.get_version(subject, n) for n in numbers}
+            with self._asking() as client:
+                numbers = sorted(client.get_versions(subject))
         except LookupError:
             return {}
-        return {n: self._parse(one.schema) for n, one in found.items()}
+        return {n: self._read_version(subject, n) for n in numbers}
 
     def read_level(self, subject: str | None) -> str | None:
         """How compatible a subject's versions have to be; None where none is set.
@@ -131,16 +137,16 @@ class Registry:
         if self._is_mock:  # it keeps none
             return None
         try:
-            with self._asking():
-                return self._client.get_compatibility(subject)
+            with self._asking() as client:
+                return client.get_compatibility(subject)
         except LookupError:
             return None
 
     def set_level(self, subject: str, level: str) -> None:
         """Set how compatible a subject's versions have to be."""
         if not self._is_mock:
-            with self._asking():
-                self._client.set_compatibility(subject, level)
+            with self._asking() as client:
+                client.set_compatibility(subject, level)
 
     def register(self, subject: str, schema: AvroSchema) -> int:
         """Register a schema, or find it registered; its id.
@@ -149,8 +155,8 @@ class Registry:
             ConfigurationError: the registry refuses it.
             UnavailableError: the registry does not answer.
         """
-        with self._asking():
-            return self._client.register_schema(
+        with self._asking() as client:
+            return client.register_schema(
                 subject, _as_registered(schema), normalize_schemas=True
             )
 
@@ -160,18 +166,34 @@ class Registry:
             raise ValueError(f"the registry holds {kind} there, and no Avro schema")
         named: dict[str, object] = {}
         for reference in schema.references or ():
-            with self._asking():
-                version = self._client.get_version(
-                    str(reference.subject), int(reference.version or 0)
-                )
-            named |= self._parse(version.schema).named
+            subject, version = str(reference.subject), int(reference.version or 0)
+            named |= self._read_version(subject, version).named
         return parse_schema(schema.schema_str or "", named)
 
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn what the client raises into our errors; LookupError for what is not."""
+    def _read_version(self, subject: str, version: int) -> AvroSchema:
         try:
-            yield
+            with self._asking() as client:
+                found = client.get_version(subject, version)
+        except LookupError:
+            raise ValueError(f"{subject!r} has no version {version} any more") from None
+        return self._parse(found.schema)
+
+    def _open(self) -> SchemaRegistryClient:
+        with self._making:
+            if self._client is None:
+                if self._is_mock:
+                    self._client = _make_mock(str(self._settings["url"]))
+                else:
+                    self._client = SchemaRegistryClient(self._settings)
+            return self._client
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[SchemaRegistryClient]:
+        """The client; turns what it raises into our errors, LookupError for what is
+        not there.
+        """
+        try:
+            yield self._open()
         except SchemaRegistryError as error:
             status = error.http_status_code
             if status == _NOT_FOUND:

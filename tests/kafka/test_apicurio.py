@@ -61,10 +61,17 @@ def deploy(apicurio, run_process, tmp_path):
     return deploy
 
 
+@pytest.fixture
+def client(apicurio):
+    """The registry's client, past the library."""
+    with SchemaRegistryClient({"url": apicurio, "timeout": 30}) as client:
+        yield client
+
+
 @pytest.mark.slow
 @pytest.mark.guarantee("W79", "W80")
 def test_a_schema_that_does_not_go_with_every_version_fails_the_deployment(
-    deploy, apicurio
+    deploy, client
 ):
     topic = "aircraft-state"
     subject = f"{topic}-value"
@@ -73,7 +80,6 @@ def test_a_schema_that_does_not_go_with_every_version_fails_the_deployment(
     assert deploy(topic, TAIL, SEATS)[0] == 0
     assert deploy(topic, TAIL, optional_seats)[0] == 0
     assert deploy(topic, TAIL, optional_seats, GATE)[0] == 0
-    client = SchemaRegistryClient({"url": apicurio, "timeout": 30})
     assert client.get_compatibility(subject) == "FULL_TRANSITIVE"
     assert client.get_versions(subject) == [1, 2, 3]
     added = {"name": "engines", "type": "int"}

@@ -94,7 +94,7 @@ def five_versions(release, relay, connect, topic):
         states = app.topic(name, value=dict[str, Any], schema=make_schema(version))
         findings, _ = register_schemas(app)
         assert findings == []
-        value = {"tail": f"N{version}", "status": SYMBOLS[version]}
+        value: dict[str, Any] = {"tail": f"N{version}", "status": SYMBOLS[version]}
         value |= {f"since{n}": version for n in range(2, version + 1)}
         with connect() as connection:
             states.send(connection, key=f"N{version}", value=value)
@@ -185,8 +185,8 @@ def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
     release, relay, connect, topic, bootstrap_servers
 ):
     first, second = topic(1), topic(1)
-    whole = {"type": "record", "name": "Aircraft", "fields": []}
-    whole["fields"] = [{"name": "registration", "type": "string"}]
+    registration = {"name": "registration", "type": "string"}
+    whole = {"type": "record", "name": "Aircraft", "fields": [registration]}
 
     def declare(app, *names):
         schemas = {first: make_schema(1), second: whole}
