@@ -142,6 +142,10 @@ class AvroEncoder:
             raise ValueError(explain(error)) from None
         return output.getvalue()
 
+    def show(self, data: bytes) -> Any:
+        """What the bytes hold, by the topic's own schema."""
+        return _read(data, self.schema, None)[0]
+
 
 class AvroDecoder:
     """Reads values with the schema that they were written with.
@@ -161,7 +165,7 @@ class AvroDecoder:
         registry: Callable[[], Registry],
     ) -> None:
         self._adapter = adapter
-        self._reader = None if schema is None else schema.parsed
+        self._reader = schema
         self._registry = registry
 
     def load(self) -> None:
@@ -176,20 +180,30 @@ class AvroDecoder:
         """See :class:`~jobs_lib.schemas.codec.Decoder`."""
         schema_id = read_id(data)
         writer = self._registry().read_schema(schema_id)
-        stream = BytesIO(data)
-        stream.seek(_PREFIX.size)
         try:
-            datum = fastavro.schemaless_reader(stream, writer.parsed, self._reader)
-        # Bytes of anything else lead it anywhere.
+            datum, rest = _read(data, writer, self._reader)
+        # Bytes of anything else lead fastavro anywhere.
         except Exception as error:
             raise ValueError(
                 f"it does not hold the Avro schema {schema_id}: {explain(error)}"
             ) from None
-        if rest := len(data) - stream.tell():
+        if rest:
             raise ValueError(
                 f"{rest} bytes follow the value of the Avro schema {schema_id}"
             )
         return self._adapter.validate_python(datum)
+
+
+def _read(
+    data: bytes, writer: AvroSchema, reader: AvroSchema | None
+) -> tuple[Any, int]:
+    """The value behind the prefix, and how many bytes are left."""
+    stream = BytesIO(data)
+    stream.seek(_PREFIX.size)
+    datum = fastavro.schemaless_reader(
+        stream, writer.parsed, None if reader is None else reader.parsed
+    )
+    return datum, len(data) - stream.tell()
 
 
 def read_id(data: bytes) -> int:

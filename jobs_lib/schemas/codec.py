@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -35,6 +36,9 @@ class Encoder(Protocol):
         Raises:
             ValueError: it does not fit; the message says why.
         """
+
+    def show(self, data: bytes) -> Any:
+        """What bytes of its own hold, in plain types, for people and tests."""
 
     def load(self) -> None:
         """Look up now what would be asked for at the first value."""
@@ -82,6 +86,10 @@ class JsonCodec:
         checked = self._adapter.validate_python(value)
         # A dataclass made without checks is found out only here.
         return self._adapter.dump_json(checked, by_alias=True, warnings="error")
+
+    def show(self, data: bytes) -> Any:
+        """See :class:`Encoder`."""
+        return show_json(data)
 
     def decode(self, data: bytes) -> Any:
         """See :class:`Decoder`."""
@@ -149,6 +157,14 @@ def make_decoder(
 
     reader = None if schema == REGISTERED else load_schema(schema, topic)
     return AvroDecoder(adapter, reader, registry)
+
+
+def show_json(data: bytes) -> Any:
+    """What bytes hold as JSON; those that are none stay as they are."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data
 
 
 def explain(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from jobs_lib import PayloadError
+from jobs_lib import App, PayloadError
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.schema_plan import register_schemas
 from jobs_lib.service import Service
@@ -145,3 +145,20 @@ def test_a_schema_needs_its_extra_only_where_it_is_declared(run_process):
     worker = run_process("-c", code)
     assert worker.wait(timeout=60) == 0, worker.output
     assert "pip install 'jobs-lib[avro]'" in worker.output
+
+
+kit = App("kit")
+kit_states = kit.topic("states", value=Aircraft, schema=SCHEMA, compacted=True)
+
+
+@pytest.fixture
+def jobs_app() -> App:
+    return kit
+
+
+def test_the_test_kit_needs_no_registry_and_shows_values(jobs, outbox):
+    with jobs.transaction() as conn:
+        kit_states.send(conn, key="a", value=Aircraft("a", 1))
+    sent = outbox.assert_sent(kit_states, value=Aircraft("a", 1))
+    assert sent.value == {"tail": "a", "seats": 1}
+    outbox.assert_not_sent("states", value={"tail": "a", "seats": 2})
