@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.db import Queries
+    from jobs_lib.schemas.registry import Registry
     from jobs_lib.transaction import Transaction
 
 
@@ -41,10 +42,13 @@ class App(JobDeclarations, TopicDeclarations):
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )
-        TopicDeclarations.__init__(self, self._load_queries, lambda: self.settings)
+        TopicDeclarations.__init__(
+            self, self._load_queries, lambda: self.settings, self.registry
+        )
         self._home = home
         self._settings = settings
         self._pools = Pools(lambda: self.settings)
+        self._found_registry: Registry | None = None
 
     @property
     def home(self) -> str | None:
@@ -80,6 +84,18 @@ class App(JobDeclarations, TopicDeclarations):
             timeout=self.settings.database_timeout,
         )
 
+    def registry(self) -> Registry:
+        """The schema registry; connects when it is first asked.
+
+        Raises:
+            ConfigurationError: none is set, or its client does not know a setting.
+        """
+        if self._found_registry is None:
+            from jobs_lib.schemas.registry import Registry
+
+            self._found_registry = Registry(self.settings)
+        return self._found_registry
+
     def transaction(self) -> Transaction:
         """A transaction for what has nothing else to commit.
 
@@ -104,8 +120,17 @@ class App(JobDeclarations, TopicDeclarations):
         return self._pools.alone()
 
     def close(self) -> None:
-        """Close the connections that :meth:`transaction` has kept open."""
+        """Close what is kept open: :meth:`transaction`'s connections, the registry's.
+
+        Whatever is used again is opened again.
+        """
         self._pools.close()
+        self.close_registry()
+
+    def close_registry(self) -> None:
+        """Close the connection to the schema registry; the next question opens one."""
+        if self._found_registry is not None:
+            self._found_registry.close()
 
     async def aclose(self) -> None:
         """As :meth:`close`, for those of the running event loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import astuple
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ from jobs_lib.terminal import json_option, show
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
+    from jobs_lib.schema_plan import Finding
     from jobs_lib.topic_plan import Change
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
@@ -185,6 +187,57 @@ def _load(app: str) -> App:
 def _show_changes(changes: list[Change], as_json: bool) -> None:
     columns = ("topic", "what", "found", "wanted", "applies")
     show(columns, (astuple(change) for change in changes), as_json)
+
+
+@cli.group()
+def schemas() -> None:
+    """The Avro schemas of a service's topics."""
+
+
+@schemas.command("check")
+@app_argument
+@click.option(
+    "--against",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Compare with FOLDER/<subject>/<version>.avsc, and ask no registry.",
+)
+@click.option(
+    "--forward", is_flag=True, help="With --against: as for FORWARD_TRANSITIVE."
+)
+@json_option
+def schemas_check(app: str, against: Path | None, forward: bool, as_json: bool) -> None:
+    """Exit with 1 if a schema does not go with every version registered before."""
+    from jobs_lib.schema_plan import FORWARD, FULL, check_against, check_schemas
+
+    if forward and against is None:
+        raise click.UsageError("--forward needs --against: a registry knows its level")
+    if against is None:
+        findings = check_schemas(_load(app))
+    else:
+        findings = check_against(_load(app), against, FORWARD if forward else FULL)
+    _show_findings(findings, as_json)
+
+
+@schemas.command("register")
+@app_argument
+@json_option
+def schemas_register(app: str, as_json: bool) -> None:
+    """Check, then register what the service declares: a step of its deployment."""
+    from jobs_lib.schema_plan import register_schemas
+
+    findings, ids = register_schemas(_load(app))
+    _show_findings(findings, as_json)
+    for subject, schema_id in ids.items():
+        click.echo(f"registered: {subject} (id {schema_id})", err=as_json)
+
+
+def _show_findings(findings: list[Finding], as_json: bool) -> None:
+    columns = ("subject", "version", "field", "problem", "fails")
+    if findings or as_json:
+        show(columns, (astuple(finding) for finding in findings), as_json)
+    if any(finding.fails for finding in findings):
+        sys.exit(1)
 
 
 @topics.command("declare")

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
@@ -36,7 +37,7 @@ from jobs_lib.topics import declare_topic
 from jobs_lib.wear import Wear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from uuid import UUID
 
     import psycopg
@@ -101,12 +102,12 @@ class Service:
         """Start every part and return.
 
         Raises:
-            UnavailableError: the database does not answer. A Kafka that does not answer
-                is waited for.
+            UnavailableError: the database does not answer. A Kafka or a registry that
+                does not answer is waited for.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
-            ConfigurationError: the port of the probes cannot be had, or Kafka's
-                client does not know a setting.
+            ConfigurationError: the port of the probes cannot be had, Kafka's client
+                does not know a setting, or a topic's schema is not registered.
         """
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
@@ -119,6 +120,7 @@ class Service:
         installation, shards, environment = self._read_installation()
         check_environment(self.settings, environment)
         self.app.names_in_kafka()  # a name of another environment is refused now
+        self._patiently(self.app.load_schemas)
         self._declare_topics()
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
@@ -178,6 +180,7 @@ class Service:
             worker.stop()
         self._maintenance.stop()
         self.process.stop()
+        self.app.close_registry()
         if self._probes is not None:
             self._probes.stop()
         if time.monotonic() > deadline:
@@ -252,14 +255,15 @@ class Service:
         homes = {self.app.home} - {None}
         topics = homes | {d.topic for d in self.app.consumers if not d.is_read_model}
         for topic in sorted(cast("set[str]", topics)):
-            self._declare_patiently(topic)
+            is_home = topic == self.app.home
+            self._patiently(partial(declare_topic, self.app, topic, home=is_home))
 
-    def _declare_patiently(self, topic: str) -> None:
-        """Wait for a Kafka that does not answer: it may be starting, too."""
+    def _patiently(self, act: Callable[[], None]) -> None:
+        """Wait for a Kafka or a registry that does not answer: it may be starting."""
         failures = 0
         while not self._stopping.is_set():
             try:
-                declare_topic(self.app, topic, home=topic == self.app.home)
+                act()
             except UnavailableError as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)

@@ -101,6 +101,18 @@ class Settings(BaseSettings):
         description="How topics and consumer groups are named in Kafka where there is "
         "an environment.",
     )
+    schema_registry_url: str = Field(
+        "",
+        repr=False,
+        description="The schema registry of Avro values, as `http://host:port`; "
+        "`mock://name` keeps the schemas in the process, for tests.",
+    )
+    schema_registry: dict[str, str | float | bool] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Any other setting of Confluent's registry client, such as "
+        "`basic.auth.user.info`, as JSON; `timeout` is in seconds, 5 by default.",
+    )
     schema_name: str = Field(
         "jobs_lib",
         validation_alias="JOBS_LIB_SCHEMA",
@@ -342,6 +354,16 @@ def require_bootstrap_servers(settings: Settings) -> str:
             'one with `jobs-lib dev up` and then `eval "$(jobs-lib dev env)"`'
         )
     return settings.kafka_bootstrap_servers
+
+
+def require_schema_registry(settings: Settings) -> str:
+    """The registry's URL, or a ConfigurationError that says how to give one."""
+    if not settings.schema_registry_url:
+        raise ConfigurationError(
+            "a topic has an Avro schema, and no schema registry is set: set "
+            "JOBS_LIB_SCHEMA_REGISTRY_URL, in tests to mock://tests"
+        )
+    return settings.schema_registry_url
 
 
 def masked_url(url: str) -> str:

@@ -19,7 +19,7 @@ import psycopg
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.db import fenced
-from jobs_lib.errors import FencedError
+from jobs_lib.errors import FencedError, JobsError, RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -228,6 +228,8 @@ class Consumer:
             ]
         stored = progress.stored
         fresh = [m for m in block if stored is None or (m.offset() or 0) >= stored]
+        if fresh and not self._prepare(progress, fresh):
+            return
         try:
             if fresh:
                 self._commit_block(connection, progress, fresh)
@@ -253,6 +255,21 @@ class Consumer:
             if progress.paused and len(progress.waiting) < self._block:
                 progress.paused = False
                 self._member.resume(progress.partition)
+
+    def _prepare(self, progress: Progress, block: list[Message]) -> bool:
+        """Fetch what is needed to read a block: nobody is asked in a transaction."""
+        try:
+            self._declared[progress.partition[0]].prepare(block)
+        except RecordError as error:
+            self._note_failure(progress, block, error)
+        except JobsError as error:
+            # Whoever was asked does not answer: that is no fault of the record.
+            progress.failures += 1
+            progress.retry_at = time.monotonic() + RECONNECT.delay(progress.failures)
+            telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
+        else:
+            return True
+        return False
 
     def _commit_block(
         self,

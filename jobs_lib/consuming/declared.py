@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from confluent_kafka import Message
 from psycopg import sql
-from pydantic import TypeAdapter
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.record import Record, make_record, read_headers
 from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
 from jobs_lib.naming import name_in_kafka
+from jobs_lib.schemas.codec import explain
 
 if TYPE_CHECKING:
+    from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
@@ -39,8 +40,10 @@ class Declared:
         self._group = group
         self._settings = settings
         self.is_read_model = False
-        self._handlers: dict[str | None, tuple[RecordHandler, TypeAdapter[Any]]] = {}
+        self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
         self._applier: Applier | None = None
+        self._decoder: Decoder | None = None
+        """The applier's."""
 
     @cached_property
     def topic(self) -> str:
@@ -57,7 +60,7 @@ class Declared:
         return (self._topic, self._group) == (topic, group)
 
     def add_handler(
-        self, function: RecordHandler, type_: str | None, value: Any
+        self, function: RecordHandler, type_: str | None, decoder: Decoder
     ) -> None:
         """Handle the records of one type, or of any, with ``function``.
 
@@ -69,10 +72,10 @@ class Declared:
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
             )
-        self._handlers[type_] = (function, TypeAdapter(value))
+        self._handlers[type_] = (function, decoder)
 
-    def set_applier(self, applier: Applier) -> None:
-        """Apply whole blocks with ``applier``.
+    def set_applier(self, applier: Applier, decoder: Decoder) -> None:
+        """Apply whole blocks with ``applier``, which reads values with ``decoder``.
 
         Raises:
             ConfigurationError: the records have a handler already.
@@ -83,7 +86,34 @@ class Declared:
                 "handler already"
             )
         self._applier = applier
+        self._decoder = decoder
         self.is_read_model = True
+
+    def load(self) -> None:
+        """Find out whether all that has to be set is set.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        for decoder in self._decoders:
+            decoder.load()
+
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Fetch what is needed to read a block, before its transaction begins.
+
+        Raises:
+            RecordError: one cannot be read.
+            UnavailableError: whoever has to be asked does not answer.
+        """
+        if not any(decoder.asks for decoder in self._decoders):
+            return
+        for message in messages:
+            if (value := message.value()) is not None:
+                decoder = self._decoder or self._choose(message)[1]
+                try:
+                    decoder.prepare(value)
+                except ValueError as error:
+                    raise _unreadable(message, error) from None
 
     def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
         """Apply a block of one partition, in order, in the open transaction."""
@@ -91,12 +121,17 @@ class Declared:
             self._applier(connection, messages)
             return
         for message in messages:
-            function, adapter = self._choose(message)
-            record = make_record(message, decode(message, adapter))
+            function, decoder = self._choose(message)
+            record = make_record(message, decode(message, decoder))
             with handling(record.origin):
                 function(record, connection)
 
-    def _choose(self, message: Message) -> tuple[RecordHandler, TypeAdapter[Any]]:
+    @property
+    def _decoders(self) -> list[Decoder]:
+        of_handlers = [decoder for _, decoder in self._handlers.values()]
+        return of_handlers if self._decoder is None else [self._decoder]
+
+    def _choose(self, message: Message) -> tuple[RecordHandler, Decoder]:
         if len(self._handlers) == 1 and None in self._handlers:
             return self._handlers[None]
         type_ = read_headers(message).get(TYPE_HEADER)
@@ -111,22 +146,25 @@ class Declared:
         return chosen
 
 
-def decode(message: Message, adapter: TypeAdapter[Any]) -> Any:
+def decode(message: Message, decoder: Decoder) -> Any:
     """The value of a message; None for a tombstone.
 
     Raises:
-        RecordError: it is no JSON of that type.
+        RecordError: it cannot be read as what the consumer declares.
     """
     value = message.value()
     if value is None:
         return None
     try:
-        return adapter.validate_json(value)
+        return decoder.decode(value)
     except ValueError as error:
-        reason = str(error).splitlines()
-        raise RecordError(
-            f"the record at {describe(message)} cannot be read: {' '.join(reason[:3])}"
-        ) from None
+        raise _unreadable(message, error) from None
+
+
+def _unreadable(message: Message, error: ValueError) -> RecordError:
+    return RecordError(
+        f"the record at {describe(message)} cannot be read: {explain(error)}"
+    )
 
 
 def describe(message: Message) -> str:
@@ -134,13 +172,14 @@ def describe(message: Message) -> str:
     return f"{message.topic()}/{message.partition()} offset {message.offset()}"
 
 
-def read_model_applier(row_of: RowOf, table: str, key: str, value: Any) -> Applier:
+def read_model_applier(
+    row_of: RowOf, table: str, key: str, decoder: Decoder
+) -> Applier:
     """An applier that keeps ``table`` equal to a state topic.
 
     A row is replaced by a newer version only, so repeats and older records change
     nothing. The version is the record's own (header ``version``), else its offset.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(value)
     identifier = sql.Identifier(*table.split("."))
     key_column = sql.Identifier(key)
     upserts: dict[tuple[str, ...], sql.Composed] = {}
@@ -157,7 +196,7 @@ def read_model_applier(row_of: RowOf, table: str, key: str, value: Any) -> Appli
         # Only the newest record of a key matters: the others of the block are history.
         newest: dict[str | None, tuple[int, Record]] = {}
         for message in messages:
-            record = make_record(message, decode(message, adapter))
+            record = make_record(message, decode(message, decoder))
             version = record.offset if record.version is None else record.version
             if record.key not in newest or newest[record.key][0] <= version:
                 newest[record.key] = (version, record)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared, read_model_applier
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
+from jobs_lib.naming import name_in_kafka
 from jobs_lib.outbox.entity import Entity
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.partitioner import partitions_for
+from jobs_lib.schemas.codec import make_decoder, make_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.declared import RecordHandler, RowOf
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Loader
+    from jobs_lib.schemas.codec import SchemaSource
+    from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
@@ -32,16 +36,21 @@ class TopicDeclarations:
     Args:
         queries: finds the named queries, at the first use.
         settings: reads the settings, at the first use.
+        registry: finds the schema registry, at the first use.
     """
 
     def __init__(
-        self, queries: Callable[[], Queries], settings: Callable[[], Settings]
+        self,
+        queries: Callable[[], Queries],
+        settings: Callable[[], Settings],
+        registry: Callable[[], Registry],
     ) -> None:
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
         self._queries = queries
         self._read_settings = settings
+        self._registry = registry
         self._hints = Hints()
 
     def topic(
@@ -49,6 +58,7 @@ class TopicDeclarations:
         name: str,
         *,
         value: TypeForm[V] = Any,
+        schema: SchemaSource | None = None,
         compacted: bool = False,
         partitions: int | None = None,
         entities: int | None = None,
@@ -62,6 +72,9 @@ class TopicDeclarations:
             name: the topic's name; in Kafka as the environment's template has it.
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
                 Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
+            schema: makes the values Avro: the path of an .avsc file, or its content as
+                a mapping. The registry has to know it before the first ``send``: see
+                ``jobs-lib schemas register``. Defaults to JSON.
             compacted: whether only the last record of each key is kept.
             partitions: how many it is created with where it does not exist. Defaults
                 to 100, so that work can be spread for years; for a compacted one,
@@ -90,7 +103,7 @@ class TopicDeclarations:
             )
         topic = Topic(
             name,
-            value=value,
+            encoder=make_encoder(name, value, schema, self._registry, self._in_kafka),
             compacted=compacted,
             partitions=partitions
             or (partitions_for(entities or 0) if compacted else 100),
@@ -112,6 +125,7 @@ class TopicDeclarations:
         group: str,
         type: str | None = None,
         value: TypeForm[V] = Any,
+        schema: SchemaSource | Literal["registered"] | None = None,
     ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
@@ -125,10 +139,17 @@ class TopicDeclarations:
             type: handle only records whose header ``ce_type`` is this; several
                 functions may share a topic and group that way.
             value: the type of the records' values. Defaults to whatever the JSON holds.
+            schema: says that the values are Avro. ``"registered"``: they come as their
+                schema in the registry says. An .avsc file's path, or its content as a
+                mapping: they are brought into that form, whichever version they were
+                written with. Defaults to JSON.
         """
 
+        decoder = make_decoder(topic, value, schema, self._registry)
+
         def declare(function: RecordHandler[V]) -> RecordHandler[V]:
-            self._declare_consumer(topic, group).add_handler(function, type, value)
+            declared = self._declare_consumer(topic, group)
+            declared.add_handler(function, type, decoder)
             return function
 
         return declare
@@ -141,6 +162,7 @@ class TopicDeclarations:
         key: str,
         group: str,
         value: TypeForm[V] = Any,
+        schema: SchemaSource | Literal["registered"] | None = None,
     ) -> Callable[[RowOf[V]], RowOf[V]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -154,11 +176,19 @@ class TopicDeclarations:
             key: the column that takes the record's key.
             group: the consumer group.
             value: the type of the records' values. Defaults to whatever the JSON holds.
+            schema: says that the values are Avro. ``"registered"``: they come as their
+                schema in the registry says. An .avsc file's path, or its content as a
+                mapping: they are brought into that form, whichever version they were
+                written with. Defaults to JSON.
         """
+
+        decoder = make_decoder(topic, value, schema, self._registry)
 
         def declare(function: RowOf[V]) -> RowOf[V]:
             declared = self._declare_consumer(topic, group)
-            declared.set_applier(read_model_applier(function, table, key, value))
+            declared.set_applier(
+                read_model_applier(function, table, key, decoder), decoder
+            )
             return function
 
         return declare
@@ -189,6 +219,25 @@ class TopicDeclarations:
             return function
 
         return declare
+
+    def load_schemas(self) -> None:
+        """Look up the ids of the topics' schemas, so that no ``send`` has to.
+
+        A service does this when it starts. Call it at the start of any other program
+        that sends Avro: the first ``send`` of a topic else asks the registry while the
+        caller's transaction is open.
+
+        Raises:
+            ConfigurationError: a schema is not registered, or no registry is set.
+            UnavailableError: the registry does not answer.
+        """
+        for topic in self.topics.values():
+            topic.encoder.load()
+        for declared in self.consumers:
+            declared.load()
+
+    def _in_kafka(self, name: str) -> str:
+        return name_in_kafka(self._read_settings(), name)
 
     def _choose_hint(self, shard: str) -> str | None:
         return self._hints.choose(shard) if self._read_settings().notify else None

@@ -242,10 +242,13 @@ class Reader:
         record.value = None
         if state is None:
             return
-        record.value = self._topics[record.topic].encode(state)
+        topic = self._topics[record.topic]
+        record.value = topic.encode(state)
+        if topic.encoder.labels_rows:
+            _add(record.headers, "content-type", topic.encoder.content_type)
         version = _read_version(state)
-        if version is not None and not _has_version(record.headers):
-            record.headers.append(("ce_version", str(version)))
+        if version is not None:
+            _add(record.headers, "ce_version", str(version))
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """What a topic's records share, by the Kafka binding of CloudEvents."""
@@ -262,8 +265,8 @@ class Reader:
             ]
             if reexport_id is not None:
                 head.append(("ce_reexport", str(reexport_id)))
-            if declared is not None:
-                head.append(("content-type", declared.content_type))
+            if declared is not None and not declared.encoder.labels_rows:
+                head.append(("content-type", declared.encoder.content_type))
             self._heads[topic, reexport_id] = head
         return head
 
@@ -279,8 +282,10 @@ class Reader:
         return cast("tuple[int]", row)[0]
 
 
-def _has_version(headers: Headers) -> bool:
-    return any(name == "ce_version" for name, _ in headers)
+def _add(headers: Headers, name: str, value: str) -> None:
+    """Add a header, unless the row has brought its own."""
+    if all(name != there for there, _ in headers):
+        headers.append((name, value))
 
 
 def _read_version(state: Any) -> int | None:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Generic, overload
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
 from typing_extensions import TypeVar
 
 from jobs_lib.callers import Fetch, Statements, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.naming import check_environment, name_in_kafka
 from jobs_lib.partitioner import choose_shard
+from jobs_lib.schemas.codec import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from typing_extensions import TypeForm
-
     from jobs_lib.callers import AsyncCaller, Caller, Steps
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.schemas.codec import Encoder
     from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
-_BINARY = "application/octet-stream"
+_CONTENT_TYPE = "content-type"
 _TOMBSTONES = "delete.retention.ms"
 _TWO_DAYS_MS = 172_800_000
 
@@ -37,7 +35,7 @@ class Topic(Generic[V]):
         self,
         name: str,
         *,
-        value: TypeForm[V],
+        encoder: Encoder,
         compacted: bool,
         partitions: int,
         config: Mapping[str, str],
@@ -58,20 +56,13 @@ class Topic(Generic[V]):
         """Whether of several rows of a key that leave together the last one will do."""
         self.settle = settle
         """Seconds that a key's changes are collected before they leave."""
-        self.content_type = _BINARY if value is bytes else "application/json"
-        """The media type of the values."""
+        self.encoder = encoder
+        """Makes the bytes of the values."""
         self._entities = entities
         self._settings = settings
         self._hint = hint
         self._statements = Statements(queries)
         self._shards: int | None = None
-        try:
-            self._adapter: TypeAdapter[V] = TypeAdapter(value)
-        except PydanticUserError as error:
-            raise ConfigurationError(
-                f"the values of the topic {name!r} have no JSON form: "
-                f"{error.message.splitlines()[0]}"
-            ) from None
 
     @property
     def name(self) -> str:
@@ -132,9 +123,14 @@ class Topic(Generic[V]):
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: key or value cannot be stored.
+            UnavailableError: the id of the topic's schema is not known yet, and the
+                registry does not answer; ``app.load_schemas()`` asks in advance.
         """
         self._check_key(key)
-        return perform(conn, self._write(key, self.encode(value), version, headers))
+        encoded = self.encode(value)
+        if self.encoder.labels_rows:
+            headers = {_CONTENT_TYPE: self.encoder.content_type, **(headers or {})}
+        return perform(conn, self._write(key, encoded, version, headers))
 
     @overload
     def tombstone(
@@ -184,21 +180,18 @@ class Topic(Generic[V]):
         )
 
     def encode(self, value: V) -> bytes:
-        """The value as the record holds it: ``bytes`` as they are, else JSON.
+        """The value as the record holds it: ``bytes`` as they are, else JSON, or Avro
+        where the topic has a schema.
 
         Raises:
-            PayloadError: it is not of the type that the topic declares.
+            PayloadError: it is not of the type that the topic declares, or does not fit
+                the schema.
         """
-        if isinstance(value, bytes):
-            return value
         try:
-            checked = self._adapter.validate_python(value)
-            # A dataclass made without checks is found out only here.
-            return self._adapter.dump_json(checked, by_alias=True, warnings="error")
-        except (ValidationError, PydanticSerializationError) as error:
-            problem = " ".join(str(error).splitlines()[:3])
+            return self.encoder.encode(value)
+        except ValueError as error:
             raise PayloadError(
-                f"a value does not fit the topic {self.name!r}: {problem}"
+                f"a value does not fit the topic {self.name!r}: {explain(error)}"
             ) from None
 
     def _write(

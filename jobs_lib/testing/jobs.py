@@ -60,7 +60,7 @@ class Jobs:
     def __enter__(self) -> Self:
         given = self.app._settings
         settings = (given or load_settings()).model_copy(
-            update={"database_url": self.url}
+            update={"database_url": self.url, "schema_registry_url": "mock://tests"}
         )
         self._database = Database(self.url, settings.schema_name)
         self._connection = self._opened.enter_context(

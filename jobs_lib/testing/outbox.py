@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.outbox.topic import Topic
+from jobs_lib.schemas.codec import show_json
 
 if TYPE_CHECKING:
     from jobs_lib.testing.jobs import Jobs
@@ -22,8 +22,9 @@ class Sent:
     topic: str
     key: str | None
     value: Any
-    """Parsed from JSON; bytes that are none stay bytes; None for a tombstone. Of an id
-    alone, the state that the entity has now."""
+    """Parsed from JSON, or read as Avro where the topic has a schema; bytes that are
+    neither stay bytes; None for a tombstone. Of an id alone, the state that the entity
+    has now."""
     version: int | None
     headers: dict[str, str]
 
@@ -81,7 +82,7 @@ class Outbox:
 
     def _find(self, topic: Topic[Any] | str, key: Any, value: Any) -> list[Sent]:
         if isinstance(topic, Topic) and value is not _ANY and value is not None:
-            value = _parse(topic.encode(value))
+            value = self._parse(topic.name, topic.encode(value))
         return [
             one
             for one in self.sent(topic, key=key)
@@ -95,7 +96,8 @@ class Outbox:
         ):
             if entity is not None:
                 value = self._load(entity, key)
-            found.append(Sent(topic, key, _parse(value), version, headers or {}))
+            parsed = self._parse(topic, value)
+            found.append(Sent(topic, key, parsed, version, headers or {}))
         return found
 
     def _load(self, name: str, key: str) -> bytes | None:
@@ -105,14 +107,13 @@ class Outbox:
             state = entity.load_states(conn, [key]).get(key)
         return None if state is None else entity.topic.encode(state)
 
-
-def _parse(value: bytes | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return json.loads(value)
-    except ValueError:
-        return bytes(value)
+    def _parse(self, topic: str, value: bytes | None) -> Any:
+        if value is None:
+            return None
+        for declared in self._jobs.app.topics.values():
+            if declared.name == topic:
+                return declared.encoder.show(bytes(value))
+        return show_json(bytes(value))
 
 
 def _describe(topic: Topic[Any] | str, key: Any, value: Any) -> str:

@@ -1,0 +1,241 @@
+"""Avro values in the wire format of Confluent: 0, the schema's id, the value.
+
+Values are written and read with fastavro. Types of Python that Avro has no form for are
+brought into their JSON form first, so that one declared type serves both.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+from fastavro.validation import validate
+from pydantic_core import to_jsonable_python
+
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.schemas.codec import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pydantic import TypeAdapter
+
+    from jobs_lib.schemas.codec import SchemaSource
+    from jobs_lib.schemas.registry import Registry
+
+_PREFIX = struct.Struct(">bI")
+_MAGIC = 0
+_AS_THEY_ARE = (str, int, float, bytes, Decimal, date, time, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class AvroSchema:
+    """A schema: as text for the registry, and parsed."""
+
+    text: str
+    parsed: Any
+    named: Mapping[str, Any]
+    """The records, enums and fixed of it, by full name."""
+
+
+def parse_schema(text: str, named: Mapping[str, Any] | None = None) -> AvroSchema:
+    """A schema given as JSON.
+
+    Args:
+        text: what an .avsc file holds.
+        named: schemas that it refers to by full name.
+
+    Raises:
+        ValueError: it is none; the message says why.
+    """
+    found = dict(named or {})
+    try:
+        parsed = fastavro.parse_schema(json.loads(text), named_schemas=found)
+    # fastavro raises whatever its code runs into.
+    except Exception as error:
+        raise ValueError(explain(error)) from None
+    return AvroSchema(text, parsed, found)
+
+
+def load_schema(source: SchemaSource, topic: str) -> AvroSchema:
+    """The schema of a declaration.
+
+    Raises:
+        ConfigurationError: the file is not there, or holds no Avro schema.
+    """
+    if isinstance(source, str):
+        raise ConfigurationError(
+            f"the schema of the topic {topic!r} is the text {source[:40]!r}: give the "
+            "path of its .avsc file as a pathlib.Path, or the schema as a dict"
+        )
+    try:
+        if isinstance(source, Path):
+            return parse_schema(source.read_text(encoding="utf-8"))
+        return parse_schema(json.dumps(source))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the schema of the topic {topic!r} cannot be read: {error}. A relative "
+            "path counts from the working folder: Path(__file__).with_name(…) does not"
+        ) from None
+    except (TypeError, ValueError) as error:
+        place = f" ({source})" if isinstance(source, Path) else ""
+        raise ConfigurationError(
+            f"the schema of the topic {topic!r}{place} is no Avro schema: {error}"
+        ) from None
+
+
+class AvroEncoder:
+    """Writes a topic's values with the schema that it declares."""
+
+    content_type = "application/avro"
+    labels_rows = True
+
+    def __init__(
+        self,
+        adapter: TypeAdapter[Any],
+        topic: Callable[[], str],
+        schema: AvroSchema,
+        registry: Callable[[], Registry],
+    ) -> None:
+        self._topic = topic
+        self.schema = schema
+        self._adapter = adapter
+        self._registry = registry
+        self._prefix: bytes | None = None
+
+    @property
+    def subject(self) -> str:
+        """Where the registry keeps the topic's schemas."""
+        return f"{self._topic()}-value"
+
+    def load(self) -> None:
+        """Look up the schema's id, once.
+
+        Raises:
+            ConfigurationError: it is not registered, or no registry is set.
+            UnavailableError: the registry does not answer.
+        """
+        if self._prefix is None:
+            found = self._registry().find_id(self.subject, self.schema)
+            self._prefix = _PREFIX.pack(_MAGIC, found)
+
+    def encode(self, value: Any) -> bytes:
+        """The value in the wire format."""
+        self.load()
+        checked = self._adapter.validate_python(value)
+        datum = to_datum(
+            self._adapter.dump_python(checked, by_alias=True, warnings="error")
+        )
+        output = BytesIO(self._prefix or b"")
+        output.seek(_PREFIX.size)
+        try:
+            # The writer alone takes numbers that are too large, and true for 1.
+            validate(datum, self.schema.parsed)
+            # What the schema has no field for would be left out in silence.
+            fastavro.schemaless_writer(
+                output, self.schema.parsed, datum, strict_allow_default=True
+            )
+        except Exception as error:
+            raise ValueError(explain(error)) from None
+        return output.getvalue()
+
+    def show(self, data: bytes) -> Any:
+        """What the bytes hold, by the topic's own schema."""
+        return _read(data, self.schema, None)[0]
+
+
+class AvroDecoder:
+    """Reads values with the schema that they were written with.
+
+    Args:
+        adapter: of the type that the consumer declares.
+        schema: what they are brought into; None to leave them as they were written.
+        registry: knows the schemas that records name by id.
+    """
+
+    asks = True
+
+    def __init__(
+        self,
+        adapter: TypeAdapter[Any],
+        schema: AvroSchema | None,
+        registry: Callable[[], Registry],
+    ) -> None:
+        self._adapter = adapter
+        self._reader = schema
+        self._registry = registry
+
+    def load(self) -> None:
+        """See :class:`~jobs_lib.schemas.codec.Decoder`."""
+        self._registry()
+
+    def prepare(self, data: bytes) -> None:
+        """Fetch the schema that the bytes name."""
+        self._registry().read_schema(read_id(data))
+
+    def decode(self, data: bytes) -> Any:
+        """See :class:`~jobs_lib.schemas.codec.Decoder`."""
+        schema_id = read_id(data)
+        writer = self._registry().read_schema(schema_id)
+        try:
+            datum, rest = _read(data, writer, self._reader)
+        # Bytes of anything else lead fastavro anywhere.
+        except Exception as error:
+            raise ValueError(
+                f"it does not hold the Avro schema {schema_id}: {explain(error)}"
+            ) from None
+        if rest:
+            raise ValueError(
+                f"{rest} bytes follow the value of the Avro schema {schema_id}"
+            )
+        return self._adapter.validate_python(datum)
+
+
+def _read(
+    data: bytes, writer: AvroSchema, reader: AvroSchema | None
+) -> tuple[Any, int]:
+    """The value behind the prefix, and how many bytes are left."""
+    stream = BytesIO(data)
+    stream.seek(_PREFIX.size)
+    datum = fastavro.schemaless_reader(
+        stream, writer.parsed, None if reader is None else reader.parsed
+    )
+    return datum, len(data) - stream.tell()
+
+
+def read_id(data: bytes) -> int:
+    """The id of the schema that a value was written with.
+
+    Raises:
+        ValueError: the bytes are not in that format.
+    """
+    if len(data) < _PREFIX.size or data[0] != _MAGIC:
+        raise ValueError("it does not start with 0 and the id of an Avro schema")
+    return int(_PREFIX.unpack_from(data)[1])
+
+
+def to_datum(value: Any) -> Any:
+    """A value in types that Avro's writer knows.
+
+    A datetime without a time zone counts as UTC, wherever the code runs.
+    """
+    if isinstance(value, Enum):
+        return to_datum(value.value)
+    if isinstance(value, datetime):
+        return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    if isinstance(value, _AS_THEY_ARE):
+        return value
+    if isinstance(value, dict):
+        return {to_datum(key): to_datum(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_datum(one) for one in value]
+    # Such as a UUID or an address: as in JSON.
+    return to_jsonable_python(value)
