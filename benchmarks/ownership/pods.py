@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -118,6 +119,8 @@ class Deployment:
     settings: Settings
     sidecars: bool = False
     topic: str = "local"
+    notes: Path | None = None
+    """Where the job `note` writes."""
     pods: dict[str, Pod] = field(default_factory=dict)
 
     def start(self, *names: str) -> None:
@@ -155,6 +158,7 @@ class Deployment:
             **{k: v for k, v in os.environ.items() if not k.startswith("JOBS_LIB_")},
             **{f"JOBS_LIB_{name.upper()}": str(v) for name, v in settings.items()},
             "BENCH_TOPIC": self.topic,
+            "BENCH_NOTES": str(self.notes or os.devnull),
             "PYTHONPATH": str(REPOSITORY),
         }
 
@@ -202,6 +206,20 @@ class Deployment:
             (self.origins,),
         )
         return [job for (job,) in rows]
+
+    def enqueue_note(self, connection: psycopg.Connection[Any], origin: str) -> int:
+        """A job that notes when it has run; returns its id."""
+        row = connection.execute(
+            "select jobs_lib.enqueue('note', '{}', origin => %s)", (origin,)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def read_notes(self) -> list[tuple[int, str, float]]:
+        """The jobs that have run, in which origins, and when by the clock."""
+        assert self.notes is not None
+        lines = (line.split() for line in self.notes.read_text().splitlines())
+        return [(int(job), origin, float(at)) for job, origin, at in lines]
 
 
 @contextlib.contextmanager

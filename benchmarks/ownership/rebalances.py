@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
 PARTITIONS = 12
 _EVERY = 0.1
-"""Seconds between two jobs of an origin, while pauses are measured."""
+"""Seconds between two jobs of an origin, while pauses are measured; the origins take
+turns, so that no job waits for those of others."""
 _SETTLED = 2.0
 """Seconds after which a rebalance has done what it does."""
 
@@ -86,11 +90,13 @@ def _pauses(
     spans: list[tuple[float, float, set[str]]] = []
     calm: list[tuple[float, float, set[str]]] = []
     with (
+        tempfile.TemporaryDirectory() as folder,
         deployed(
             bench.server, broker, partitions=PARTITIONS, assignment_strategy=strategy
         ) as pods,
         bench.server.connect() as connection,
     ):
+        pods.notes = Path(folder, "notes")
         pods.start("pod-a", "pod-b")
         pods.await_shared(connection, "pod-a", "pod-b", seconds=120)
         with _enqueuing(bench.server, pods) as enqueued:
@@ -110,7 +116,7 @@ def _pauses(
                 after = _settled(pods, connection, PARTITIONS)
                 spans.append((start, time.monotonic(), _stayed(between, after)))
                 before = after
-        rows = connection.execute("select job, origin, at from ran").fetchall()
+        rows = pods.read_notes()
     waits: dict[str, list[tuple[float, float]]] = {}
     for job, origin, at in rows:
         waits.setdefault(origin, []).append((enqueued[job], at - enqueued[job]))
@@ -175,10 +181,11 @@ def _enqueuing(server: Server, pods: Deployment) -> Iterator[dict[int, float]]:
     def enqueue() -> None:
         with server.connect() as connection:
             due = time.monotonic()
-            while not stop.wait(max(0.0, due - time.monotonic())):
-                jobs = pods.enqueue_marks(connection)
-                enqueued.update(dict.fromkeys(jobs, time.monotonic()))
-                due += _EVERY
+            for origin in itertools.cycle(pods.origins):
+                if stop.wait(max(0.0, due - time.monotonic())):
+                    return
+                enqueued[pods.enqueue_note(connection, origin)] = time.monotonic()
+                due += _EVERY / len(pods.origins)
 
     thread = threading.Thread(target=enqueue)
     thread.start()
