@@ -11,7 +11,6 @@ import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -25,6 +24,7 @@ from jobs_lib.schema import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     import psycopg
 
