@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 from fastavro.validation import validate
+from pydantic import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from jobs_lib.errors import ConfigurationError
@@ -197,6 +199,34 @@ class AvroDecoder:
                 f"{rest} bytes follow the value of the Avro schema {schema_id}"
             )
         return self._adapter.validate_python(datum)
+
+
+def check_fields(adapter: TypeAdapter[Any], schema: AvroSchema, topic: str) -> None:
+    """Refuse a type whose every value would be refused, where that can be told."""
+    try:
+        with warnings.catch_warnings():
+            # Of defaults that have no JSON form, which is no matter here.
+            warnings.simplefilter("ignore")
+            described = adapter.json_schema(mode="serialization")
+    except PydanticUserError:  # what it holds is known at the first value only
+        return
+    if reference := described.get("$ref"):
+        described = described["$defs"][reference.rpartition("/")[2]]
+    names = described.get("properties")
+    if names is None or not isinstance(schema.parsed, dict):
+        return
+    fields = {field["name"]: field for field in schema.parsed.get("fields", ())}
+    lacking = [f"the schema has no field {name}" for name in names.keys() - fields]
+    lacking += [
+        f"the type has no field {name}"
+        for name, field in fields.items()
+        if name not in names and "default" not in field
+    ]
+    if lacking:
+        raise ConfigurationError(
+            f"no value of the topic {topic!r} would fit its schema: "
+            f"{'; '.join(sorted(lacking))}"
+        )
 
 
 def _read(

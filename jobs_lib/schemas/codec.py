@@ -141,11 +141,11 @@ def make_encoder(
     if schema is None:
         return (BytesCodec if value is bytes else JsonCodec)(adapter)
     _require_avro(topic)
-    from jobs_lib.schemas.avro import AvroEncoder, load_schema
+    from jobs_lib.schemas.avro import AvroEncoder, check_fields, load_schema
 
-    return AvroEncoder(
-        adapter, lambda: in_kafka(topic), load_schema(schema, topic), registry
-    )
+    avro = load_schema(schema, topic)
+    check_fields(adapter, avro, topic)
+    return AvroEncoder(adapter, lambda: in_kafka(topic), avro, registry)
 
 
 def make_decoder(

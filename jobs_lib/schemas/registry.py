@@ -46,7 +46,7 @@ class Registry:
 
     def __init__(self, settings: Settings) -> None:
         url = require_schema_registry(settings)
-        self._address = masked_url(url)
+        self._address = ", ".join(masked_url(one.strip()) for one in url.split(","))
         self._is_mock = url.startswith(_MOCK)
         self._schemas: dict[int, AvroSchema] = {}
         self._settings = {**_DEFAULTS, **settings.schema_registry, "url": url}

@@ -66,7 +66,6 @@ def release(database_url, bootstrap_servers, registry):
             database_url,
             kafka_bootstrap_servers=bootstrap_servers,
             schema_registry_url=registry.url,
-            schema_registry={"max.retries": 0},
         )
 
     return release

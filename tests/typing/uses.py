@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
 import psycopg
@@ -108,6 +109,11 @@ anything = app.topic("anything")
 anything.send(conn, key="N1", value={"n": 1})
 app.topic("wrong", value=7)  # error
 
+avro = app.topic("avro", value=Flight, schema=Path("flight.avsc"))
+avro.send(conn, key="N1", value=AircraftState("N1", 1))  # error
+app.topic("written-out", value=Flight, schema={"type": "record", "name": "Flight"})
+app.topic("no-path", value=Flight, schema="flight.avsc")  # error
+
 
 # Consumers: the record's value has the type that the decorator declares.
 
@@ -127,6 +133,13 @@ def track_gone(record: Record[Flight | None], conn: Connection[Any]) -> None:
 @app.consumer("flights", group="loose", value=Flight)
 def loose(record: Record, conn: Connection[Any]) -> None:
     print(record.value.whatever)
+
+
+@app.consumer("flights", group="avro", value=Flight, schema="registered")
+def avro_values(record: Record[Flight], conn: Connection[Any]) -> None: ...
+
+
+app.consumer("flights", group="misspelt", schema="registred")  # error
 
 
 @app.consumer("flights", group="undeclared")

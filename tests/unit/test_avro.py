@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from jobs_lib import App, ConfigurationError, PayloadError
 from jobs_lib.errors import UnavailableError
 from jobs_lib.schemas.codec import make_decoder
+from jobs_lib.schemas.registry import _DEFAULTS
 from jobs_lib.settings import load_settings
 from tests.support.registry import serving
 
@@ -221,6 +222,18 @@ def test_bytes_without_a_schema_stay_as_they_are(app):
     assert app.topic("json").encode(b"{}") == b"{}"
 
 
+def test_a_type_none_of_whose_values_would_fit_is_refused_where_it_is_declared(app):
+    schema = record(name="string", age="int")
+    with pytest.raises(ConfigurationError, match=r"no field born; the type .* age$"):
+        app.topic("people", value=Person, schema=schema)
+    schema["fields"][1]["default"] = 0
+    with pytest.raises(ConfigurationError, match=r"no field born$"):
+        app.topic("people", value=Person, schema=schema)
+    # Of these nothing is known before there is a value.
+    for value in (Any, dict[str, Any], Person | None, list[Person]):
+        app.topic(f"people of {value}", value=value, schema=schema)
+
+
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
@@ -278,8 +291,9 @@ def test_what_the_registry_says_is_told_without_secrets(status, error, match):
     with serving() as registry:
         registry.status = status
         settings = load_settings(
-            schema_registry_url=registry.url.replace("//", "//me:hunter2canary@"),
-            schema_registry={"max.retries": 0},
+            schema_registry_url=",".join(
+                [registry.url.replace("//", "//me:hunter2canary@")] * 2
+            ),
         )
         app = App("test", settings=settings)
         topic = app.topic("flights", schema=record(tail="string"))
@@ -288,13 +302,11 @@ def test_what_the_registry_says_is_told_without_secrets(status, error, match):
     assert "hunter2canary" not in str(raised.value) + repr(settings)
 
 
-def test_a_registry_that_is_silent_is_given_up():
+def test_a_registry_that_is_silent_is_given_up(monkeypatch):
+    monkeypatch.setitem(_DEFAULTS, "timeout", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        settings = load_settings(
-            schema_registry_url=url,
-            schema_registry={"timeout": 0.2, "max.retries": 0},
-        )
+        settings = load_settings(schema_registry_url=url)
         app = App("test", settings=settings)
         topic = app.topic("flights", schema=record(tail="string"))
         with pytest.raises(UnavailableError, match=r"127\.0\.0\.1.*Timeout"):

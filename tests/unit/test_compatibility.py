@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 
 import avro.schema
+import fastavro
 import pytest
 from avro.compatibility import (
     ReaderWriterCompatibilityChecker,
     SchemaCompatibilityType,
 )
+from fastavro.utils import generate_one
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobs_lib.schemas.avro import parse_schema
 from jobs_lib.schemas.compatibility import list_misfits
@@ -147,3 +152,59 @@ def test_a_number_is_not_taken_for_another_unit(reader, writer):
     assert found[0] == "at"
     assert "would be taken for" in found[1]
     assert misfits(reader, reader) == []
+
+
+def types(slot: int):
+    """Types of one field; named ones have the field's name."""
+    plain = st.sampled_from(["int", "long", "double", "string", "bytes", "boolean"])
+    symbols = st.lists(st.sampled_from("ABCD"), min_size=1, unique=True)
+    enums = st.builds(
+        lambda symbols, has_default: enum(
+            *symbols,
+            name=f"Enum{slot}",
+            **({"default": symbols[0]} if has_default else {}),
+        ),
+        symbols,
+        st.booleans(),
+    )
+    records = st.builds(
+        lambda fields: record(*fields, name=f"Record{slot}"),
+        st.lists(
+            st.tuples(st.sampled_from("abc"), plain),
+            unique_by=lambda one: one[0],
+            min_size=1,
+        ),
+    )
+    whole = plain | enums | records
+    return (
+        whole
+        | whole.map(lambda one: ["null", one])
+        | whole.map(lambda one: {"type": "array", "items": one})
+        | whole.map(lambda one: {"type": "map", "values": one})
+    )
+
+
+@st.composite
+def schemas(draw):
+    """Records with some of the same three fields; those that can be null may lack."""
+    fields = []
+    for slot in range(3):
+        type_ = draw(types(slot))
+        if draw(st.booleans()):
+            nullable = isinstance(type_, list) and draw(st.booleans())
+            fields.append((f"f{slot}", type_, *([None] if nullable else [])))
+    return record(*fields)
+
+
+@given(schemas(), schemas())
+@settings(max_examples=50, deadline=None)
+def test_of_any_two_schemas_the_libraries_say_the_same(reader, writer):
+    found = misfits(reader, writer)
+    assert (found == []) == judge(reader, writer)
+    if not found:
+        written, wanted = fastavro.parse_schema(writer), fastavro.parse_schema(reader)
+        value = generate_one(written)
+        data = BytesIO()
+        fastavro.schemaless_writer(data, written, value)
+        data.seek(0)
+        fastavro.schemaless_reader(data, written, wanted)
