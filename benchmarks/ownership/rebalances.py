@@ -70,23 +70,26 @@ def measure_follow(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def measure_pauses(bench: Bench, broker: KafkaBroker) -> Figures:
-    """How long origins that do not move stand still, by way of assignment."""
+    """How long jobs of origins that do not move wait, by way of assignment."""
     figures: Figures = {}
     for strategy in ("cooperative-sticky", "range"):
         name = strategy.partition("-")[0]
-        pauses, calm = _pauses(bench, broker, strategy)
+        waits, calm = _pauses(bench, broker, strategy)
         suffix = "" if name == "cooperative" else f"_{name}"
-        figures[f"rebalance_pause_p99_ms{suffix}"] = percentile(pauses, 0.99)
-        figures[f"rebalance_pause_p50_ms{suffix}"] = percentile(pauses, 0.5)
-        figures[f"no_rebalance_pause_p99_ms{suffix}"] = percentile(calm, 0.99)
-        bench.tell(f"{strategy}: {len(pauses)} pauses, {figures}")
+        for kind, spans in (("rebalance", waits), ("no_rebalance", calm)):
+            every = [wait for span in spans for wait in span]
+            longest = [max(span) for span in spans]
+            figures[f"{kind}_pause_p99_ms{suffix}"] = percentile(every, 0.99)
+            figures[f"{kind}_longest_p50_ms{suffix}"] = percentile(longest, 0.5)
+            figures[f"{kind}_longest_p99_ms{suffix}"] = percentile(longest, 0.99)
+        bench.tell(f"{strategy}: {sum(map(len, waits))} jobs, {figures}")
     return figures
 
 
 def _pauses(
     bench: Bench, broker: KafkaBroker, strategy: str
-) -> tuple[list[float], list[float]]:
-    """The longest pause of each unmoved origin in each rebalance; and without one."""
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The waits in each unmoved origin in each rebalance; and without one."""
     spans: list[tuple[float, float, set[str]]] = []
     calm: list[tuple[float, float, set[str]]] = []
     with (
@@ -120,16 +123,16 @@ def _pauses(
     waits: dict[str, list[tuple[float, float]]] = {}
     for job, origin, at in rows:
         waits.setdefault(origin, []).append((enqueued[job], at - enqueued[job]))
-    return _longest(waits, spans), _longest(waits, calm)
+    return _choose(waits, spans), _choose(waits, calm)
 
 
-def _longest(
+def _choose(
     waits: dict[str, list[tuple[float, float]]],
     spans: list[tuple[float, float, set[str]]],
-) -> list[float]:
-    """How long a job of each origin waited at the most, in each span; milliseconds."""
+) -> list[list[float]]:
+    """How long the jobs of each origin waited, in each span; milliseconds."""
     return [
-        1_000 * max(wait for at, wait in waits[origin] if start <= at <= end)
+        [1_000 * wait for at, wait in waits[origin] if start <= at <= end]
         for start, end, origins in spans
         for origin in origins
     ]
