@@ -6,7 +6,7 @@ import time
 
 _HORIZON = 0.1
 """Seconds, of the quickest jobs."""
-_HALF = 2_000
+_HALF = 1_000
 """Jobs a second of which as many are claimed as end in half of that time."""
 _SHORTEST = 0.005
 
