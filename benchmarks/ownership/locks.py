@@ -13,17 +13,22 @@ if TYPE_CHECKING:
 
 _EVERY = 0.02
 _QUERY = """
-select count(*) from pg_stat_activity
-where application_name like 'jobs_lib executor%' and wait_event_type = 'Lock'
--- Two that make a table longer at once, for microseconds.
-and wait_event <> 'extend'
+select count(*), count(*) filter (
+    where wait_event_type = 'Lock'
+    -- Two that make a table longer at once, for microseconds.
+    and wait_event <> 'extend'
+)
+from pg_stat_activity
+where application_name like 'jobs_lib executor%' and state = 'active'
+-- Claims, by a comment in their text. Completions do wait, for a take-over to commit.
+and query like '%is being taken over is skipped%'
 """
 
 
 @contextlib.contextmanager
 def watch_locks(server: Server) -> Iterator[dict[str, int]]:
-    """Count meanwhile how many looks there were, and claims seen to wait in them."""
-    found = {"samples": 0, "claims": 0}
+    """Count meanwhile the looks, and the claims seen in them: at work, and waiting."""
+    found = {"samples": 0, "running": 0, "claims": 0}
     stop = threading.Event()
 
     def watch() -> None:
@@ -32,7 +37,8 @@ def watch_locks(server: Server) -> Iterator[dict[str, int]]:
                 row = connection.execute(_QUERY).fetchone()
                 assert row is not None
                 found["samples"] += 1
-                found["claims"] += row[0]
+                found["running"] += row[0]
+                found["claims"] += row[1]
 
     thread = threading.Thread(target=watch)
     thread.start()

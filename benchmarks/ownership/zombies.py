@@ -94,6 +94,7 @@ def measure(bench: Bench, broker: KafkaBroker) -> Figures:
         "zombie_effects_by_kind": effects,
         "records_sent_again": sent_again,
         "claims_waiting_on_locks": waiting["claims"],
+        "claims_seen": waiting["running"],
         "lock_samples": waiting["samples"],
     }
 
