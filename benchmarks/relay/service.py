@@ -51,7 +51,7 @@ class IdempotentProducers(Producers):
                         record.topic,
                         record.value,
                         record.key,
-                        headers=record.headers,
+                        headers=record.make_headers(),
                         on_delivery=delivered,
                     )
                     break

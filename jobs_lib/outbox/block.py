@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
 LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
@@ -18,15 +19,48 @@ Row: TypeAlias = "tuple[int, int]"
 
 @dataclass(slots=True)
 class Sendable:
-    """One record as the producer takes it, and the rows that it stands for."""
+    """One record as the producer takes it, and the rows that it stands for.
+
+    Its headers are made when they are asked for. A block has thousands of records, and
+    what each of them keeps until it is sent the garbage collector goes through again
+    and again.
+    """
 
     topic: str
     key: str | None
     value: bytes | None
-    headers: Headers
-    rows: list[Row]
+    row_class: int
+    row_id: int
+    """The newest of its rows."""
+    head: Headers
+    """The headers that the topic's records share."""
+    written_at: datetime | None = None
+    version: int | None = None
+    more: Mapping[str, str] | None = None
+    """The caller's own headers, which count where both have one."""
     entity: str | None = None
     """Whose state at this time is the value."""
+    older: list[int] | None = None
+    """The rows before, whose states it stands for as well."""
+
+    def supersede(self, older: Sendable) -> None:
+        """Stand for an older record of the key, too."""
+        self.older = older.older or []
+        self.older.append(older.row_id)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Its rows, in their order."""
+        return [(self.row_class, one) for one in (*(self.older or ()), self.row_id)]
+
+    def make_headers(self) -> Headers:
+        """All of its headers."""
+        headers: Headers = [("ce_id", str(self.row_id)), *self.head]
+        if self.written_at is not None:
+            headers.append(("ce_time", f"{self.written_at.isoformat()}Z"))
+        if self.version is not None:
+            headers.append(("ce_version", str(self.version)))
+        return [*{**dict(headers), **self.more}.items()] if self.more else headers
 
 
 class Hold(NamedTuple):
@@ -55,7 +89,7 @@ class Refusal:
         record = self.record
         if self.whole_topic:
             return Hold(record.topic, None, None, self.error)
-        row_id = record.rows[0][1] if record.key is None else None
+        row_id = record.row_id if record.key is None else None
         return Hold(record.topic, record.key, row_id, self.error)
 
     def keeps_back(self, record: Sendable) -> bool:
@@ -83,7 +117,13 @@ class Block:
     @property
     def rows(self) -> list[Row]:
         """Every row that is done once the records are in Kafka."""
-        return [row for record in self.records for row in record.rows] + self.dropped
+        rows = []
+        for record in self.records:
+            if record.older:
+                rows += record.rows
+            else:
+                rows.append((record.row_class, record.row_id))
+        return rows + self.dropped
 
     def __bool__(self) -> bool:
         return bool(self.records or self.dropped or self.refusals or self.behind)

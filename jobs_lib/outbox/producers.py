@@ -176,9 +176,10 @@ def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:
     producer.begin_transaction()
     produce = producer.produce
     for record in records:
+        headers = record.make_headers()
         while True:
             try:
-                produce(record.topic, record.value, record.key, headers=record.headers)
+                produce(record.topic, record.value, record.key, headers=headers)
                 break
             except BufferError:
                 # The producer's queue is full: let it deliver some.

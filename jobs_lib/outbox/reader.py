@@ -134,30 +134,26 @@ class Reader:
         reexport_id: int | None = None,
     ) -> None:
         merging = self._merging
-        newest: dict[tuple[str, str | None], Sendable] = {}
+        places: dict[tuple[str, str], int] = {}
         records = block.records
         for row_id, topic, key, value, headers, version, entity, at, held in rows:
-            row = (LIVE, row_id)
             if held:
-                block.behind.append(row)
+                block.behind.append((LIVE, row_id))
                 continue
-            named: Headers = [("ce_id", str(row_id)), ("ce_time", f"{at.isoformat()}Z")]
-            named += self._head(topic, reexport_id)
-            if version is not None:
-                named.append(("ce_version", str(version)))
-            if headers:
-                # The caller's own count, such as a type of event.
-                named = [*{**dict(named), **headers}.items()]
-            # Of a state the last one says it all; it stands for those before it.
-            record = newest.get((topic, key)) if topic in merging else None
-            if record is None:
-                record = Sendable(topic, key, value, named, [row], entity)
+            head = self._head(topic, reexport_id)
+            record = Sendable(
+                topic, key, value, LIVE, row_id, head, at, version, headers, entity
+            )
+            if key is None or topic not in merging:
                 records.append(record)
-                if topic in merging:
-                    newest[topic, key] = record
+                continue
+            # Of a state the last one says it all; it stands for those before it.
+            place = places.setdefault((topic, key), len(records))
+            if place == len(records):
+                records.append(record)
             else:
-                record.value, record.headers, record.entity = value, named, entity
-                record.rows.append(row)
+                record.supersede(records[place])
+                records[place] = record
         self._load(connection, block, [one for one in records if one.entity])
 
     def _add_batch(
@@ -180,10 +176,9 @@ class Reader:
         for reexport_id, wanted in waiting.items():
             allowed = wanted[: self._take_records(reexport_id, len(wanted))]
             for row_id, topic, key, entity, _, _, _, _ in allowed:
-                named: Headers = [("ce_id", str(row_id))]
-                named += self._head(topic, reexport_id)
-                done = [(BATCH, row_id)]
-                records.append(Sendable(topic, key, None, named, done, entity))
+                head = self._head(topic, reexport_id)
+                record = Sendable(topic, key, None, BATCH, row_id, head, entity=entity)
+                records.append(record)
         block.records += records
         self._load(connection, block, records)
 
@@ -245,10 +240,10 @@ class Reader:
         topic = self._topics[record.topic]
         record.value = topic.encode(state)
         if topic.encoder.labels_rows:
-            _add(record.headers, "content-type", topic.encoder.content_type)
-        version = _read_version(state)
-        if version is not None:
-            _add(record.headers, "ce_version", str(version))
+            label = {"content-type": topic.encoder.content_type}
+            record.more = label | dict(record.more or {})
+        if record.version is None:
+            record.version = _read_version(state)
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """What a topic's records share, by the Kafka binding of CloudEvents."""
@@ -280,12 +275,6 @@ class Reader:
                 prepare=True,
             ).fetchone()
         return cast("tuple[int]", row)[0]
-
-
-def _add(headers: Headers, name: str, value: str) -> None:
-    """Add a header, unless the row has brought its own."""
-    if all(name != there for there, _ in headers):
-        headers.append((name, value))
 
 
 def _read_version(state: Any) -> int | None:

@@ -212,15 +212,14 @@ class Sender:
         block = self._reader.read(connection, shard, epoch)
         if not block:
             return False
-        ids = [row_id for _, row_id in block.rows]
-        telemetry.emit("block.read", shard=shard, rows=ids)
+        _tell("block.read", shard, block)
         if block.records:
             block.keep(*self._producers.send(shard, block.records))
-            telemetry.emit("block.produced", shard=shard, rows=ids)
+            _tell("block.produced", shard, block)
         self._delete(connection, shard, epoch, block)
         if block.refusals or block.behind:
             self._hold(connection, shard, epoch, block)
-        telemetry.emit("block.deleted", shard=shard, rows=ids)
+        _tell("block.deleted", shard, block)
         return True
 
     def _delete(
@@ -351,3 +350,9 @@ class Sender:
             self._retry_at[shard] = time.monotonic() + delay
         telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
         self._producers.drop(shard)
+
+
+def _tell(event: str, shard: int, block: Block) -> None:
+    if telemetry.listened():
+        rows = [row_id for _, row_id in block.rows]
+        telemetry.emit(event, shard=shard, rows=rows)
