@@ -105,7 +105,7 @@ def test_of_events_each_one_is_sent(app, topic, connect, relay):
 def test_a_burst_is_collected_into_one_record(
     app, admin, topic, connect, bootstrap_servers, wait_for
 ):
-    calm = app.topic(topic(1), value=int, compacted=True, settle=2.0)
+    calm = app.topic(topic(1), value=int, compacted=True, settle=4.0)
     prompt = app.topic(topic(1), value=int, compacted=True)
     with running(app, "relay"):
         with connect() as connection:
