@@ -17,7 +17,7 @@
     └── ReexportError             a re-export cannot be started or changed
 
 Each message says what happened, with the values, and the way out. None of them ever
-carries a password: see :func:`jobs_lib.settings.masked_url`.
+carries a password: see :func:`jobs_lib.masking.masked_url`.
 """
 
 from __future__ import annotations

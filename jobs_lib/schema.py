@@ -28,7 +28,7 @@ from sqlalchemy.exc import OperationalError
 from jobs_lib import telemetry
 from jobs_lib.db import check_fit
 from jobs_lib.errors import OperatingError, SchemaVersionError, UnavailableError
-from jobs_lib.settings import masked_url
+from jobs_lib.masking import masked_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.masking import masked_url
 from jobs_lib.settings import (
     Settings,
     default_settings,
     load_settings,
-    masked_url,
     require_bootstrap_servers,
     require_database_url,
 )
