@@ -3,6 +3,7 @@
     JobsError
     ├── ConfigurationError        a setting is missing, unknown or out of range
     ├── UnavailableError          a server does not answer
+    │   ├── AccessError           Kafka refuses who asks, or what is asked
     │   └── UnknownCommitError    the connection was lost while committing
     ├── SchemaVersionError        the tables are older or newer than this release
     ├── DevStackError             the embedded PostgreSQL or Kafka could not be had
@@ -33,6 +34,10 @@ class ConfigurationError(JobsError):
 
 class UnavailableError(JobsError):
     """A server that is needed does not answer."""
+
+
+class AccessError(UnavailableError):
+    """Kafka refuses a password or certificate, or lacks one, or denies a permission."""
 
 
 class UnknownCommitError(UnavailableError):

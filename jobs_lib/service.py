@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.consumer import Consumer
-from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
+from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.operating.maintenance import Maintenance
@@ -102,6 +103,7 @@ class Service:
         Raises:
             UnavailableError: the database does not answer. A Kafka that does not answer
                 is waited for.
+            AccessError: Kafka does not let this service in, or denies it a right.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
             ConfigurationError: the port of the probes cannot be had, or Kafka's
@@ -116,6 +118,8 @@ class Service:
             check_settings(self.settings)
         self.database.check_version(latest_version())
         installation, shards = self._read_installation()
+        if self.settings.kafka_bootstrap_servers:
+            self._check_access()
         self._declare_topics()
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
@@ -244,6 +248,23 @@ class Service:
             ).fetchone()
         return cast("tuple[UUID, int]", row)
 
+    def _check_access(self) -> None:
+        """What Kafka would refuse again and again is told now."""
+        consumers = self.app.consumers if "consumers" in self.parts else []
+        followed = self.app.consumers if self._sidecar else []
+        needs = Needs(
+            reads={one.topic for one in consumers},
+            joins={one.group for one in consumers},
+            writes={*self.app.topics} if "relay" in self.parts else set(),
+            follows={one.group for one in followed if not one.is_read_model},
+        )
+        try:
+            check_access(self.settings, needs)
+        except AccessError:
+            raise
+        except UnavailableError as error:
+            telemetry.emit("loop.failed", loop="start", error=error)
+
     def _declare_topics(self) -> None:
         """Record how many partitions count for the origins, once, from Kafka."""
         homes = {self.app.home} - {None}
@@ -257,6 +278,8 @@ class Service:
         while not self._stopping.is_set():
             try:
                 declare_topic(self.app, topic, home=topic == self.app.home)
+            except AccessError:
+                raise
             except UnavailableError as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)
@@ -328,6 +351,7 @@ class Service:
             entities=self.app.entities,
             topics=self.app.topics,
             source=self.app.name,
+            refused=self._fail,
         )
         every = [f"shard/{n}" for n in range(shards)]
         self._own("relay", self._shared("relay", lambda _: every), relay)

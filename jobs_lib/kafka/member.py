@@ -23,6 +23,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.refusal import find_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -183,17 +184,17 @@ class GroupMember:
                 else:
                     self._stopping.wait(_POLL_SECONDS)
             except FencedError as error:
-                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._report(error)
                 self._fenced(error)
                 return
             except Exception as error:
                 self._failures += 1
-                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._report(error)
                 self._stopping.wait(RECONNECT.delay(self._failures))
 
     def _be_member(self) -> None:
         """Poll until this member should leave."""
-        consumer = make_consumer(self._settings, self.group)
+        consumer = make_consumer(self._settings, self.group, self._report)
         try:
             consumer.subscribe(
                 self.topics,
@@ -237,15 +238,18 @@ class GroupMember:
                     f"({error.str()}): give each pod its own JOBS_LIB_POD"
                 )
             if error is not None and error.code() not in _QUIET:
-                telemetry.emit(
-                    "loop.failed",
-                    loop=f"poll {self.group}",
-                    error=KafkaException(error),
-                )
+                # Without a topic it is about the group.
+                name = message.topic() or self.group
+                refusal = find_refusal(error, self._settings, name, "READ")
+                self._report(refusal or KafkaException(error))
         records = [message for message in messages if message.error() is None]
         if records:
             for listener in self._listeners:
                 listener.received(records)
+
+    def _report(self, error: Exception) -> None:
+        """It goes on: what was taken away may be given back."""
+        telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:
