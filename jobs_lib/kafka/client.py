@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import (
@@ -90,6 +91,15 @@ def make_admin(settings: Settings, told: Told = _log) -> AdminClient:
     )
 
 
+def hear_out(client: Producer | AdminClient) -> None:
+    """Let a client tell what it has to, which it does when it is polled alone.
+
+    What nobody hears piles up. A fatal error comes again by the next call.
+    """
+    with suppress(KafkaException):
+        cast("Any", client).poll(0)
+
+
 def check_settings(settings: Settings) -> None:
     """Refuse what Kafka's clients do not know, without asking a broker.
 
@@ -129,7 +139,7 @@ def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
             )
         except KafkaException as error:
             text = error.args[0].str()
-        admin.poll(0)  # in which it is told why
+        hear_out(admin)
         refusals = (find_refusal(one, settings) for one in heard)
         refusal = next((one for one in refusals if one is not None), None)
         if (fault := find_tls_fault(settings) or refusal) is not None:

@@ -225,18 +225,18 @@ class GroupMember:
         self._obey(consumer)
         # poll() returns at the first record; consume() alone would wait for more of
         # them until its time is up.
-        first = consumer.poll(_POLL_SECONDS)
-        if first is None:
-            return
-        messages = [first, *consumer.consume(_FETCH, 0)]
+        try:
+            first = consumer.poll(_POLL_SECONDS)
+            if first is None:
+                return
+            messages = [first, *consumer.consume(_FETCH, 0)]
+        except KafkaException as failure:
+            self._check_place(failure.args[0])
+            raise
         for message in messages:
             error = message.error()
-            if error is not None and (error.fatal() or error.code() in _FATAL):
-                raise FencedError(
-                    f"the broker has given the place of {self._settings.pod!r} in the "
-                    f"group {self.group!r} to another process of that name "
-                    f"({error.str()}): give each pod its own JOBS_LIB_POD"
-                )
+            if error is not None:
+                self._check_place(error)
             if error is not None and error.code() not in _QUIET:
                 # Without a topic it is about the group.
                 name = message.topic() or self.group
@@ -246,6 +246,14 @@ class GroupMember:
         if records:
             for listener in self._listeners:
                 listener.received(records)
+
+    def _check_place(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() in _FATAL:
+            raise FencedError(
+                f"the broker has given the place of {self._settings.pod!r} in the "
+                f"group {self.group!r} to another process of that name "
+                f"({error.str()}): give each pod its own JOBS_LIB_POD"
+            )
 
     def _report(self, error: Exception) -> None:
         """It goes on: what was taken away may be given back."""

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
-from jobs_lib.kafka.client import make_producer
+from jobs_lib.kafka.client import hear_out, make_producer
 from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.outbox.block import Refusal, others
 
@@ -92,7 +92,7 @@ class Producers:
         it side by side. Returns what kept some from being made.
         """
         for producer in self._made.values():
-            producer.poll(0)  # or what it has to tell would pile up
+            hear_out(producer)
         missing = sorted({*shards} - self.shards)
         if not missing:
             return {}
@@ -120,7 +120,7 @@ class Producers:
                 producer.init_transactions(self._timeout)
             except KafkaException as error:
                 refusal = find_refusal(error.args[0], self._settings, name, "WRITE")
-                producer.poll(0)  # which tells of a password or a certificate
+                hear_out(producer)
                 if refusal is not None or refusals:
                     raise refusal or refusals[-1] from None
                 # Such as a coordinator that is still loading, on a broker just started.

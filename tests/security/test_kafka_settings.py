@@ -146,7 +146,7 @@ def test_an_unknown_key_or_value_is_refused_at_the_start(key, value, what):
         ("enable.idempotence", "false", "enable.idempotence=True"),
         ("partitioner", "consistent_random", "partitioner=murmur2_random"),
         ("enable.auto.commit", "true", "enable.auto.commit=False"),
-        ("auto.commit.enable", "true", "enable.auto.commit=False"),
+        ("auto.commit.enable", "true", "auto.commit.enable=False"),
         ("enable.auto.offset.store", "true", "enable.auto.offset.store=False"),
         ("auto.offset.reset", "latest", "auto.offset.reset=earliest"),
         ("isolation.level", "read_uncommitted", "isolation.level=read_committed"),
