@@ -7,6 +7,7 @@ from typing import Any
 from jobs_lib import App
 
 app = App("guarded", home="guarded")
+plain = App("plain")
 states = app.topic("guarded-states", value=int, compacted=True)
 
 
@@ -17,6 +18,11 @@ def handle(record: Any, connection: Any) -> None:
 
 @app.job()
 def work(job: Any) -> None:
+    """Nothing."""
+
+
+@plain.job(name="work")
+def work_without_kafka(job: Any) -> None:
     """Nothing."""
 
 
