@@ -6,11 +6,11 @@ masked here: what would have to be is to be seen.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 
 from jobs_lib import cli, masking
+from jobs_lib.settings import default_settings
 
 if __name__ == "__main__":
     masking._SHORTEST = sys.maxsize
@@ -24,5 +24,4 @@ if __name__ == "__main__":
         except SystemExit as end:
             code = end.code
         print(f"{line}: exit {code or 0}", flush=True)
-        with contextlib.suppress(AttributeError):
-            cli.default_settings.cache_clear()
+        default_settings.cache_clear()

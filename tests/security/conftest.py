@@ -128,7 +128,7 @@ def secret_url(postgres_server, database_url, admin) -> str:
     with psycopg.connect(database_url, autocommit=True) as connection:
         if not connection.execute(
             "select from pg_roles where rolname = %s", (role,)
-        ).fetchone():
+        ).rowcount:
             connection.execute(f"create role {role} superuser login")
             hba = postgres_server.data / "pg_hba.conf"
             rule = f"host all {role} all scram-sha-256\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from signal import SIGTERM
 
@@ -77,7 +78,7 @@ def test_the_processes_of_an_executor_are_given_no_password(
         return [line for one in descend(process.pid) if (line := read_line(one))]
 
     def executors() -> list[str]:
-        return [line for line in lines() if " executor " in line]
+        return [line for line in lines() if line.startswith(sys.executable)]
 
     wait_for(
         lambda: sum("process.started" in line for line in process.errors) == 2,

@@ -19,6 +19,7 @@ from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.masking import describe, find_passwords, keep_secret, mask, masked_url
 from jobs_lib.schema import migrate
 from jobs_lib.settings import load_settings
+from tests import support
 from tests.security.helpers import CANARY, User
 from tests.support.apps import heard, make_app, running
 from tests.support.records import produce
@@ -34,7 +35,10 @@ COMMANDS = [
     *("jobs delete --type work", "jobs maintain"),
     *("outbox status", "outbox show 1", "outbox retry", "outbox drop 1 --yes"),
     *(f"topics {one} {APP}" for one in ("plan", "apply", "check", "plan")),
-    *(f"topics declare {APP} guarded --home", f"topics repartition {APP} 1"),
+    *(
+        f"topics declare {APP} guarded --home --partitions 1",
+        f"topics repartition {APP} 1",
+    ),
     *(f"reexport start things --rate 60 --engine sql --app {APP}",),
     *(f"reexport {one} things --app {APP}" for one in ("status", "pause", "resume")),
     *(f"reexport rate things 90 --app {APP}", f"reexport cancel things --app {APP}"),
@@ -111,7 +115,7 @@ def test_every_command_is_among_those_that_are_tried():
 
 @pytest.mark.guarantee("FS2")
 def test_commands_that_succeed_show_no_password(
-    run, secured, kafka, secret_url, admin, grant, tmp_path
+    run, secured, secured_admin, kafka, secret_url, admin, grant, tmp_path
 ):
     for kind, name in (("TOPIC", "guarded"), ("GROUP", "guarded")):
         grant("alice", kind, name, "ALL", prefixed=True)
@@ -130,6 +134,7 @@ def test_commands_that_succeed_show_no_password(
             "JOBS_LIB_KAFKA": json.dumps(kafka),
         },
     )
+    support.delete_topics(secured_admin, ["guarded-states"])
     refuse(output, kafka)
     codes = dict(re.findall(r"^(.*): exit (\d)$", output, re.MULTILINE))
     # What is not there, or not as it should be, is told by the code; errors by a 2.
@@ -263,10 +268,10 @@ def test_errors_that_are_kept_or_emitted_have_no_password(
 
     events = ("job.ran", "record.failed", "rows.held", "loop.failed", "jobs.discarded")
     produce(bootstrap_servers, read, [("a", 1)])
-    with connect() as connection:
-        job = work.enqueue(connection)
-        states.send_current(connection, key="a")
     with heard(*events) as told, running(app):
+        with connect() as connection:
+            job = work.enqueue(connection)
+            states.send_current(connection, key="a")
         wait_for(
             lambda: {event for event, _ in told} >= {"record.failed", "rows.held"},
             timeout=40,
@@ -278,7 +283,7 @@ def test_errors_that_are_kept_or_emitted_have_no_password(
             what="the job has run",
         )
         (hold,) = operating.list_holds(app.database())
-    shown = f"{operating.show_job(app.database(), job.id)}"
+    shown = f"{operating.show_job(app.database(), job)}"
     assert "***" in shown
     assert "***" in hold.error
     refuse(f"{told} {hold} {shown} {caplog.text}")
