@@ -113,9 +113,10 @@ def check_settings(settings: Settings) -> None:
 
 
 def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> int:
-    """How many partitions a topic has; 0 where it does not exist.
+    """How many partitions a topic has; 0 where it does not exist, or is not shown.
 
     Raises:
+        AccessError: the brokers do not let it in, or cannot be trusted.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
     return list_partitions(settings, [topic], timeout)[topic]
@@ -156,9 +157,10 @@ def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
 def list_partitions(
     settings: Settings, topics: Iterable[str], timeout: float = 5.0
 ) -> dict[str, int]:
-    """How many partitions topics have; 0 for those that do not exist.
+    """How many partitions topics have; 0 for those that are not there, or not shown.
 
     Raises:
+        AccessError: the brokers do not let it in, or cannot be trusted.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
     there = read_topics(settings, timeout)
@@ -197,6 +199,7 @@ def read_ends(
         except KafkaException as error:
             if error.args[0].code() not in _NO_ANSWER:
                 continue
+            read_topics(settings, timeout)  # says why, if it is refused
             raise UnavailableError(
                 f"no Kafka broker at {settings.kafka_bootstrap_servers} tells how far "
                 f"{partition.topic!r} goes: {error.args[0].str()}"

@@ -106,7 +106,6 @@ def test_a_host_name_need_not_fit_if_it_is_not_asked_for(secured_app):
         pass
 
 
-@pytest.mark.guarantee("FK11")
 @pytest.mark.parametrize(
     ("rights", "what"),
     [
@@ -135,7 +134,6 @@ def test_a_consumer_that_may_not_read_does_not_start(
     assert "sasl.username" in text
 
 
-@pytest.mark.guarantee("FK11")
 def test_a_relay_that_may_not_write_does_not_start(
     secured_app, secured_topic, grant, wait_for
 ):
@@ -154,7 +152,6 @@ def test_a_relay_that_may_not_write_does_not_start(
     assert "sasl.username" in text
 
 
-@pytest.mark.guarantee("FK11")
 def test_a_topic_that_may_not_be_created_is_named(secured_app, grant):
     app = secured_app()
     app.topic("secured-new", value=int)
@@ -208,7 +205,6 @@ def test_a_sidecar_that_may_not_ask_for_the_group_does_not_start(
         Service(app, ["executor"], sidecar=True).start()
 
 
-@pytest.mark.guarantee("FK11")
 def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back(
     secured,
     secured_app,

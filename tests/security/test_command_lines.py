@@ -126,7 +126,6 @@ def test_servers_are_given_no_password(secured, postgres_server):
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.guarantee("FS3")
 def test_spark_is_given_no_password(run_process, secret_url, admin, wait_for):
     admin.execute("create table things (id text primary key)")
     admin.execute("insert into things select 'k' || n from generate_series(1, 2000) n")

@@ -102,11 +102,11 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
         assert {key: configuration[key] for key in given} == given
     # What is for another kind of client does no harm, and is no news either.
     assert not [r for r in caplog.records if "property" in r.getMessage()]
-    # And all is well at the start of a service.
+    # And all is well at the start of a service, unless one of them is not known.
     client.check_settings(settings)
+    assert '"ssl.ca.locatoin"' in refuse(given | {"ssl.ca.locatoin": "a file"})
 
 
-@pytest.mark.guarantee("FS9")
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [

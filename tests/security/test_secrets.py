@@ -142,7 +142,6 @@ def test_commands_that_succeed_show_no_password(
     assert not {one for one in failed if "1" not in one.split()}, output
 
 
-@pytest.mark.guarantee("FS2")
 @pytest.mark.parametrize(
     "url",
     [
@@ -175,7 +174,6 @@ def test_a_database_that_cannot_be_used_is_named_without_the_password(
         refuse(f"{thing!r} {thing}")
 
 
-@pytest.mark.guarantee("FS2")
 @pytest.mark.parametrize(
     "url",
     [
