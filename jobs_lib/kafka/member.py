@@ -8,6 +8,7 @@ for the hand-over, up to its deadline.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,11 +29,13 @@ from jobs_lib.kafka.refusal import find_refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
 Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
+_HEARD_EVERY = 1.0
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 _FATAL = {
     KafkaError._FATAL,
@@ -99,6 +102,7 @@ class GroupMember:
         self._fenced = fenced
         self._leaves_at_once = False
         self._failures = 0
+        self._heard_at = 0.0
         self._thread = threading.Thread(
             target=self._poll, name=f"jobs_lib poll {group}", daemon=True
         )
@@ -194,7 +198,7 @@ class GroupMember:
 
     def _be_member(self) -> None:
         """Poll until this member should leave."""
-        consumer = make_consumer(self._settings, self.group, self._report)
+        consumer = make_consumer(self._settings, self.group, self._hear)
         try:
             consumer.subscribe(
                 self.topics,
@@ -254,6 +258,12 @@ class GroupMember:
                 f"group {self.group!r} to another process of that name "
                 f"({error.str()}): give each pod its own JOBS_LIB_POD"
             )
+
+    def _hear(self, refusal: AccessError) -> None:
+        # Said at every attempt to connect, which may be many in a second.
+        if time.monotonic() > self._heard_at + _HEARD_EVERY:
+            self._heard_at = time.monotonic()
+            self._report(refusal)
 
     def _report(self, error: Exception) -> None:
         """It goes on: what was taken away may be given back."""

@@ -27,8 +27,9 @@ _KINDS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
+_NAMES = ("sasl.username", "ssl.certificate.location")
+"""What says who somebody is."""
 _UNTRUSTED = "certificate verify failed"
 """librdkafka's text for all that is wrong with a certificate, under two codes."""
 _OUT_OF_DATE, _OTHER_HOST = {9, 10}, {62, 64}
@@ -58,6 +59,8 @@ def find_refusal(
             "`ssl.ca.location` and the other keys of TLS in JOBS_LIB_KAFKA, and at the "
             "broker's certificate: its authority, its last day and its host names"
         )
+    if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        return deny(settings, "cluster", right)
     if error.code() in _KINDS:
         return deny(settings, f"{_KINDS[error.code()]} {name!r}", right)
     return None
@@ -65,7 +68,7 @@ def find_refusal(
 
 def deny(settings: Settings, resource: str, right: str) -> AccessError:
     """The error for want of a permission."""
-    key = "sasl.username" if "sasl.username" in settings.kafka else "security.protocol"
+    key = next((one for one in _NAMES if one in settings.kafka), "security.protocol")
     return AccessError(
         f"Kafka at {settings.kafka_bootstrap_servers} does not allow "
         f"{_asker(settings)} {right} on the {resource}: grant it, or does `{key}` in "
