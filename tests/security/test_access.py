@@ -205,6 +205,7 @@ def test_a_sidecar_that_may_not_ask_for_the_group_does_not_start(
         Service(app, ["executor"], sidecar=True).start()
 
 
+@pytest.mark.slow
 def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back(
     secured,
     secured_app,

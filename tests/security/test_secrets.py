@@ -208,7 +208,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_shown(name, url):
             {"JOBS_LIB_DATABASE_URL": f"postgresql://keeper:{LETTER}@127.0.0.1:1/d"},
             marks=pytest.mark.slow,
         ),
-        {"sasl.password": LETTER},
+        pytest.param({"sasl.password": LETTER}, marks=pytest.mark.slow),
         pytest.param({"sasl.pasword": LETTER}, marks=pytest.mark.slow),
         pytest.param({"security.protocol": LETTER}, marks=pytest.mark.slow),
         pytest.param({"ssl.key.pem": LETTER}, marks=pytest.mark.slow),
