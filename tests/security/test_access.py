@@ -240,7 +240,7 @@ def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back
     with heard("loop.failed") as failed, running(app, "consumers", "relay") as service:
         produce(secured.bootstrap_servers, read, [("a", 1)])
         wait_for(lambda: seen == [1], timeout=30, what="it runs")
-        # The broker asks again once a second, and then knows another one.
+        # The broker asks again after three seconds, and then knows another one.
         set_scram_password("dora", "another")
         wait_for(lambda: named("poll"), timeout=30, what="its consumer says so")
         produce(secured.bootstrap_servers, read, [("a", 2)])

@@ -38,7 +38,7 @@ class SecuredBroker(KafkaBroker):
 
     Args:
         passwords: of the users that SASL/PLAIN knows; those of SCRAM-SHA-256 are set
-            while it runs, and asked for again once a second.
+            while it runs, and asked for again every three seconds.
         certificates: a folder of the test's.
     """
 
@@ -72,7 +72,7 @@ class SecuredBroker(KafkaBroker):
                 f"{prefix}.ssl.keystore.location": str(file),
                 f"{prefix}.plain.sasl.jaas.config": f"{_PLAIN} required {users};",
                 f"{prefix}.scram-sha-256.sasl.jaas.config": f"{_SCRAM} required;",
-                f"{prefix}.scram-sha-256.connections.max.reauth.ms": "1000",
+                f"{prefix}.scram-sha-256.connections.max.reauth.ms": "3000",
             }
         super().__init__(properties=properties)
 
