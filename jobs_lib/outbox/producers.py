@@ -55,7 +55,7 @@ class Producers:
         settings: where Kafka is.
         installation: of the database; part of the transactional ids.
         stopping: nothing is waited for any more.
-        refused: is told that Kafka has let it make none at all, from the start.
+        refused: is told that Kafka denies it a transactional id, from the start.
     """
 
     def __init__(
@@ -105,9 +105,6 @@ class Producers:
                 self._was_let_in = True
             except (KafkaException, AccessError) as error:
                 failed[shard] = error
-        refusals = [e for e in failed.values() if isinstance(e, AccessError)]
-        if refusals and not self._was_let_in:
-            self._refused(refusals[0])
         return failed
 
     def _make(self, shard: int) -> Producer:
@@ -119,10 +116,12 @@ class Producers:
             try:
                 producer.init_transactions(self._timeout)
             except KafkaException as error:
-                refusal = find_refusal(error.args[0], self._settings, name, "WRITE")
+                denied = find_refusal(error.args[0], self._settings, name, "WRITE")
+                if denied is not None and not self._was_let_in:
+                    self._refused(denied)
                 hear_out(producer)
-                if refusal is not None or refusals:
-                    raise refusal or refusals[-1] from None
+                if denied is not None or refusals:
+                    raise denied or refusals[-1] from None
                 # Such as a coordinator that is still loading, on a broker just started.
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise
