@@ -22,7 +22,7 @@ COMMON = {
     "client.rack": "a rack",
     "connections.max.idle.ms": "60000",
     "enable.metrics.push": "false",
-    "log_level": "3",
+    "log_level": "6",
     "reconnect.backoff.ms": "50",
     "socket.keepalive.enable": "true",
     "statistics.interval.ms": "0",
@@ -94,9 +94,14 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
     }
     settings = load_settings(**NOWHERE, kafka=given)
     with caplog.at_level(logging.DEBUG):
-        client.make_consumer(settings, "group").close()
-        client.make_producer(settings, "id", 5)
-        client.make_admin(settings)
+        consumer = client.make_consumer(settings, "group")
+        for one in (
+            client.make_producer(settings, "id", 5),
+            client.make_admin(settings),
+            consumer,
+        ):
+            one.poll(0)  # in which it logs
+        consumer.close()
     assert len(made) == 3
     for configuration in made:
         assert {key: configuration[key] for key in given} == given
