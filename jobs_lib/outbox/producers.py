@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import hear_out, make_producer
@@ -110,7 +111,13 @@ class Producers:
     def _make(self, shard: int) -> Producer:
         name = f"jobs_lib-{self._installation}-{shard}"
         refusals: deque[AccessError] = deque(maxlen=1)
-        producer = make_producer(self._settings, name, self._timeout, refusals.append)
+
+        def tell(refusal: AccessError) -> None:
+            # Without rows to send, too: the next ones would wait.
+            refusals.append(refusal)
+            telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=refusal)
+
+        producer = make_producer(self._settings, name, self._timeout, tell)
         deadline = time.monotonic() + self._timeout
         while True:
             try:
