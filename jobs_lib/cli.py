@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import click
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
+from jobs_lib.masking import mask
 from jobs_lib.settings import default_settings, require_database_url
 from jobs_lib.terminal import json_option, show
 
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from jobs_lib.topic_plan import Change
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
+
+
+class _Formatter(logging.Formatter):
+    """Hides secrets in what any library logs, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(super().format(record))
 
 
 class LazyGroup(click.Group):
@@ -57,9 +66,9 @@ def cli(verbose: bool) -> None:
 
     Settings come from JOBS_LIB_* variables or jobs_lib.toml.
     """
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
     # The others, the application's too, keep the level that they have.
     logging.getLogger("jobs_lib").setLevel(logging.DEBUG if verbose else logging.INFO)
     # librdkafka tells at INFO what only its authors need.
@@ -278,8 +287,12 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except JobsError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {mask(str(error))}", err=True)
         sys.exit(2)
+    except Exception:
+        # As Python itself would, but for what a driver's error may repeat.
+        click.echo(mask(traceback.format_exc()), err=True, nl=False)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from jobs_lib.errors import (
     SchemaVersionError,
     UnavailableError,
 )
+from jobs_lib.masking import find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
 from jobs_lib.session import AsyncSession, Session
-from jobs_lib.settings import masked_url
 
 _HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
@@ -91,6 +91,7 @@ class Database:
         pgbouncer: bool = False,
         timeout: float = 30.0,
     ) -> None:
+        keep_secret(find_passwords(url) | find_passwords(direct_url))
         self.url = url
         self.schema = schema
         self.queries = load_queries(schema)

@@ -3,6 +3,7 @@
     JobsError
     ├── ConfigurationError        a setting is missing, unknown or out of range
     ├── UnavailableError          a server does not answer
+    │   ├── AccessError           Kafka refuses who asks, or what is asked
     │   └── UnknownCommitError    the connection was lost while committing
     ├── SchemaVersionError        the tables are older or newer than this release
     ├── DevStackError             the embedded PostgreSQL or Kafka could not be had
@@ -17,7 +18,7 @@
     └── ReexportError             a re-export cannot be started or changed
 
 Each message says what happened, with the values, and the way out. None of them ever
-carries a password: see :func:`jobs_lib.settings.masked_url`.
+carries a password: see :func:`jobs_lib.masking.masked_url`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class ConfigurationError(JobsError):
 
 class UnavailableError(JobsError):
     """A server that is needed does not answer."""
+
+
+class AccessError(UnavailableError):
+    """Kafka refuses a password or certificate, or lacks one, or denies a permission."""
 
 
 class UnknownCommitError(UnavailableError):

@@ -33,8 +33,8 @@ from jobs_lib.errors import (
     SchemaVersionError,
     UnavailableError,
 )
+from jobs_lib.masking import masked_url
 from jobs_lib.naming import check_environment, make_template
-from jobs_lib.settings import masked_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.consumer import Consumer
-from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
+from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.naming import check_environment
@@ -104,6 +105,7 @@ class Service:
         Raises:
             UnavailableError: the database does not answer. A Kafka or a registry that
                 does not answer is waited for.
+            AccessError: Kafka does not let this service in, or denies it a right.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
             ConfigurationError: the port of the probes cannot be had, Kafka's client
@@ -120,6 +122,8 @@ class Service:
         installation, shards, environment = self._read_installation()
         check_environment(self.settings, environment)
         self.app.names_in_kafka()  # a name of another environment is refused now
+        if self.settings.kafka_bootstrap_servers:
+            self._check_access()
         self._patiently(self.app.load_schemas)
         self._declare_topics()
         consumers = self.app.consumers if "consumers" in self.parts else []
@@ -250,6 +254,25 @@ class Service:
             ).fetchone()
         return cast("tuple[UUID, int, str]", row)
 
+    def _check_access(self) -> None:
+        """What Kafka would refuse again and again is told now."""
+        consumers = self.app.consumers if "consumers" in self.parts else []
+        followed = self.app.consumers if self._sidecar else []
+        needs = Needs(
+            reads={one.topic for one in consumers},
+            joins={one.group for one in consumers},
+            writes={t.name for t in self.app.topics.values()}
+            if "relay" in self.parts
+            else set(),
+            follows={one.group for one in followed if not one.is_read_model},
+        )
+        try:
+            check_access(self.settings, needs)
+        except AccessError:
+            raise
+        except UnavailableError as error:
+            telemetry.emit("loop.failed", loop="start", error=error)
+
     def _declare_topics(self) -> None:
         """Record how many partitions count for the origins, once, from Kafka."""
         homes = {self.app.home} - {None}
@@ -264,6 +287,8 @@ class Service:
         while not self._stopping.is_set():
             try:
                 act()
+            except AccessError:
+                raise
             except UnavailableError as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)
@@ -335,6 +360,7 @@ class Service:
             entities=self.app.entities,
             topics={topic.name: topic for topic in self.app.topics.values()},
             source=self.app.name,
+            refused=self._fail,
         )
         every = [f"shard/{n}" for n in range(shards)]
         self._own("relay", self._shared("relay", lambda _: every), relay)

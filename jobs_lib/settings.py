@@ -13,9 +13,10 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
@@ -26,6 +27,7 @@ from pydantic_settings import (
 )
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.masking import find_passwords, find_secrets, keep_secret
 
 # Read where they are needed, not settings of a running service.
 _OTHER_VARIABLES = {
@@ -41,6 +43,13 @@ _PLACEHOLDER = re.compile("{[^{}]*}")
 _NAME = re.compile("[a-zA-Z0-9._-]*")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+_UNREADABLE = (
+    "the URL cannot be read. In a user, a password and a database's name each of "
+    "@ / : ? # % [ ] and a space is written by its number, such as %40 for @; a port "
+    "is a number; and after a ? come only parameters that libpq knows"
+)
+"""Without the text of libpq, which repeats the password."""
 
 
 class Settings(BaseSettings):
@@ -234,17 +243,34 @@ class Settings(BaseSettings):
         1_048_576, ge=1, description="Bytes that a job's payload may have as JSON."
     )
 
-    @field_validator("database_url")
+    def model_post_init(self, context: Any, /) -> None:
+        """Keep what is secret out of every text, whatever becomes of the settings."""
+        keep_secret(find_passwords(self.database_url))
+        keep_secret(find_passwords(self.direct_url))
+        keep_secret(find_secrets(self.kafka))
+        for url in self.schema_registry_url.split(","):
+            keep_secret(find_passwords(url))
+        registry = {key: str(value) for key, value in self.schema_registry.items()}
+        keep_secret(find_secrets(registry))
+
+    @field_validator("database_url", "direct_url")
     @classmethod
     def _is_postgres(cls, url: str) -> str:
-        scheme = urlsplit(url).scheme.split("+")[0] if url else "postgresql"
-        if scheme not in {"postgresql", "postgres"}:
+        if not url:
+            return url
+        driver, there, rest = url.partition("://")
+        scheme = driver.split("+")[0]
+        if not there or scheme not in {"postgresql", "postgres"}:
+            named = scheme if there and scheme.isalnum() else "no scheme"
             raise ValueError(
-                f"the URL starts with {scheme or 'no scheme'!r}; "
+                f"the URL starts with {named!r}; "
                 "it must look like postgresql://user@host:5432/database"
             )
         # SQLAlchemy's form names a driver; libpq's does not.
-        return url.replace(urlsplit(url).scheme, scheme, 1) if url else url
+        url = f"{scheme}://{rest}"
+        if not _is_readable(url):
+            raise ValueError(_UNREADABLE)
+        return url
 
     @field_validator("topic_template")
     @classmethod
@@ -366,14 +392,12 @@ def require_schema_registry(settings: Settings) -> str:
     return settings.schema_registry_url
 
 
-def masked_url(url: str) -> str:
-    """The URL without its password and query, fit for a message."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        # libpq's other form, `host=… password=…`.
-        return "a connection string"
-    # By hand: `urlsplit` refuses several hosts and what people forget to escape.
-    authority, slash, path = rest.partition("/")
-    credentials, at, hosts = authority.rpartition("@")
-    user = re.split("[:?]", credentials, maxsplit=1)[0]
-    return f"{scheme}://{user}{at}{hosts.split('?')[0]}{slash}{path.split('?')[0]}"
+def _is_readable(url: str) -> bool:
+    """Whether libpq reads it, and so that no piece of a password becomes a name."""
+    try:
+        parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError:
+        return False
+    names = parts.get("host", "") + parts.get("dbname", "")
+    ports = parts.get("port", "").replace(",", "")
+    return "@" not in names and (ports.isdigit() or not ports)

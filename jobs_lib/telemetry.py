@@ -50,6 +50,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jobs_lib.masking import mask
+
 Listener = Callable[[str, dict[str, Any]], None]
 
 logger = logging.getLogger("jobs_lib")
@@ -99,7 +101,7 @@ def emit(event: str, **fields: Any) -> None:
         and not _is_repeated(event, fields)
     ):
         text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
-        logger.log(level, "%s %s", event, text, extra={"event": event})
+        logger.log(level, "%s %s", event, mask(text), extra={"event": event})
 
 
 def listened() -> bool:

@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from jobs_lib.errors import TopicError
 from jobs_lib.kafka.client import create_topic, list_partitions, make_admin
+from jobs_lib.kafka.refusal import find_refusal
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
@@ -41,6 +42,7 @@ def plan_topics(app: App) -> list[Change]:
     """What is to be changed so that Kafka has what the app declares; changes nothing.
 
     Raises:
+        AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
         TopicError: a broker does not tell how a topic is set.
     """
@@ -70,6 +72,7 @@ def apply_topics(app: App) -> list[Change]:
     """Make what is missing and set what differs; returns what was not as declared.
 
     Raises:
+        AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
         TopicError: a broker refuses; the message says what. The same call again goes
             on.
@@ -84,7 +87,8 @@ def apply_topics(app: App) -> list[Change]:
             try:
                 create_topic(admin, topic.name, topic.partitions, topic.config)
             except KafkaException as error:
-                raise TopicError(
+                found = find_refusal(error.args[0], app.settings, topic.name, "CREATE")
+                raise found or TopicError(
                     f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
                 ) from None
         elif change.applies:
@@ -100,7 +104,8 @@ def apply_topics(app: App) -> list[Change]:
         try:
             future[resource].result()
         except KafkaException as error:
-            raise TopicError(
+            found = find_refusal(error.args[0], app.settings, name, "ALTER_CONFIGS")
+            raise found or TopicError(
                 f"the topic {name!r} cannot be set: {error.args[0].str()}"
             ) from None
     return changes
@@ -118,7 +123,10 @@ def _read_configs(app: App, topics: list[Topic[Any]]) -> dict[str, dict[str, str
         try:
             entries = future.result()
         except KafkaException as error:
-            raise TopicError(
+            denied = find_refusal(
+                error.args[0], app.settings, resource.name, "DESCRIBE_CONFIGS"
+            )
+            raise denied or TopicError(
                 f"the settings of the topic {resource.name!r} cannot be read: "
                 f"{error.args[0].str()}"
             ) from None

@@ -41,8 +41,9 @@ def declare_topic(
             if not count:
                 raise TopicError(
                     f"Kafka has no topic {topic!r} at "
-                    f"{app.settings.kafka_bootstrap_servers}: create it first, or give "
-                    "the number of partitions"
+                    f"{app.settings.kafka_bootstrap_servers}, or does not let this "
+                    "client see it: create it first, grant DESCRIBE on it, or give the "
+                    "number of partitions"
                 )
             connection.execute(
                 database.queries["declare_topic"],

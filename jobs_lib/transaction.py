@@ -14,7 +14,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from jobs_lib.db import connection_options
 from jobs_lib.errors import UnavailableError
-from jobs_lib.settings import masked_url, require_database_url
+from jobs_lib.masking import masked_url
+from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,6 +20,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.db import fenced
 from jobs_lib.errors import FencedError, JobsError, RecordError
+from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -327,7 +328,7 @@ class Consumer:
                 group=self.group,
                 origin=f"{topic}/{number}",
                 offset=block[0].offset(),
-                error=f"{type(error).__name__}: {error}",
+                error=describe(error),
             )
 
     def _tell_kafka(self, now: bool = False) -> None:

@@ -160,6 +160,10 @@ def _say(service: Service, what: str) -> None:
 
 def _print_exports(services: list[Service]) -> None:
     for service in services:
+        if service.state == "external":
+            # Whoever set it has it; and it may hold a password.
+            click.echo(f"# {service.variable} is set already")
+            continue
         click.echo(f"export {service.variable}={shlex.quote(service.address or '')}")
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 
 from jobs_lib.errors import DevStackError
-from jobs_lib.settings import masked_url
+from jobs_lib.masking import masked_url
 
 DATABASE_VARIABLE = "JOBS_LIB_DATABASE_URL"
 KAFKA_VARIABLE = "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"

@@ -22,6 +22,7 @@ from jobs_lib.jobs.model import (
     RetryAfter,
     Snooze,
 )
+from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -181,7 +182,7 @@ class Runner:
 
     def _explain(self, job: Job, error: BaseException) -> Outcome:
         job_type = self._types[job.type]
-        text = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT].replace("\0", "")
+        text = describe(error)[:_ERROR_LIMIT].replace("\0", "")
         text = text.encode("utf-8", "replace").decode()
         if isinstance(error, asyncio.CancelledError):
             return self._explain_cancelled(job, text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import (
@@ -15,12 +17,19 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from jobs_lib.errors import ConfigurationError, UnavailableError
-from jobs_lib.settings import require_bootstrap_servers
+from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
+from jobs_lib.kafka.configuration import (
+    configure,
+    configure_consumer,
+    configure_producer,
+)
+from jobs_lib.kafka.refusal import find_refusal, find_tls_fault
+from jobs_lib.masking import mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
+    from jobs_lib.kafka.configuration import Configuration
     from jobs_lib.settings import Settings
 
 _logger = logging.getLogger("jobs_lib.kafka")
@@ -29,55 +38,29 @@ _NO_ANSWER = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
 }
-# So late are new partitions of a topic found; librdkafka's own default is five minutes.
-_REFRESHED = {"topic.metadata.refresh.interval.ms": 30_000}
-_FORCED: dict[str, str | int | bool] = {
-    # Offsets are committed after the database, never by a timer.
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    # Java's partitioner: librdkafka's own default agrees with it on a quarter of keys.
-    "partitioner": "murmur2_random",
-    "acks": "all",
-    "enable.idempotence": True,
-    # The relay's blocks are Kafka transactions: an aborted one must not be seen.
-    "isolation.level": "read_committed",
-}
-_CONSUMER_KEYS = {"enable.auto.commit", "enable.auto.offset.store", "isolation.level"}
-_PRODUCER_KEYS = {"partitioner", "acks", "enable.idempotence"}
+Told = Callable[[AccessError], None]
+"""Is told that the brokers refuse a client, whenever it has tried to connect."""
+_WAITS = (0.1, 0.3, 0.6)
 
 
-def make_consumer(settings: Settings, group: str) -> Consumer:
+def _log(refusal: AccessError) -> None:
+    _logger.error("%s", refusal)
+
+
+def make_consumer(settings: Settings, group: str, told: Told = _log) -> Consumer:
     """A consumer of ``group`` whose client id is the pod's name.
-
-    Of the new group protocol (KIP-848) the timeouts and the assignor are the broker's:
-    a client that sets its own is refused.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
-    configuration = (
-        _REFRESHED
-        | _common(settings)
-        | {
-            "group.id": group,
-            "auto.offset.reset": "earliest",
-            "group.protocol": settings.group_protocol,
-        }
+    configuration = configure_consumer(settings, group)
+    return cast(
+        "Consumer", _make(Consumer, configuration, settings, _tell(settings, told))
     )
-    if settings.group_protocol == "classic":
-        configuration |= {
-            "session.timeout.ms": int(settings.session_timeout * 1000),
-            "heartbeat.interval.ms": int(settings.group_heartbeat_interval * 1000),
-            "partition.assignment.strategy": settings.assignment_strategy,
-        }
-    if settings.static_membership:
-        configuration["group.instance.id"] = settings.pod
-    configuration |= {key: _FORCED[key] for key in _CONSUMER_KEYS}
-    return cast("Consumer", _make(Consumer, configuration, settings))
 
 
 def make_producer(
-    settings: Settings, transactional_id: str, timeout: float
+    settings: Settings, transactional_id: str, timeout: float, told: Told = _log
 ) -> Producer:
     """A transactional producer; the broker refuses any older one of the same id.
 
@@ -85,60 +68,102 @@ def make_producer(
         settings: where the brokers are.
         transactional_id: stable over restarts and take-overs.
         timeout: seconds until an unsent record is given up and its row sent again.
-    """
-    configuration = _common(settings) | {
-        "transactional.id": transactional_id,
-        "transaction.timeout.ms": int(timeout * 1000),
-        "message.timeout.ms": int(timeout * 1000),
-        # Blocks are flushed by their commit: waiting for company only adds latency.
-        "linger.ms": 2,
-        "compression.type": "lz4",
-        # A topic that is not there fails for that, and not for want of time.
-        "topic.metadata.propagation.max.ms": int(timeout * 250),
-    }
-    configuration |= {key: _FORCED[key] for key in _PRODUCER_KEYS}
-    return cast("Producer", _make(Producer, configuration, settings))
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse what Kafka's client does not know, without asking a broker.
+        told: hears of refusals.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
+    configuration = configure_producer(settings, transactional_id, timeout)
+    return cast(
+        "Producer", _make(Producer, configuration, settings, _tell(settings, told))
+    )
+
+
+def make_admin(settings: Settings, told: Told = _log) -> AdminClient:
+    """An admin client.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or would be unsafe.
+    """
+    return cast(
+        "AdminClient",
+        _make(AdminClient, configure(settings), settings, _tell(settings, told)),
+    )
+
+
+def hear_out(client: Producer | AdminClient) -> None:
+    """Let a client tell what it has to, which it does when it is polled alone.
+
+    What nobody hears piles up. A fatal error comes again by the next call.
+    """
+    with suppress(KafkaException):
+        cast("Any", client).poll(0)
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what Kafka's clients do not know, without asking a broker.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or would be unsafe.
+    """
+    # Each kind has rules of its own for what goes with what.
     make_admin(settings)
-
-
-def make_admin(settings: Settings) -> AdminClient:
-    """An admin client."""
-    return cast("AdminClient", _make(AdminClient, _common(settings), settings))
+    make_consumer(settings, "check")
+    make_producer(settings, "check", settings.session_timeout)
 
 
 def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> int:
-    """How many partitions a topic has; 0 where it does not exist.
+    """How many partitions a topic has; 0 where it does not exist, or is not shown.
 
     Raises:
+        AccessError: the brokers do not let it in, or cannot be trusted.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
     return list_partitions(settings, [topic], timeout)[topic]
 
 
+def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
+    """What Kafka tells of the topics that this client may see, by name.
+
+    Raises:
+        AccessError: the brokers do not let it in, or cannot be trusted.
+        UnavailableError: no broker answers within ``timeout`` seconds.
+    """
+    heard: list[KafkaError] = []
+    admin = _make(AdminClient, configure(settings), settings, heard.append)
+    text = ""
+    # Short waits first: librdkafka goes on trying where it is refused.
+    for share in _WAITS:
+        try:
+            return cast(
+                "dict[str, Any]", admin.list_topics(timeout=share * timeout).topics
+            )
+        except KafkaException as error:
+            text = error.args[0].str()
+        hear_out(admin)
+        refusals = (find_refusal(one, settings) for one in heard)
+        refusal = next((one for one in refusals if one is not None), None)
+        if (fault := find_tls_fault(settings) or refusal) is not None:
+            raise fault
+    texts = [e.str() for e in heard if e.code() != KafkaError._ALL_BROKERS_DOWN]
+    raise UnavailableError(
+        f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
+        f"{timeout:g} s: {[text, *texts][-1]}. Is it running, and are "
+        "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS and `security.protocol` in JOBS_LIB_KAFKA "
+        "right?"
+    )
+
+
 def list_partitions(
     settings: Settings, topics: Iterable[str], timeout: float = 5.0
 ) -> dict[str, int]:
-    """How many partitions topics have; 0 for those that do not exist.
+    """How many partitions topics have; 0 for those that are not there, or not shown.
 
     Raises:
+        AccessError: the brokers do not let it in, or cannot be trusted.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
-    try:
-        there = make_admin(settings).list_topics(timeout=timeout).topics
-    except KafkaException as error:
-        raise UnavailableError(
-            f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
-            f"{timeout:g} s: {error.args[0].str()}. Is it running, and is "
-            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS right?"
-        ) from None
+    there = read_topics(settings, timeout)
     found = {topic: there.get(topic) for topic in topics}
     return {
         topic: 0 if one is None or one.error is not None else len(one.partitions)
@@ -174,6 +199,7 @@ def read_ends(
         except KafkaException as error:
             if error.args[0].code() not in _NO_ANSWER:
                 continue
+            read_topics(settings, timeout)  # says why, if it is refused
             raise UnavailableError(
                 f"no Kafka broker at {settings.kafka_bootstrap_servers} tells how far "
                 f"{partition.topic!r} goes: {error.args[0].str()}"
@@ -202,31 +228,38 @@ def create_topic(
     return True
 
 
-def _common(settings: Settings) -> dict[str, Any]:
-    for key, value in settings.kafka.items():
-        forced = _FORCED.get(key)
-        if forced is not None and value.lower() != str(forced).lower():
-            raise ConfigurationError(
-                f"the Kafka setting {key}={value} is refused: jobs_lib needs "
-                f"{key}={forced} to lose nothing. Remove it from JOBS_LIB_KAFKA"
-            )
-    own = {
-        "bootstrap.servers": require_bootstrap_servers(settings),
-        "client.id": settings.pod,
-    }
-    return own | {k: v for k, v in settings.kafka.items() if k not in _FORCED}
+def _tell(settings: Settings, told: Told) -> Callable[[KafkaError], None]:
+    def hear(error: KafkaError) -> None:
+        # All else librdkafka logs by itself, and not as often as it says it here.
+        if (refusal := find_refusal(error, settings)) is not None:
+            told(refusal)
+
+    return hear
 
 
 def _make(
-    kind: Callable[..., Any], configuration: dict[str, Any], settings: Settings
+    kind: Callable[..., Any],
+    configuration: Configuration,
+    settings: Settings,
+    hear: Callable[[KafkaError], None],
 ) -> Any:
     try:
-        return kind(configuration, logger=_logger)
+        return kind(configuration | {"error_cb": hear}, logger=_logger)
     except KafkaException as error:
-        # librdkafka's text may repeat a value: name the keys only.
+        text = mask(error.args[0].str())
+        for value in settings.kafka.values():
+            # A value may be a secret that stands under the wrong key.
+            text = text.replace(f'"{value}"', '"…"')
         given = ", ".join(sorted(settings.kafka)) or "none"
-        code = error.args[0].name()
         raise ConfigurationError(
-            f"Kafka's client refuses its settings ({code}); those given in "
+            f"Kafka's client refuses its settings: {text}. Those given in "
             f"JOBS_LIB_KAFKA are: {given}. Is one of them misspelt?"
         ) from None
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Every client is given every key: what is not for its kind is no news."""
+    return "and will be ignored by this" not in record.getMessage()
+
+
+_logger.addFilter(_is_news)

@@ -8,6 +8,7 @@ for the hand-over, up to its deadline.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,15 +24,18 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.refusal import find_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
 Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
+_HEARD_EVERY = 1.0
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 _FATAL = {
     KafkaError._FATAL,
@@ -98,6 +102,7 @@ class GroupMember:
         self._fenced = fenced
         self._leaves_at_once = False
         self._failures = 0
+        self._heard_at = 0.0
         self._thread = threading.Thread(
             target=self._poll, name=f"jobs_lib poll {group}", daemon=True
         )
@@ -183,17 +188,17 @@ class GroupMember:
                 else:
                     self._stopping.wait(_POLL_SECONDS)
             except FencedError as error:
-                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._report(error)
                 self._fenced(error)
                 return
             except Exception as error:
                 self._failures += 1
-                telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+                self._report(error)
                 self._stopping.wait(RECONNECT.delay(self._failures))
 
     def _be_member(self) -> None:
         """Poll until this member should leave."""
-        consumer = make_consumer(self._settings, self.group)
+        consumer = make_consumer(self._settings, self.group, self._hear)
         try:
             consumer.subscribe(
                 self.topics,
@@ -224,28 +229,45 @@ class GroupMember:
         self._obey(consumer)
         # poll() returns at the first record; consume() alone would wait for more of
         # them until its time is up.
-        first = consumer.poll(_POLL_SECONDS)
-        if first is None:
-            return
-        messages = [first, *consumer.consume(_FETCH, 0)]
+        try:
+            first = consumer.poll(_POLL_SECONDS)
+            if first is None:
+                return
+            messages = [first, *consumer.consume(_FETCH, 0)]
+        except KafkaException as failure:
+            self._check_place(failure.args[0])
+            raise
         for message in messages:
             error = message.error()
-            if error is not None and (error.fatal() or error.code() in _FATAL):
-                raise FencedError(
-                    f"the broker has given the place of {self._settings.pod!r} in the "
-                    f"group {self.group!r} to another process of that name "
-                    f"({error.str()}): give each pod its own JOBS_LIB_POD"
-                )
+            if error is not None:
+                self._check_place(error)
             if error is not None and error.code() not in _QUIET:
-                telemetry.emit(
-                    "loop.failed",
-                    loop=f"poll {self.group}",
-                    error=KafkaException(error),
-                )
+                # Without a topic it is about the group.
+                name = message.topic() or self.group
+                refusal = find_refusal(error, self._settings, name, "READ")
+                self._report(refusal or KafkaException(error))
         records = [message for message in messages if message.error() is None]
         if records:
             for listener in self._listeners:
                 listener.received(records)
+
+    def _check_place(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() in _FATAL:
+            raise FencedError(
+                f"the broker has given the place of {self._settings.pod!r} in the "
+                f"group {self.group!r} to another process of that name "
+                f"({error.str()}): give each pod its own JOBS_LIB_POD"
+            )
+
+    def _hear(self, refusal: AccessError) -> None:
+        # Said at every attempt to connect, which may be many in a second.
+        if time.monotonic() > self._heard_at + _HEARD_EVERY:
+            self._heard_at = time.monotonic()
+            self._report(refusal)
+
+    def _report(self, error: Exception) -> None:
+        """It goes on: what was taken away may be given back."""
+        telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:

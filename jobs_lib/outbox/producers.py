@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.kafka.client import make_producer
+from jobs_lib.errors import AccessError
+from jobs_lib.kafka.client import hear_out, make_producer
+from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.outbox.block import Refusal, others
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
     from jobs_lib.outbox.block import Sendable
@@ -52,14 +56,21 @@ class Producers:
         settings: where Kafka is.
         installation: of the database; part of the transactional ids.
         stopping: nothing is waited for any more.
+        refused: is told that Kafka denies it a transactional id, from the start.
     """
 
     def __init__(
-        self, settings: Settings, installation: UUID, stopping: threading.Event
+        self,
+        settings: Settings,
+        installation: UUID,
+        stopping: threading.Event,
+        refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._settings = settings
         self._installation = installation
         self._stopping = stopping
+        self._refused = refused
+        self._was_let_in = False
         self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
         self._made: dict[int, Producer] = {}
 
@@ -75,33 +86,49 @@ class Producers:
         """Forget a producer: the next one aborts what this one left open."""
         self._made.pop(shard, None)
 
-    def fence_off(self, shards: Iterable[int]) -> dict[int, KafkaException]:
+    def fence_off(self, shards: Iterable[int]) -> dict[int, Exception]:
         """Make producers for shards that were taken over, before anything is read.
 
         Each waits for the broker to abort what the owner before left open, so they do
         it side by side. Returns what kept some from being made.
         """
+        for producer in self._made.values():
+            hear_out(producer)
         missing = sorted({*shards} - self.shards)
         if not missing:
             return {}
-        failed = {}
+        failed: dict[int, Exception] = {}
         with ThreadPoolExecutor(_FENCED_AT_ONCE) as pool:
             futures = [(shard, pool.submit(self._make, shard)) for shard in missing]
         for shard, future in futures:
             try:
                 self._made[shard] = future.result()
-            except KafkaException as error:
+                self._was_let_in = True
+            except (KafkaException, AccessError) as error:
                 failed[shard] = error
         return failed
 
     def _make(self, shard: int) -> Producer:
         name = f"jobs_lib-{self._installation}-{shard}"
-        producer = make_producer(self._settings, name, self._timeout)
+        refusals: deque[AccessError] = deque(maxlen=1)
+
+        def tell(refusal: AccessError) -> None:
+            # Without rows to send, too: the next ones would wait.
+            refusals.append(refusal)
+            telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=refusal)
+
+        producer = make_producer(self._settings, name, self._timeout, tell)
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 producer.init_transactions(self._timeout)
             except KafkaException as error:
+                denied = find_refusal(error.args[0], self._settings, name, "WRITE")
+                if denied is not None and not self._was_let_in:
+                    self._refused(denied)
+                hear_out(producer)
+                if denied is not None or refusals:
+                    raise denied or refusals[-1] from None
                 # Such as a coordinator that is still loading, on a broker just started.
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from jobs_lib.db import text_array
+from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
     LIVE,
@@ -226,7 +227,7 @@ class Reader:
         # The application's code: what it raises is the trouble of one key, maybe.
         except Exception as error:
             if len(keys) == 1:
-                block.refuse(Refusal(records[0], f"{type(error).__name__}: {error}"))
+                block.refuse(Refusal(records[0], describe(error)))
                 return
             for key in keys:
                 of_key = [record for record in records if record.key == key]

@@ -11,10 +11,11 @@ from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.sender import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
     from jobs_lib.db import Database
+    from jobs_lib.errors import AccessError
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
@@ -36,6 +37,7 @@ class Relay:
         entities: Mapping[str, Entity],
         topics: Mapping[str, Topic[Any]],
         source: str,
+        refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._stopping = threading.Event()
         self._reader = Reader(
@@ -50,7 +52,7 @@ class Relay:
             Sender(
                 database,
                 self._reader,
-                Producers(settings, installation, self._stopping),
+                Producers(settings, installation, self._stopping, refused),
                 settings.relay_poll_interval,
                 # One listens for all.
                 None if first else self._hint,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import ConsumerGroupState
+from confluent_kafka import ConsumerGroupState, KafkaException
 
-from jobs_lib.errors import ConfigurationError
-from jobs_lib.kafka.client import make_admin
+from jobs_lib.errors import AccessError, ConfigurationError
+from jobs_lib.kafka.client import hear_out, make_admin
+from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
@@ -44,11 +46,20 @@ class FollowSource(WatchingSource):
         self._agreed: dict[str, frozenset[str]] = {}
         self._stable_at: dict[str, float] = {}
         self._unclear_since: dict[str, float] = {}
+        self._refusals: deque[AccessError] = deque(maxlen=1)
 
     def _watch(self, answered: Callable[[], None]) -> None:
-        admin = make_admin(self._settings)
+        self._refusals.clear()
+        admin = make_admin(self._settings, self._refusals.append)
         while not self._stopping.is_set():
-            self._ask(admin)
+            try:
+                self._ask(admin)
+            except KafkaException:
+                hear_out(admin)
+                if self._refusals:
+                    raise self._refusals[-1] from None
+                raise
+            hear_out(admin)
             answered()
             self._stopping.wait(self._settings.follow_interval)
 
@@ -64,7 +75,11 @@ class FollowSource(WatchingSource):
             list(self._topics_by_group), request_timeout=timeout
         )
         for group, future in futures.items():
-            description = future.result()
+            try:
+                description = future.result()
+            except KafkaException as error:
+                refusal = find_refusal(error.args[0], self._settings, group, "DESCRIBE")
+                raise refusal or error from None
             if description.state == ConsumerGroupState.STABLE:
                 self._note(group, description.members)
         self._expire()

@@ -14,8 +14,9 @@ from confluent_kafka.schema_registry import (
 )
 
 from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.masking import masked_url
 from jobs_lib.schemas.avro import AvroSchema, parse_schema
-from jobs_lib.settings import masked_url, require_schema_registry
+from jobs_lib.settings import require_schema_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

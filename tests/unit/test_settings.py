@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.masking import mask, masked_url
 from jobs_lib.settings import (
     Settings,
     default_settings,
     load_settings,
-    masked_url,
     require_bootstrap_servers,
     require_database_url,
 )
@@ -189,3 +189,15 @@ def test_every_setting_says_what_it_means():
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.description.endswith("."), name
+
+
+def test_the_registrys_secrets_are_hidden():
+    load_settings(
+        schema_registry_url="http://a:first-canary@one,http://b:second-canary@two",
+        schema_registry={
+            "basic.auth.user.info": "c:third-canary",
+            "bearer.auth.token": "fourth-canary",
+        },
+    )
+    for secret in ("first-canary", "second-canary", "third-canary", "fourth-canary"):
+        assert mask(f"no {secret} here") == "no *** here"

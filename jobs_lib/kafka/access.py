@@ -1,0 +1,119 @@
+"""Whether Kafka lets a service do what it will do, asked before it starts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
+
+from jobs_lib.kafka.client import make_admin, read_topics
+from jobs_lib.kafka.refusal import deny, find_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from jobs_lib.settings import Settings
+
+_SECONDS = 5.0
+_PAUSE = 0.1
+_SOON = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""Of a group whose coordinator has just started, or has just become it."""
+
+
+@dataclass
+class Needs:
+    """What a service does in Kafka."""
+
+    reads: set[str] = field(default_factory=set)
+    """Topics."""
+    writes: set[str] = field(default_factory=set)
+    joins: set[str] = field(default_factory=set)
+    """Consumer groups."""
+    follows: set[str] = field(default_factory=set)
+    """Consumer groups of which it asks who has what."""
+
+    def topics(self) -> dict[str, set[str]]:
+        """The rights that each topic is needed with."""
+        return _gather(READ=self.reads, WRITE=self.writes)
+
+    def groups(self) -> dict[str, set[str]]:
+        """The rights that each group is needed with."""
+        return _gather(READ=self.joins, DESCRIBE=self.follows)
+
+
+def check_access(settings: Settings, needs: Needs) -> None:
+    """Refuse to start what Kafka would refuse later, again and again.
+
+    Topics and groups that do not exist are not its business, nor are transactional ids,
+    of which a broker tells nothing.
+
+    Raises:
+        AccessError: Kafka does not let this client in, or denies it a right.
+        UnavailableError: no broker answers.
+    """
+    # Before the groups: a coordinator that goes away while it is asked may make
+    # librdkafka abort the whole process (confluentinc/librdkafka issue 4605).
+    read_topics(settings, _SECONDS)
+    admin = cast("Any", make_admin(settings))
+    options = {"include_authorized_operations": True, "request_timeout": _SECONDS}
+
+    def ask_topic(name: str) -> Any:
+        return admin.describe_topics(TopicCollection([name]), **options)[name]
+
+    def ask_group(name: str) -> Any:
+        return admin.describe_consumer_groups([name], **options)[name]
+
+    deadline = time.monotonic() + _SECONDS
+    for name, rights in needs.topics().items():
+        _compare(settings, "topic", name, rights, _read(ask_topic, name, deadline))
+    for name, rights in needs.groups().items():
+        granted = _read(ask_group, name, deadline)
+        _compare(settings, "consumer group", name, rights, granted)
+
+
+def _read(
+    ask: Callable[[str], Any], name: str, deadline: float
+) -> Container[Any] | KafkaError:
+    """The rights that Kafka tells of a topic or group, or why it does not."""
+    while True:
+        try:
+            # A broker that is too old to tell gives none.
+            return ask(name).result().authorized_operations or ()
+        except KafkaException as error:
+            failure: KafkaError = error.args[0]
+            if failure.code() not in _SOON or time.monotonic() > deadline:
+                return failure
+        time.sleep(_PAUSE)
+
+
+def _compare(
+    settings: Settings,
+    kind: str,
+    name: str,
+    rights: set[str],
+    granted: Container[Any] | KafkaError,
+) -> None:
+    if isinstance(granted, KafkaError):
+        both = " and ".join(sorted(rights))
+        if (refusal := find_refusal(granted, settings, name, both)) is not None:
+            raise refusal
+    elif granted:
+        for right in sorted(rights):
+            if AclOperation[right] not in granted:
+                raise deny(settings, f"{kind} {name!r}", right)
+
+
+def _gather(**names: set[str]) -> dict[str, set[str]]:
+    """The rights by name."""
+    found: dict[str, set[str]] = {}
+    for right, of_right in names.items():
+        for name in of_right:
+            found.setdefault(name, set()).add(right)
+    return found

@@ -1,0 +1,144 @@
+"""What Kafka's clients are set to: the one way that is safe, and all that is given.
+
+Of what is given each key goes unchanged to every client; librdkafka takes no notice of
+those that are for another kind. What would lose records is refused, and what follows
+from a setting of ours is set by that one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.settings import require_bootstrap_servers
+
+if TYPE_CHECKING:
+    from jobs_lib.settings import Settings
+
+Configuration = dict[str, Any]
+
+FORCED_CONSUMER: Configuration = {
+    # Offsets are committed after the database, never by a timer.
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Where nothing is known of a group, nothing is skipped.
+    "auto.offset.reset": "earliest",
+    # The relay's blocks are Kafka transactions: an aborted one must not be seen.
+    "isolation.level": "read_committed",
+}
+FORCED_PRODUCER: Configuration = {
+    # Java's partitioner: librdkafka's own default agrees with it on a quarter of keys.
+    "partitioner": "murmur2_random",
+    "acks": "all",
+    "enable.idempotence": True,
+}
+_FORCED = FORCED_CONSUMER | FORCED_PRODUCER
+_ALIASES = {"auto.commit.enable": "enable.auto.commit", "request.required.acks": "acks"}
+"""librdkafka's other names of what is forced."""
+OURS = {
+    "bootstrap.servers": "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS",
+    "metadata.broker.list": "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS",
+    # A sidecar finds its service's member by it.
+    "client.id": "JOBS_LIB_POD",
+    "group.protocol": "JOBS_LIB_GROUP_PROTOCOL",
+    "session.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
+    "heartbeat.interval.ms": "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL",
+    "partition.assignment.strategy": "JOBS_LIB_ASSIGNMENT_STRATEGY",
+    # Half of that: a relay that hangs gives up before another has its shards.
+    "message.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
+    "delivery.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
+    "transaction.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
+}
+"""What follows from a setting of ours, which is named."""
+MADE = {
+    "group.id": "the declaration of a consumer gives it",
+    "transactional.id": "each shard of the outbox has its own",
+}
+_CODE = re.compile(r"_cb$|^(logger|default\.topic\.config|on_delivery|on_commit)$")
+"""Keys of which the value is a Python object."""
+
+
+def configure(settings: Settings) -> Configuration:
+    """What every client is set to.
+
+    Raises:
+        ConfigurationError: no broker is set, or a setting would be unsafe.
+    """
+    for key, value in settings.kafka.items():
+        _refuse(key, value)
+    given = settings.kafka.items()
+    return {k: v for k, v in given if _ALIASES.get(k, k) not in _FORCED} | {
+        "bootstrap.servers": require_bootstrap_servers(settings),
+        "client.id": settings.pod,
+    }
+
+
+def configure_consumer(settings: Settings, group: str) -> Configuration:
+    """What a consumer of ``group`` is set to.
+
+    Of the new group protocol (KIP-848) the timeouts and the assignor are the broker's:
+    a client that sets its own is refused.
+    """
+    # So late are new partitions of a topic found; librdkafka's default is five minutes.
+    configuration: Configuration = {"topic.metadata.refresh.interval.ms": 30_000}
+    configuration |= configure(settings) | {
+        "group.id": group,
+        "group.protocol": settings.group_protocol,
+    }
+    if settings.group_protocol == "classic":
+        configuration |= {
+            "session.timeout.ms": int(settings.session_timeout * 1000),
+            "heartbeat.interval.ms": int(settings.group_heartbeat_interval * 1000),
+            "partition.assignment.strategy": settings.assignment_strategy,
+        }
+    if settings.static_membership:
+        configuration["group.instance.id"] = settings.pod
+    return configuration | FORCED_CONSUMER
+
+
+def configure_producer(
+    settings: Settings, transactional_id: str, timeout: float
+) -> Configuration:
+    """What a transactional producer is set to; ``timeout`` is in seconds."""
+    configuration: Configuration = {
+        # Blocks are flushed by their commit: waiting for company only adds latency.
+        "linger.ms": 2,
+        "compression.type": "lz4",
+        # A topic that is not there fails for that, and not for want of time.
+        "topic.metadata.propagation.max.ms": int(timeout * 250),
+    }
+    return (
+        configuration
+        | configure(settings)
+        | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(timeout * 1000),
+            "message.timeout.ms": int(timeout * 1000),
+        }
+        | FORCED_PRODUCER
+    )
+
+
+def _refuse(key: str, value: str) -> None:
+    forced = _FORCED.get(_ALIASES.get(key, key))
+    if forced is not None and value.lower() != str(forced).lower():
+        raise ConfigurationError(
+            f"the Kafka setting {key}={value} is refused: jobs_lib needs "
+            f"{key}={forced} to lose nothing. Remove it from JOBS_LIB_KAFKA"
+        )
+    if key in OURS:
+        raise ConfigurationError(
+            f"the Kafka setting {key} follows from {OURS[key]}: set that one, and "
+            f"remove {key} from JOBS_LIB_KAFKA"
+        )
+    if key in MADE:
+        raise ConfigurationError(
+            f"the Kafka setting {key} cannot be chosen, as {MADE[key]}: remove it from "
+            "JOBS_LIB_KAFKA"
+        )
+    if _CODE.search(key):
+        raise ConfigurationError(
+            f"the Kafka setting {key} is a Python object, which no setting can be: "
+            "remove it from JOBS_LIB_KAFKA"
+        )

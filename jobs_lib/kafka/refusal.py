@@ -1,0 +1,143 @@
+"""Where Kafka refuses a service: its password, a certificate, or what it may do.
+
+librdkafka tries again for ever and tells of the first two by a callback alone; of a
+permission it gives a bare code. Here each becomes an AccessError with a way out.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError
+
+from jobs_lib.errors import AccessError
+
+if TYPE_CHECKING:
+    from jobs_lib.settings import Settings
+
+_IDENTITY = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+}
+_KINDS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
+}
+_NAMES = ("sasl.username", "ssl.certificate.location")
+"""What says who somebody is."""
+_UNTRUSTED = "certificate verify failed"
+"""librdkafka's text for all that is wrong with a certificate, under two codes."""
+_OUT_OF_DATE, _OTHER_HOST = {9, 10}, {62, 64}
+"""OpenSSL's codes of what can be wrong with it."""
+_SECONDS = 2.0
+
+
+def find_refusal(
+    error: KafkaError, settings: Settings, name: str = "", right: str = "this"
+) -> AccessError | None:
+    """What Kafka refuses by an error; None if the error is another one.
+
+    Args:
+        error: Kafka's or librdkafka's.
+        settings: whose.
+        name: of the topic, group or transactional id that was asked for.
+        right: that would have to be granted, such as ``READ``.
+    """
+    if error.code() in _IDENTITY:
+        return AccessError(
+            f"Kafka does not let {_asker(settings)} in: {error.str()}. Look at "
+            "`sasl.mechanism`, `sasl.username` and `sasl.password` in JOBS_LIB_KAFKA"
+        )
+    if error.code() == KafkaError._SSL or _UNTRUSTED in error.str():
+        return AccessError(
+            f"Kafka cannot be trusted, or does not trust us: {error.str()}. Look at "
+            "`ssl.ca.location` and the other keys of TLS in JOBS_LIB_KAFKA, and at the "
+            "broker's certificate: its authority, its last day and its host names"
+        )
+    if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        return deny(settings, "cluster", right)
+    if error.code() in _KINDS:
+        return deny(settings, f"{_KINDS[error.code()]} {name!r}", right)
+    return None
+
+
+def deny(settings: Settings, resource: str, right: str) -> AccessError:
+    """The error for want of a permission."""
+    key = next((one for one in _NAMES if one in settings.kafka), "security.protocol")
+    return AccessError(
+        f"Kafka at {settings.kafka_bootstrap_servers} does not allow "
+        f"{_asker(settings)} {right} on the {resource}: grant it, or does `{key}` in "
+        "JOBS_LIB_KAFKA say that this is somebody else?"
+    )
+
+
+def find_tls_fault(settings: Settings) -> AccessError | None:
+    """What is wrong with the first broker's certificate, or that it has one at all.
+
+    librdkafka says neither why it trusts nobody, nor that a broker speaks TLS.
+    """
+    address = settings.kafka_bootstrap_servers.split(",")[0].strip()
+    secure = "ssl" in settings.kafka.get("security.protocol", "").lower()
+    host, _, port = address.rpartition(":")
+    try:
+        context = _make_context(settings) if secure else _trusting()
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _SECONDS) as line,
+            context.wrap_socket(line, server_hostname=host.strip("[]")),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        return AccessError(
+            f"the certificate of Kafka at {address} cannot be trusted: "
+            f"{error.verify_message.rstrip('.')}. {_way_out(error.verify_code)}"
+        )
+    except (OSError, ValueError):
+        return None
+    if secure:
+        return None
+    return AccessError(
+        f"Kafka at {address} speaks TLS, and is spoken to in plain text: set "
+        "`security.protocol` in JOBS_LIB_KAFKA to ssl or sasl_ssl"
+    )
+
+
+def _asker(settings: Settings) -> str:
+    name = settings.kafka.get("sasl.username")
+    return f"the user {name!r}" if name else "this client"
+
+
+def _way_out(code: int) -> str:
+    if code in _OUT_OF_DATE:
+        return "Give the broker a new one, and look at this machine's clock"
+    if code in _OTHER_HOST:
+        return (
+            "Name the broker in JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS as its certificate "
+            "does (`ssl.endpoint.identification.algorithm`)"
+        )
+    return "Does `ssl.ca.location` in JOBS_LIB_KAFKA name the authority that signed it?"
+
+
+def _make_context(settings: Settings) -> ssl.SSLContext:
+    place = settings.kafka.get("ssl.ca.location", "")
+    folder = bool(place) and Path(place).is_dir()
+    context = ssl.create_default_context(
+        cafile=place if place and not folder else None,
+        capath=place if folder else None,
+        cadata=settings.kafka.get("ssl.ca.pem"),
+    )
+    identified = settings.kafka.get("ssl.endpoint.identification.algorithm", "https")
+    context.check_hostname = identified.lower() == "https"
+    return context
+
+
+def _trusting() -> ssl.SSLContext:
+    """Of a context that only asks whether there is TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,27 @@
+"""Runs commands one after the other in one process, with all that anybody logs.
+
+``python -m tests.security.commands WORDS…``: each argument is one command. Nothing is
+masked here: what would have to be is to be seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from jobs_lib import cli, masking
+from jobs_lib.settings import default_settings
+
+if __name__ == "__main__":
+    masking._SHORTEST = sys.maxsize
+    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+    for line in sys.argv[1:]:
+        sys.argv = ["jobs-lib", "-v", *line.split()]
+        code: object = 0
+        try:
+            # As the command does it, which ends its process.
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        print(f"{line}: exit {code or 0}", flush=True)
+        default_settings.cache_clear()

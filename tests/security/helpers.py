@@ -1,0 +1,30 @@
+"""Who may come in, and by which password."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.secured import SecuredBroker
+
+CANARY = "hunter2-canary"
+"""A password that must be found nowhere."""
+PASSWORDS = {"alice": "alice-" + CANARY, "bob": "bob-" + CANARY}
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody that the secured broker knows by SASL/PLAIN."""
+
+    name: str
+
+    def kafka(self, broker: SecuredBroker) -> dict[str, str]:
+        """The settings that let them in."""
+        return {
+            "security.protocol": "sasl_ssl",
+            "ssl.ca.location": str(broker.authority),
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": self.name,
+            "sasl.password": PASSWORDS[self.name],
+        }

@@ -1,0 +1,32 @@
+"""A service with a bit of everything, for commands that name an app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs_lib import App
+
+app = App("guarded", home="guarded")
+plain = App("plain")
+states = app.topic("guarded-states", value=int, compacted=True)
+
+
+@app.consumer("guarded", group="guarded-group")
+def handle(record: Any, connection: Any) -> None:
+    """Nothing."""
+
+
+@app.job()
+def work(job: Any) -> None:
+    """Nothing."""
+
+
+@plain.job(name="work")
+def work_without_kafka(job: Any) -> None:
+    """Nothing."""
+
+
+@app.entity(states, source="things", key="id")
+def load(connection: Any, keys: list[str]) -> dict[str, int]:
+    """The same state for all."""
+    return dict.fromkeys(keys, 1)

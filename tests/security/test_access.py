@@ -1,0 +1,271 @@
+"""What a Kafka with passwords, certificates and rights refuses is named at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+from jobs_lib.errors import AccessError
+from jobs_lib.service import Service
+from jobs_lib.topic_plan import apply_topics
+from tests.security.helpers import CANARY, User
+from tests.support.apps import count, heard, running
+from tests.support.records import produce, read_topic
+from tests.support.secured import ELSEWHERE, EXPIRED, SECURED
+
+SOON = 5.0
+"""Seconds until a service that cannot start has said why."""
+
+
+def listen(app, topic):
+    """Let an app consume a topic; returns where it notes the records."""
+    seen = []
+
+    @app.consumer(topic, group=f"{topic}-group")
+    def handle(record, connection) -> None:
+        seen.append(record.value)
+
+    return seen
+
+
+def refuse(app, *parts):
+    """Start a service that must be refused soon; the text."""
+    service = Service(app, parts or ("consumers", "relay"))
+    began = time.monotonic()
+    try:
+        with pytest.raises(AccessError) as caught:
+            service.start()
+    finally:
+        if service.is_ready:
+            service.stop()
+    assert time.monotonic() - began < SOON
+    assert CANARY not in f"{caught.value!r}"
+    return str(caught.value)
+
+
+@pytest.mark.guarantee("FK11")
+@pytest.mark.parametrize(
+    ("listener", "changed", "what", "where"),
+    [
+        (SECURED, {"sasl.password": CANARY}, "'alice' in: .*sasl_ssl://", "sasl.pass"),
+        (SECURED, {"sasl.username": "carol"}, "'carol' in: .*Invalid", "sasl.username"),
+        (
+            SECURED,
+            {"sasl.mechanism": "SCRAM-SHA-512"},
+            "supported mechanisms: PLAIN",
+            "sasl.mechanism",
+        ),
+        (
+            SECURED,
+            {"ssl.ca.location": "stranger"},
+            "cannot be trusted: unable to get local issuer",
+            "ssl.ca.location",
+        ),
+        (EXPIRED, {}, "cannot be trusted: certificate has expired", "a new one"),
+        (
+            ELSEWHERE,
+            {},
+            "cannot be trusted: IP address mismatch",
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS",
+        ),
+        (
+            SECURED,
+            {"security.protocol": "sasl_plaintext"},
+            "speaks TLS, and is spoken to in plain text",
+            "security.protocol",
+        ),
+        (
+            SECURED,
+            {"security.protocol": "", "sasl.username": "", "sasl.password": ""},
+            "speaks TLS, and is spoken to in plain text",
+            "security.protocol",
+        ),
+    ],
+    ids=[
+        *("password", "user", "mechanism", "authority", "expired", "host", "sasl"),
+        "plaintext",
+    ],
+)
+def test_a_service_that_is_not_let_in_says_why_and_does_not_start(
+    secured, secured_app, listener, changed, what, where
+):
+    if "ssl.ca.location" in changed:
+        changed = {"ssl.ca.location": str(secured.stranger)}
+    text = refuse(secured_app(changed, listener))
+    assert re.search(what, text), text
+    assert where in text
+    assert secured.address_of(listener) in text
+
+
+def test_a_host_name_need_not_fit_if_it_is_not_asked_for(secured_app):
+    app = secured_app({"ssl.endpoint.identification.algorithm": "none"}, ELSEWHERE)
+    with running(app, "consumers"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rights", "what"),
+    [
+        (set(), "alice.* READ on the topic '{topic}'"),
+        ({"DESCRIBE topic"}, "alice.* READ on the topic '{topic}'"),
+        ({"READ topic"}, "alice.* READ on the consumer group '{topic}-group'"),
+        (
+            {"READ topic", "DESCRIBE group"},
+            "alice.* READ on the consumer group '{topic}-group'",
+        ),
+    ],
+    ids=["nothing", "describe", "group", "describe-group"],
+)
+def test_a_consumer_that_may_not_read_does_not_start(
+    secured_app, secured_topic, grant, rights, what
+):
+    topic = secured_topic()
+    for right in rights:
+        operation, kind = right.split()
+        name = topic if kind == "topic" else f"{topic}-group"
+        grant("alice", kind.upper(), name, operation)
+    app = secured_app()
+    listen(app, topic)
+    text = refuse(app, "consumers")
+    assert re.search(what.format(topic=topic), text), text
+    assert "sasl.username" in text
+
+
+def test_a_relay_that_may_not_write_does_not_start(
+    secured_app, secured_topic, grant, wait_for
+):
+    app = secured_app()
+    topic = app.topic(secured_topic(), value=int)
+    grant("alice", "TOPIC", topic.name, "READ")
+    text = refuse(app, "relay")
+    assert f"alice' WRITE on the topic '{topic.name}'" in text
+    # Of transactional ids a broker tells nothing before they are used.
+    grant("alice", "TOPIC", topic.name, "WRITE")
+    with running(app, "relay") as service:
+        wait_for(lambda: service.failure, timeout=20, what="it ends by itself")
+    assert isinstance(service.failure, AccessError)
+    text = str(service.failure)
+    assert re.search("alice' WRITE on the transactional id 'jobs_lib-.*-\\d+'", text)
+    assert "sasl.username" in text
+
+
+def test_a_topic_that_may_not_be_created_is_named(secured_app, grant):
+    app = secured_app()
+    app.topic("secured-new", value=int)
+    with pytest.raises(AccessError, match="CREATE on the topic 'secured-new'"):
+        apply_topics(app)
+    grant("alice", "TOPIC", "secured-new", "DESCRIBE")
+    with pytest.raises(AccessError, match="CREATE on the topic 'secured-new'"):
+        apply_topics(app)
+
+
+def test_whoever_has_all_rights_consumes_and_sends(
+    secured, secured_app, secured_topic, grant, connect, wait_for
+):
+    read, written = secured_topic(), secured_topic()
+    allow(grant, "alice", read, written)
+    app = secured_app(home=read)
+    seen = listen(app, read)
+    topic = app.topic(written, value=int)
+    produce(secured.bootstrap_servers, read, [("a", 1)])
+    with connect() as connection:
+        topic.send(connection, key="a", value=2)
+    with running(app, "consumers", "relay"):
+        wait_for(lambda: seen == [1], timeout=30, what="it is handled")
+        wait_for(
+            lambda: [r.json for r in read_topic(secured.bootstrap_servers, written)],
+            timeout=30,
+            what="it is sent",
+        )
+
+
+def allow(grant, user, read, written):
+    """All that a service needs, and no more."""
+    grant(user, "TOPIC", read, "READ")
+    grant(user, "GROUP", f"{read}-group", "READ")
+    grant(user, "TOPIC", written, "WRITE")
+    grant(user, "TRANSACTIONAL_ID", "jobs_lib-", "WRITE", prefixed=True)
+
+
+def test_a_sidecar_that_may_not_ask_for_the_group_does_not_start(
+    secured_app, secured_topic, grant
+):
+    topic = secured_topic()
+    grant("alice", "TOPIC", topic, "DESCRIBE")
+    app = secured_app(home=topic)
+    listen(app, topic)
+
+    @app.job()
+    def work(job) -> None: ...
+
+    with pytest.raises(AccessError, match=f"DESCRIBE on the .* '{topic}-group'"):
+        Service(app, ["executor"], sidecar=True).start()
+
+
+@pytest.mark.slow
+def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back(
+    secured,
+    secured_app,
+    secured_topic,
+    grant,
+    set_scram_password,
+    connect,
+    admin,
+    wait_for,
+):
+    read, written = secured_topic(), secured_topic()
+    allow(grant, "dora", read, written)
+    set_scram_password("dora", CANARY)
+    app = secured_app(
+        {
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "dora",
+            "sasl.password": CANARY,
+            "reconnect.backoff.max.ms": "500",
+        },
+        home=read,
+    )
+    seen = listen(app, read)
+    topic = app.topic(written, value=int)
+
+    def named(loop):
+        errors = [f["error"] for _, f in failed if f["loop"].startswith(loop)]
+        return any(
+            isinstance(e, AccessError) and "sasl.password" in str(e) for e in errors
+        )
+
+    with heard("loop.failed") as failed, running(app, "consumers", "relay") as service:
+        produce(secured.bootstrap_servers, read, [("a", 1)])
+        wait_for(lambda: seen == [1], timeout=30, what="it runs")
+        # The broker asks again after three seconds, and then knows another one.
+        set_scram_password("dora", "another")
+        wait_for(lambda: named("poll"), timeout=30, what="its consumer says so")
+        wait_for(lambda: named("relay"), timeout=30, what="its relay says so")
+        produce(secured.bootstrap_servers, read, [("a", 2)])
+        with connect() as connection:
+            topic.send(connection, key="a", value=3)
+        assert service.failure is None
+        set_scram_password("dora", CANARY)
+        wait_for(lambda: seen == [1, 2], timeout=60, what="it handles what came")
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="it sends")
+    assert CANARY not in str(failed)
+    assert [r.json for r in read_topic(secured.bootstrap_servers, written)] == [3]
+
+
+def test_the_command_ends_with_one_line(secured, secret_url, run_process):
+    process = run_process(
+        *("-m", "jobs_lib.cli", "run", "tests.security.service:app"),
+        env={
+            "JOBS_LIB_DATABASE_URL": secret_url,
+            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": secured.address_of(EXPIRED),
+            "JOBS_LIB_KAFKA": json.dumps(User("alice").kafka(secured)),
+        },
+    )
+    assert process.wait(timeout=30) == 2
+    said = [line for line in process.errors if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "certificate has expired" in said[0]
+    assert CANARY not in process.output
