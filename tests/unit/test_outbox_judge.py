@@ -111,7 +111,7 @@ def test_an_order_of_states(order, repeats, broken):
 @pytest.mark.guarantee("I40")
 def test_a_record_that_nobody_committed():
     rows = write(5)
-    rolled_back, *committed = rows
+    committed = rows[1:]  # the first one was rolled back
     assert look(committed, send(rows)).broken == {"I19"}
     topics = send(rows)
     del topics[EVENTS][2].headers["ce_id"]

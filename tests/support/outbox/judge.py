@@ -3,17 +3,17 @@
 What is allowed, exactly. The rows of a key have places 0, 1, 2, … in the order of their
 commits; a key's records are a sequence of places.
 
-- Each record goes to the next place, or back to an earlier one. Where rows are merged it
-  may also go on past some.
+- Each record goes to the next place, or back to an earlier one. Where rows are merged
+  it may also go on past some.
 - To go back is a *replay*: it is not longer than a block, and the sequence runs on from
   there, so that it comes past every state again before it ends.
 - The last record is the last row's.
 - A record is a *repeat* if its key was at its place, or past it, before. There are no
   more repeats than the faults of the run explain; without a fault there are none.
 
-Where rows are merged a replay need not stop at the states that were sent the first time.
-A swap could hide in that while faults last, and nowhere else; topics that merge nothing
-take the same way through the relay, and there nothing can hide.
+Where rows are merged a replay need not stop at the states that were sent the first
+time. A swap could hide in that while faults last, and nowhere else; topics that merge
+nothing take the same way through the relay, and there nothing can hide.
 """
 
 from __future__ import annotations
