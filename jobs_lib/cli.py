@@ -65,12 +65,19 @@ def cli(verbose: bool) -> None:
 
 
 @cli.command()
-def migrate() -> None:
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 1_024),
+    help="Parts of the outbox, each with one relay at a time; fixed when the tables "
+    "are installed. Defaults to 16.",
+)
+def migrate(shards: int | None) -> None:
     """Install or upgrade the tables."""
     from jobs_lib.schema import migrate as upgrade
 
     settings = default_settings()
-    version = upgrade(require_database_url(settings), settings.schema_name)
+    url = require_database_url(settings)
+    version = upgrade(url, settings.schema_name, shards=shards)
     click.echo(f"schema {settings.schema_name!r} has version {version}")
 
 

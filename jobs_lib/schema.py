@@ -27,7 +27,12 @@ from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
 from jobs_lib.db import check_fit
-from jobs_lib.errors import OperatingError, SchemaVersionError, UnavailableError
+from jobs_lib.errors import (
+    ConfigurationError,
+    OperatingError,
+    SchemaVersionError,
+    UnavailableError,
+)
 from jobs_lib.settings import masked_url
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ server's deadlock_timeout: it is the migration that leaves a deadlock, not a wri
 _PATIENCE = 300.0
 """Seconds after which a migration gives up that was never let in."""
 _NOT_LET_IN = {"55P03", "40P01"}
+_MOST_SHARDS = 1_024
 
 
 def quote(identifier: str) -> str:
@@ -72,32 +78,53 @@ def latest_version() -> str:
     return head
 
 
-def upgrade(connection: Connection, schema: str = "jobs_lib") -> None:
+def upgrade(
+    connection: Connection, schema: str = "jobs_lib", *, shards: int | None = None
+) -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
     Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``. Several
     processes may call it at once; the later ones wait and find nothing left to do. What
     it locks stays locked until the transaction ends.
 
+    Args:
+        connection: in a transaction.
+        schema: of the tables.
+        shards: as for :func:`migrate`.
+
     Raises:
-        OperatingError: other transactions did not let it change the tables in time.
+        ConfigurationError: there can be no such number of shards.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     _lock_out_others(connection)
-    if pending := _pending(connection, schema):
+    pending = _pending(connection, schema)
+    new = _is_new(connection, schema, shards)
+    if pending:
         _give_way(connection, schema, pending[-1])
+    if new and shards is not None:
+        _set_shards(connection, schema, shards)
 
 
-def migrate(url: str, schema: str = "jobs_lib") -> str:
+def migrate(url: str, schema: str = "jobs_lib", *, shards: int | None = None) -> str:
     """Install or upgrade the tables in the database at ``url``; return their version.
 
     Each migration is a transaction of its own, so that none keeps the locks of those
     before it while it waits for its own. Tables of a newer release that this one can
     work with are left as they are.
 
+    Args:
+        url: of the database.
+        schema: of the tables.
+        shards: of the outbox, between 1 and 1024, fixed when the tables are installed;
+            each has one relay at a time. Defaults to 16, or to what they have.
+
     Raises:
+        ConfigurationError: there can be no such number of shards.
         UnavailableError: the database does not answer.
-        OperatingError: other transactions did not let it change the tables in time.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
@@ -106,9 +133,12 @@ def migrate(url: str, schema: str = "jobs_lib") -> str:
             with engine.begin() as connection:
                 _lock_out_others(connection)
                 pending = _pending(connection, schema)
+                new = _is_new(connection, schema, shards)
                 if not pending:
                     return str(installed_version(connection, schema))
                 _give_way(connection, schema, pending[0])
+                if new and shards is not None:
+                    _set_shards(connection, schema, shards)
     except OperationalError as error:
         raise UnavailableError(
             f"the database at {masked_url(url)} does not answer: "
@@ -139,6 +169,33 @@ def _pending(connection: Connection, schema: str) -> list[str]:
     ).scalar_one()
     check_fit(schema, known[-1], installed, serves)
     return []
+
+
+def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
+    """Whether there are no tables yet; those there are must have so many shards."""
+    if shards is not None and not 1 <= shards <= _MOST_SHARDS:
+        raise ConfigurationError(
+            f"the outbox cannot have {shards} shards: choose 1 to {_MOST_SHARDS}"
+        )
+    if installed_version(connection, schema) is None:
+        return True
+    found = connection.execute(
+        text(f"select shards from {quote(schema)}.installation")
+    ).scalar_one()
+    if shards not in (None, found):
+        raise OperatingError(
+            f"the outbox in schema {schema!r} has {found} shards, not {shards}: its "
+            "rows lie by that number, so it is fixed when the tables are installed. "
+            f"Ask for {found}, or for none"
+        )
+    return False
+
+
+def _set_shards(connection: Connection, schema: str, shards: int) -> None:
+    connection.execute(
+        text(f"update {quote(schema)}.installation set shards = :shards"),
+        {"shards": shards},
+    )
 
 
 def _give_way(connection: Connection, schema: str, target: str) -> None:

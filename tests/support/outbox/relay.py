@@ -3,7 +3,7 @@
 Points at which it can be struck: ``full``, when a block is with the producer, not yet
 acknowledged, and nothing has asked for the commit; ``sent``, when the block is in Kafka
 and its rows are not deleted. The next block is struck, once, after SIGUSR1 (killed at
-``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first one.
+``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first.
 """
 
 from __future__ import annotations
