@@ -51,7 +51,7 @@ def write(stage: Stage, number: int, version: int) -> None:
 def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
     """Write until the relay has a full queue; returns the version written last."""
     struck = len([line for line in worker.lines if line.startswith("struck full")])
-    version = 0
+    version = 1
 
     def is_struck() -> bool:
         nonlocal version
@@ -99,6 +99,7 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
         stage.start_relay(pod)
     for number in range(rounds):
         stage.await_owners(*pods)
+        write(stage, number, 1)
         fenced = stage.count_lines("^fenced by kafka")
         pod = pods[number % 2]
         worker = stage.relays[pod]
@@ -125,6 +126,9 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
         stage.start_relay("here")
         for number in range(rounds):
             stage.await_owners("away", "here")
+            # Afterwards it has a producer for each of its shards.
+            write(stage, number, 1)
+            stage.await_empty()
             fenced = stage.count_lines("^fenced by kafka")
             own_broker.proxy.freeze()
             away.signal(signal.SIGUSR2)

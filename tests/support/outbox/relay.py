@@ -72,8 +72,9 @@ def main() -> None:
     topics = given.pop("topics")
     for point, name in given.pop("strikes").items():
         _armed[point] = signal.Signals[name]
+    at_full = signal.Signals[given.pop("at_full")]
     signal.signal(signal.SIGUSR1, lambda *_: _armed.setdefault("sent", signal.SIGKILL))
-    signal.signal(signal.SIGUSR2, lambda *_: _armed.setdefault("full", signal.SIGSTOP))
+    signal.signal(signal.SIGUSR2, lambda *_: _armed.setdefault("full", at_full))
     client.Producer = Struck  # type: ignore[misc]
     telemetry.listen(listen)
     url = given.pop("url")
