@@ -1,7 +1,11 @@
-"""A relay that wakes up after others have sent newer states overwrites none of them."""
+"""A relay that wakes up after others have sent newer states overwrites none of them.
+
+How many rounds the slow runs have can be set: FENCING_ROUNDS=100.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
 
 KEYS = 24
 PARTITIONS = 4
-ROUNDS = [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+MANY = int(os.environ.get("FENCING_ROUNDS", "100"))
+ROUNDS = [2, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 QUICK = {"stale_after": 1.0, "heartbeat_interval": 0.2, "session_timeout": 10.0}
 
 
@@ -151,7 +156,7 @@ def test_a_relay_whose_producers_are_refused_makes_new_ones(stage):
     write(stage, 0, 1)
     with running(stage.app, "relay"):
         stage.await_empty()
-        for shard in range(16):
+        for shard in range(0, 16, 4):
             other = Producer(
                 {
                     "bootstrap.servers": stage.bootstrap_servers,

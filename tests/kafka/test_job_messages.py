@@ -45,8 +45,16 @@ def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
 
 
 @pytest.mark.guarantee("S3")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["changed", "written", "completion", "committed"],
+        pytest.param([*STEPS, "changed"], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
 def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
-    database_url, admin, topic, bootstrap_servers, connect, run_process
+    database_url, admin, topic, bootstrap_servers, connect, run_process, steps
 ):
     name = topic(2)
     admin.execute(sending_worker.TABLE)
@@ -54,7 +62,6 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
     app = sending_worker.make(
         database_url, name, kafka_bootstrap_servers=bootstrap_servers
     )
-    steps = [*STEPS, "changed"]
     jobs = 3 * (len(steps) + 1)
     with connect() as connection:
         app.jobs["change"].enqueue_many(
@@ -110,12 +117,12 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
                 raise ConnectionError("after the change")
 
     def enqueue(numbers: range) -> None:
-        for n in numbers:
-            for key in ("a", "b"):
-                with connect() as connection:
-                    # Twice: the second one changes nothing.
+        with connect() as connection:
+            for n in numbers:
+                # Twice: the second one changes nothing.
+                for key in ("a", "a", "b", "b"):
                     change.enqueue(connection, key=key, n=n)
-                    change.enqueue(connection, key=key, n=n)
+                connection.commit()
 
     def read() -> dict[str, list[Seen]]:
         return {events.name: read_topic(own_broker.bootstrap_servers, events.name)}
