@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.support.apps import running
-from tests.support.outbox.stage import SENDERS, Stage
+from tests.support.outbox.stage import SENDERS, Stage, count_struck
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for
 
@@ -55,14 +55,14 @@ def write(stage: Stage, number: int, version: int) -> None:
 
 def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
     """Write until the relay has a full queue; returns the version written last."""
-    struck = len([line for line in worker.lines if line.startswith("struck full")])
+    struck = count_struck(worker)
     version = 1
 
     def is_struck() -> bool:
         nonlocal version
         version += 1
         write(stage, number, version)
-        return struck < sum(line.startswith("struck full") for line in worker.lines)
+        return count_struck(worker) > struck
 
     wait_for(is_struck, timeout=30, what=lambda: f"it is struck\n{stage.output}")
     return version
@@ -70,11 +70,7 @@ def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
 
 def await_replaced(stage: Stage, pod: str, number: int, version: int) -> None:
     """Others have its shards, and have sent newer states of all entities."""
-    wait_for(
-        lambda: pod not in stage.owners(),
-        timeout=30,
-        what=lambda: f"{pod} is replaced: {stage.owners()}\n{stage.output}",
-    )
+    stage.await_replaced(pod)
     for newer in range(version + 1, version + 4):
         write(stage, number, newer)
     stage.await_empty()

@@ -135,6 +135,9 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
         "fenced producers": stage.count_lines("^fenced by kafka"),
     }
     assert not find_missing(happened)
+    # Nothing is left, and nothing keeps the dead rows.
+    assert stage.count_left() == 0
+    assert stage.measure_outbox() < 2**20
 
 
 @pytest.mark.guarantee("I18", "I19", "I20", "I21")

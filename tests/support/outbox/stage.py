@@ -177,15 +177,28 @@ class Stage:
         """Stop a relay with a full queue until it is replaced, and let it go on."""
         self.explain("pauses", 2 * SENDERS)
         worker = self.relays[pod]
-        had = self.owners().get(pod, 0)
+        before = count_struck(worker)
         worker.signal(signal.SIGUSR2)
-        worker.wait_for_line("^struck full", timeout=60)
         wait_for(
-            lambda: had == 0 or pod not in self.owners(),
+            lambda: count_struck(worker) > before,
+            timeout=60,
+            what=lambda: f"{pod} is struck\n{self.output}",
+        )
+        self.await_replaced(pod)
+        worker.resume()
+
+    def await_replaced(self, pod: str) -> None:
+        """Wait until others have the shards of a relay."""
+
+        def replaced() -> bool:
+            owners = self.owners()
+            return bool(owners) and pod not in owners
+
+        wait_for(
+            replaced,
             timeout=60,
             what=lambda: f"{pod} is replaced: {self.owners()}\n{self.output}",
         )
-        worker.resume()
 
     # The end
 
@@ -223,5 +236,19 @@ class Stage:
             repeats=self.explained if repeats is None else repeats,
         )
 
+    def measure_outbox(self) -> int:
+        """Bytes of the outbox, once what was deleted is swept away."""
+        with self._connect() as admin:
+            admin.execute("vacuum jobs_lib.outbox")
+            query = "select pg_relation_size('jobs_lib.outbox')"
+            row = admin.execute(query).fetchone()
+        assert row is not None
+        return int(row[0])
+
     def _connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, autocommit=True, connect_timeout=5)
+
+
+def count_struck(worker: Worker) -> int:
+    """How often a relay was struck with a full queue."""
+    return sum(line.startswith("struck full") for line in list(worker.lines))
