@@ -138,7 +138,9 @@ def find_sender(stage: Stage) -> tuple[str, int]:
             assert [one for one in after if after[one] > before[one]] == [pod]
             return pod, epoch
 
-        return wait_for(look, timeout=30, what="one sends alone")
+        found = wait_for(look, timeout=30, what="one sends alone")
+        assert found is not None
+        return found
 
 
 @pytest.mark.guarantee("W9")
@@ -201,37 +203,38 @@ def test_a_live_row_leaves_in_the_next_block_whatever_waits_of_a_reexport(
         (things.name, reexport, backlog),
     )
     admin.execute("analyze jobs_lib.outbox")
-    delays = []
     with (
         heard("block.read") as read,
         running(app, "relay"),
         psycopg.connect(database_url) as connection,
     ):
-        wait_for(lambda: len(read) > 16, timeout=30, what="batch rows are being sent")
-        for n in range(20):
-            key = f"live-{n}"
-            row_id = things.send(connection, key=key, value=n)
-            shard = choose_shard(things.name, key, 16)
-            connection.commit()
-            committed, at = len(read), time.monotonic()
 
-            def following(since=committed, shard=shard) -> list[list[int]]:
-                found = [fields for _, fields in read[since:]]
-                return [f["rows"] for f in found if f["shard"] == shard]
+        def send(key: str) -> float:
+            """Send a live row, and return the seconds until it is read."""
+            row_id = things.send(connection, key=key, value=1)
+            connection.commit()
+            since, at = len(read), time.monotonic()
+            shard = choose_shard(things.name, key, 16)
+
+            def blocks() -> list[list[int]]:
+                told = [fields for _, fields in read[since:]]
+                return [fields["rows"] for fields in told if fields["shard"] == shard]
 
             wait_for(
-                lambda following=following, row_id=row_id: any(
-                    row_id in rows for rows in following()
-                ),
+                lambda: any(row_id in rows for rows in blocks()),
                 timeout=30,
                 what="it is read",
             )
-            delays.append(time.monotonic() - at)
+            seconds = time.monotonic() - at
             # One block may have been read, and not told, when it was committed.
-            place = next(n for n, rows in enumerate(following()) if row_id in rows)
+            place = next(n for n, rows in enumerate(blocks()) if row_id in rows)
             assert place <= 1
-            # And in front of what is in the block beside it.
-            assert following()[place][0] == row_id
+            # And it is in front of what is in the block beside it.
+            assert blocks()[place][0] == row_id
+            return seconds
+
+        wait_for(lambda: len(read) > 16, timeout=30, what="batch rows are being sent")
+        delays = [send(f"live-{n}") for n in range(20)]
         (left,) = admin.execute("select count(*) from jobs_lib.outbox").fetchone()
         assert left > backlog / 10, "the backlog was there all the time"
     print(f"of {backlog} rows {left} left; live ones read after {max(delays):.3f} s")

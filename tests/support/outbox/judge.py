@@ -250,7 +250,7 @@ def _check_record(
         found = record.headers.get("ce_id")
         yield Violation("I19", f"{name}: no row {found} was committed")
         return
-    expected = {"topic": row.topic, "key": row.key or ""}
+    expected: dict[str, object] = {"topic": row.topic, "key": row.key or ""}
     told: dict[str, object] = {"topic": topic, "key": record.key}
     if row.entity is None:
         expected |= {"value": row.value} if row.value is not None else {}

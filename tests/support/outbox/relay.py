@@ -75,7 +75,7 @@ def main() -> None:
     at_full = signal.Signals[given.pop("at_full")]
     signal.signal(signal.SIGUSR1, lambda *_: _armed.setdefault("sent", signal.SIGKILL))
     signal.signal(signal.SIGUSR2, lambda *_: _armed.setdefault("full", at_full))
-    client.Producer = Struck  # type: ignore[misc]
+    client.Producer = Struck  # type: ignore[attr-defined]
     telemetry.listen(listen)
     url = given.pop("url")
     app = make_app(given.pop("database_url", url), **given)
