@@ -90,6 +90,10 @@ class Writers:
             self._change(connection, key, chance)
         if chance.random() < 0.2:
             self._events.send(connection, key=None, value={"at": chance.random()})
+        if chance.random() < 0.5:
+            # With no row of its own before it: nothing orders these but the outbox.
+            key = f"bare-{chance.randrange(6)}"
+            self._events.send(connection, key=key, value={"at": chance.random()})
         ending = chance.random()
         if ending < 0.2:
             connection.rollback()
