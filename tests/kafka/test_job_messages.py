@@ -101,7 +101,7 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
     config = {"message.timestamp.type": "LogAppendTime"}
     events = app.topic(own_broker.create(2, config), value=int)
     admin.execute(sending_worker.TABLE)
-    admin.execute("insert into entities values ('a', 0), ('b', 0)")
+    admin.execute("insert into entities values ('a', 0)")
 
     @app.job(group="key", retry=QUICK)
     def change(job, key: str, n: int) -> None:
@@ -119,9 +119,9 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
     def enqueue(numbers: range) -> None:
         with connect() as connection:
             for n in numbers:
-                # Twice: the second one changes nothing.
-                for key in ("a", "a", "b", "b"):
-                    change.enqueue(connection, key=key, n=n)
+                # The second one changes nothing.
+                change.enqueue(connection, key="a", n=n)
+                change.enqueue(connection, key="a", n=n)
                 connection.commit()
 
     def read() -> dict[str, list[Seen]]:
@@ -155,10 +155,9 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
         rows += slot.read()
     verdict = judge(rows, read())
     assert not verdict.violations, str(verdict)
-    assert len(retried) > 50
-    assert values(own_broker.bootstrap_servers, events.name) == {
-        key: [*range(1, 56)] for key in ("a", "b")
-    }
+    assert len(retried) > 20
+    told = values(own_broker.bootstrap_servers, events.name)
+    assert told == {"a": [*range(1, 56)]}
     print(f"before: {calm}\nan outage of {seconds:g} s, drained in {drained:.1f} s")
     assert drained < 10 + seconds / 10
 
