@@ -83,7 +83,13 @@ def cli(verbose: bool) -> None:
     help="The database is a copy of that environment's: make it this one's, and forget "
     "the jobs and records that wait in it.",
 )
-def migrate(copied_from: str) -> None:
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 1_024),
+    help="Parts of the outbox, each with one relay at a time; fixed when the tables "
+    "are installed. Defaults to 16.",
+)
+def migrate(copied_from: str, shards: int | None) -> None:
     """Install or upgrade the tables."""
     from jobs_lib.schema import migrate as upgrade
 
@@ -93,6 +99,7 @@ def migrate(copied_from: str) -> None:
         settings.schema_name,
         settings,
         copied_from=copied_from,
+        shards=shards,
     )
     click.echo(f"schema {settings.schema_name!r} has version {version}")
 

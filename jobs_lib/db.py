@@ -288,6 +288,11 @@ async def _prepare_async_connection(connection: psycopg.AsyncConnection[Any]) ->
     connection.adapters.register_dumper(int, Int8Dumper)
 
 
+def quote(identifier: str) -> str:
+    """An SQL identifier in double quotes, safe for any name."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
 def int_array(values: Iterable[int]) -> str:
     """PostgreSQL's text form of an array; several times quicker than the driver's."""
     return "{" + ",".join(map(str, values)) + "}"

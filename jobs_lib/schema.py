@@ -26,7 +26,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
-from jobs_lib.db import check_fit
+from jobs_lib.db import check_fit, quote
+from jobs_lib.environment import adopt, record_environment
 from jobs_lib.errors import (
     ConfigurationError,
     OperatingError,
@@ -34,7 +35,6 @@ from jobs_lib.errors import (
     UnavailableError,
 )
 from jobs_lib.masking import masked_url
-from jobs_lib.naming import check_environment, make_template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,29 +52,8 @@ LOCK_SECONDS = 0.5
 server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
 _PATIENCE = 300.0
 """Seconds after which a migration gives up that was never let in."""
-_COPIED = (
-    "jobs",
-    "claims",
-    "discarded",
-    "schedules",
-    "outbox",
-    "holds",
-    "held_rows",
-    "offsets",
-    "skipped",
-    "reexports",
-    "reexport_ranges",
-    "origins",
-    "processes",
-    "topics",
-)
-"""What belongs to the original where a database is a copy."""
 _NOT_LET_IN = {"55P03", "40P01"}
-
-
-def quote(identifier: str) -> str:
-    """An SQL identifier in double quotes, safe for any name."""
-    return '"' + identifier.replace('"', '""') + '"'
+_MOST_SHARDS = 1_024
 
 
 def sqlalchemy_url(url: str) -> URL:
@@ -101,6 +80,8 @@ def upgrade(
     connection: Connection,
     schema: str = "jobs_lib",
     settings: Settings | None = None,
+    *,
+    shards: int | None = None,
 ) -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
@@ -112,16 +93,23 @@ def upgrade(
         connection: in a transaction.
         schema: where the tables lie.
         settings: whose environment the database serves. Defaults to none.
+        shards: as for :func:`migrate`.
 
     Raises:
-        ConfigurationError: the database serves another environment.
-        OperatingError: other transactions did not let it change the tables in time.
+        ConfigurationError: the database serves another environment, or there can be no
+            such number of shards.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     _lock_out_others(connection)
-    if pending := _pending(connection, schema):
+    pending = _pending(connection, schema)
+    new = _is_new(connection, schema, shards)
+    if pending:
         _give_way(connection, schema, pending[-1])
-    _record_environment(connection, schema, settings)
+    if new and shards is not None:
+        _set_shards(connection, schema, shards)
+    record_environment(connection, schema, settings)
 
 
 def migrate(
@@ -130,6 +118,7 @@ def migrate(
     settings: Settings | None = None,
     *,
     copied_from: str = "",
+    shards: int | None = None,
 ) -> str:
     """Install or upgrade the tables in the database at ``url``; return their version.
 
@@ -145,11 +134,15 @@ def migrate(
             waits in it is the original's to do, and is forgotten here: jobs, rows of
             the outbox, offsets, topics; and it gets an identity of its own, so that
             neither fences the other's producers.
+        shards: of the outbox, between 1 and 1024, fixed when the tables are installed;
+            each has one relay at a time. Defaults to 16, or to what they have.
 
     Raises:
-        ConfigurationError: the database serves another environment.
+        ConfigurationError: the database serves another environment, or there can be no
+            such number of shards.
         UnavailableError: the database does not answer.
-        OperatingError: other transactions did not let it change the tables in time.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
@@ -158,12 +151,15 @@ def migrate(
             with engine.begin() as connection:
                 _lock_out_others(connection)
                 pending = _pending(connection, schema)
+                new = _is_new(connection, schema, shards)
                 if not pending:
                     if settings is not None and copied_from:
-                        _adopt(connection, schema, settings, copied_from)
-                    _record_environment(connection, schema, settings)
+                        adopt(connection, schema, settings, copied_from)
+                    record_environment(connection, schema, settings)
                     return str(installed_version(connection, schema))
                 _give_way(connection, schema, pending[0])
+                if new and shards is not None:
+                    _set_shards(connection, schema, shards)
     except OperationalError as error:
         raise UnavailableError(
             f"the database at {masked_url(url)} does not answer: "
@@ -172,60 +168,6 @@ def migrate(
         ) from None
     finally:
         engine.dispose()
-
-
-def _adopt(
-    connection: Connection, schema: str, settings: Settings, copied_from: str
-) -> None:
-    found = _read_environment(connection, schema)
-    if found != copied_from:
-        raise ConfigurationError(
-            f"the database belongs to the environment {found or 'none'!r}, not to "
-            f"{copied_from!r}: its jobs and records were left alone"
-        )
-    tables = ", ".join(f"{quote(schema)}.{table}" for table in _COPIED)
-    connection.execute(text(f"truncate {tables}"))
-    connection.execute(
-        text(
-            f"insert into {quote(schema)}.topics (topic, partitions, home)"
-            " values ('local', 16, true)"
-        )
-    )
-    connection.execute(
-        text(
-            f"update {quote(schema)}.installation"
-            " set id = gen_random_uuid(), environment = ''"
-        )
-    )
-
-
-def _record_environment(
-    connection: Connection, schema: str, settings: Settings | None
-) -> None:
-    """Note whose database it is; how topics are named there may change."""
-    if settings is None:
-        return
-    found = _read_environment(connection, schema)
-    if found:
-        check_environment(settings, found)
-    connection.execute(
-        text(
-            f"update {quote(schema)}.installation set environment = :environment,"
-            " topic_template = :template where (environment, topic_template)"
-            " is distinct from (:environment, :template)"
-        ),
-        {
-            "environment": settings.environment,
-            "template": make_template(settings),
-        },
-    )
-
-
-def _read_environment(connection: Connection, schema: str) -> str:
-    found = connection.execute(
-        text(f"select environment from {quote(schema)}.installation for update")
-    )
-    return str(found.scalar_one())
 
 
 def _lock_out_others(connection: Connection) -> None:
@@ -248,6 +190,33 @@ def _pending(connection: Connection, schema: str) -> list[str]:
     ).scalar_one()
     check_fit(schema, known[-1], installed, serves)
     return []
+
+
+def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
+    """Whether there are no tables yet; those there are must have so many shards."""
+    if shards is not None and not 1 <= shards <= _MOST_SHARDS:
+        raise ConfigurationError(
+            f"the outbox cannot have {shards} shards: choose 1 to {_MOST_SHARDS}"
+        )
+    if installed_version(connection, schema) is None:
+        return True
+    found = connection.execute(
+        text(f"select shards from {quote(schema)}.installation")
+    ).scalar_one()
+    if shards not in (None, found):
+        raise OperatingError(
+            f"the outbox in schema {schema!r} has {found} shards, not {shards}: its "
+            "rows lie by that number, so it is fixed when the tables are installed. "
+            f"Ask for {found}, or for none"
+        )
+    return False
+
+
+def _set_shards(connection: Connection, schema: str, shards: int) -> None:
+    connection.execute(
+        text(f"update {quote(schema)}.installation set shards = :shards"),
+        {"shards": shards},
+    )
 
 
 def _give_way(connection: Connection, schema: str, target: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, NullPool, create_engine, text
 
-from jobs_lib.schema import LOCK_SECONDS, VERSION_TABLE, quote, sqlalchemy_url
+from jobs_lib.db import quote
+from jobs_lib.schema import LOCK_SECONDS, VERSION_TABLE, sqlalchemy_url
 from jobs_lib.settings import default_settings, require_database_url
 
 

@@ -12,10 +12,17 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from click.testing import CliRunner
 from sqlalchemy import MetaData, create_engine, text
 
+from jobs_lib.cli import cli
 from jobs_lib.db import Database
-from jobs_lib.errors import SchemaVersionError, UnavailableError
+from jobs_lib.errors import (
+    ConfigurationError,
+    OperatingError,
+    SchemaVersionError,
+    UnavailableError,
+)
 from jobs_lib.schema import (
     VERSION_TABLE,
     include_name,
@@ -83,6 +90,36 @@ def test_several_pods_may_migrate_at_once(empty_url):
     engine.dispose()
 
 
+def test_the_number_of_shards_is_chosen_once(empty_url):
+    def read() -> tuple[int] | None:
+        with psycopg.connect(empty_url) as connection:
+            return connection.execute(
+                "select shards from jobs_lib.installation"
+            ).fetchone()
+
+    for wrong in (0, 1_025):
+        with pytest.raises(ConfigurationError, match=f"{wrong} shards"):
+            migrate(empty_url, shards=wrong)
+    migrate(empty_url, shards=1)
+    assert read() == (1,)
+    # Another pod, or a later release: as they are.
+    migrate(empty_url, shards=1)
+    migrate(empty_url)
+    run = CliRunner(env={"JOBS_LIB_DATABASE_URL": empty_url}).invoke
+    assert run(cli, ["migrate", "--shards", "1"]).exit_code == 0
+    refused = run(cli, ["migrate", "--shards", "16"])
+    assert isinstance(refused.exception, OperatingError)
+    assert "has 1 shards, not 16" in str(refused.exception)
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with (
+        engine.connect() as connection,
+        pytest.raises(OperatingError, match="fixed when the tables are installed"),
+    ):
+        upgrade(connection, shards=2)
+    engine.dispose()
+    assert read() == (1,)
+
+
 def test_a_users_own_migration_can_call_ours_in_its_transaction(empty_url):
     engine = create_engine(sqlalchemy_url(empty_url))
     with engine.connect() as connection:
@@ -93,9 +130,11 @@ def test_a_users_own_migration_can_call_ours_in_its_transaction(empty_url):
         assert installed_version(connection) == latest_version()
         connection.rollback()
         assert installed_version(connection) is None
-        upgrade(connection)
+        upgrade(connection, shards=3)
         connection.execute(text("create table also_mine (id int)"))
         connection.commit()
+        shards = text("select shards from jobs_lib.installation")
+        assert connection.execute(shards).scalar_one() == 3
         names = connection.execute(
             text("select schemaname || '.' || tablename from pg_tables")
         ).scalars()

@@ -35,6 +35,7 @@ COMMANDS = [
     *("jobs delete --type work", "jobs maintain"),
     *("outbox status", "outbox show 1", "outbox retry", "outbox drop 1 --yes"),
     *(f"topics {one} {APP}" for one in ("plan", "apply", "check", "plan")),
+    *(f"schemas {one} {APP}" for one in ("check", "register")),
     *(
         f"topics declare {APP} guarded --home --partitions 1",
         f"topics repartition {APP} 1",

@@ -53,9 +53,8 @@ def listen(event: str, _: dict[str, Any]) -> None:
         die("ran")
 
 
-def main() -> NoReturn:
-    """Run until the step comes, or for ever."""
-    url, pod, _ = sys.argv[1:]
+def watch() -> None:
+    """Die at the steps that are the library's."""
     for name, step in (("__enter__", "borrow"), ("__aenter__", "borrow")):
         before(Transaction, name, step)
     for name, step in (("__exit__", "left"), ("__aexit__", "left")):
@@ -71,6 +70,12 @@ def main() -> NoReturn:
 
     Dispatcher._settled = settle  # type: ignore[method-assign, assignment]
     telemetry.listen(listen)
+
+
+def main() -> NoReturn:
+    """Run until the step comes, or for ever."""
+    url, pod, _ = sys.argv[1:]
+    watch()
     app = make_app(url, pod=pod)
     insert = "insert into effects (job, pod) values (%s, %s)"
 

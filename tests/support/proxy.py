@@ -25,6 +25,8 @@ class Proxy:
     - `half_open()`: the same, and the server believes that its clients have gone;
     - `reset()`: all connections are cut with a TCP reset, new ones are accepted;
     - `release()`: back to normal; what was held is cut;
+    - `freeze()`: what is said stays on its way, on every connection, also a new one;
+    - `thaw()`: it arrives, late and complete;
     - `swallow(text)`: on a connection whose client has sent ``text``, what the server
       says from then on is dropped, and the connection is cut. Once.
     """
@@ -37,6 +39,8 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._held = threading.Event()
         self._half = threading.Event()
+        self._flows = threading.Event()
+        self._flows.set()
         self._swallow: bytes | None = None
         self.swallowed = threading.Event()
         """Set once an answer was dropped."""
@@ -89,6 +93,14 @@ class Proxy:
         self._half.clear()
         self.reset()
 
+    def freeze(self) -> None:
+        """Keep whatever is said, and cut nothing."""
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        """Deliver what was kept, and all that follows."""
+        self._flows.set()
+
     def reset(self) -> None:
         """Cut all connections."""
         with self._lock:
@@ -129,8 +141,12 @@ class Proxy:
         """Until one side ends. Closed with a reset where that was asked for."""
         cutting = False
         ends = [client, server]
-        while True:
+        while not self._closed:
+            if not self._flows.wait(0.1):
+                continue
             ready = cast("list[socket.socket]", wait(ends, 0.1))
+            if not self._flows.is_set():
+                continue
             if self._half.is_set() and server in ends:
                 ends.remove(server)
                 server.close()

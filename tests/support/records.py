@@ -33,14 +33,16 @@ class Seen:
         return None if self.value is None else json.loads(self.value)
 
 
-def read_topic(bootstrap_servers: str, topic: str) -> list[Seen]:
+def read_topic(
+    bootstrap_servers: str, topic: str, *, timeout: float = 30.0
+) -> list[Seen]:
     """All committed records that a topic has now, by partition and offset."""
     ends = _read_ends(bootstrap_servers, topic)
     consumer = _make_consumer(bootstrap_servers, "read_committed")
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in ends])
         seen: list[Seen] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + timeout
         while ends:
             assert time.monotonic() < deadline, f"the end of {topic} is not reached"
             message = consumer.poll(0.05)

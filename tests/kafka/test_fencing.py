@@ -1,0 +1,167 @@
+"""A relay that wakes up after others have sent newer states overwrites none of them.
+
+How many rounds the slow runs have can be set: FENCING_ROUNDS=100.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+
+from tests.support.apps import running
+from tests.support.outbox.stage import SENDERS, Stage, count_struck
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.support import Worker
+
+KEYS = 24
+PARTITIONS = 4
+MANY = int(os.environ.get("FENCING_ROUNDS", "100"))
+ROUNDS = [2, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+QUICK = {"stale_after": 1.0, "heartbeat_interval": 0.2, "session_timeout": 60.0}
+
+
+@pytest.fixture
+def stage(database_url, own_broker, run_process):
+    """A stage whose broker has a proxied listener."""
+    stage = Stage(
+        database_url,
+        own_broker.bootstrap_servers,
+        own_broker.create(PARTITIONS),
+        own_broker.create(PARTITIONS),
+        run_process,
+        partitions=PARTITIONS,
+        **QUICK,
+    )
+    yield stage
+    stage.close()
+
+
+def write(stage: Stage, number: int, version: int) -> None:
+    """A change of each entity of a round, which no other round touches."""
+    with psycopg.connect(stage.url) as connection:
+        for n in range(KEYS):
+            key, value = f"{number}-{n}", {"version": version}
+            for topic in (stage.states, stage.events):
+                topic.send(connection, key=key, value=value, version=version)
+
+
+def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
+    """Write until the relay has a full queue; returns the version written last."""
+    struck = count_struck(worker)
+    version = 1
+
+    def is_struck() -> bool:
+        nonlocal version
+        version += 1
+        write(stage, number, version)
+        return count_struck(worker) > struck
+
+    wait_for(is_struck, timeout=30, what=lambda: f"it is struck\n{stage.output}")
+    return version
+
+
+def await_replaced(stage: Stage, pod: str, number: int, version: int) -> None:
+    """Others have its shards, and have sent newer states of all entities."""
+    stage.await_replaced(pod)
+    for newer in range(version + 1, version + 4):
+        write(stage, number, newer)
+    stage.await_empty()
+
+
+def await_fenced(stage: Stage, times: int) -> None:
+    wait_for(
+        lambda: stage.count_lines("^fenced by kafka") > times,
+        timeout=30,
+        what=lambda: f"the broker refuses it\n{stage.output}",
+    )
+
+
+def assert_nothing_is_older(stage: Stage, rounds: int) -> None:
+    verdict = stage.judge()
+    print(verdict)
+    assert not verdict.violations, str(verdict)
+    assert verdict.merged > 0
+    assert stage.count_lines("^fenced by kafka") >= rounds
+
+
+@pytest.mark.guarantee("FK13")
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
+    pods = ["r0", "r1"]
+    for pod in pods:
+        stage.start_relay(pod)
+    for number in range(rounds):
+        stage.await_owners(*pods)
+        write(stage, number, 1)
+        fenced = stage.count_lines("^fenced by kafka")
+        pod = pods[number % 2]
+        worker = stage.relays[pod]
+        worker.signal(signal.SIGUSR2)
+        version = write_until_struck(stage, worker, number)
+        stage.explain("pauses", 2 * SENDERS)
+        await_replaced(stage, pod, number, version)
+        worker.resume()
+        await_fenced(stage, fenced)
+    stage.await_owners(*pods)
+    assert_nothing_is_older(stage, rounds)
+
+
+@pytest.mark.guarantee("FK13")
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, rounds):
+    with Proxy.before(stage.url) as database:
+        away = stage.start_relay(
+            "away",
+            at_full="SIGCONT",  # it is told, and nothing happens
+            kafka_bootstrap_servers=own_broker.proxied,
+            database_url=database.url(stage.url),
+        )
+        stage.start_relay("here")
+        for number in range(rounds):
+            stage.await_owners("away", "here")
+            # Afterwards it has a producer for each of its shards.
+            write(stage, number, 1)
+            stage.await_empty()
+            fenced = stage.count_lines("^fenced by kafka")
+            own_broker.proxy.freeze()
+            away.signal(signal.SIGUSR2)
+            version = write_until_struck(stage, away, number)
+            # It would keep its shards while PostgreSQL hears of it.
+            database.freeze()
+            stage.explain("silences", 2 * SENDERS)
+            await_replaced(stage, "away", number, version)
+            own_broker.proxy.thaw()
+            database.thaw()
+            await_fenced(stage, fenced)
+        stage.await_owners("away", "here")
+        assert_nothing_is_older(stage, rounds)
+
+
+def test_a_relay_whose_producers_are_refused_makes_new_ones(stage):
+    with psycopg.connect(stage.url) as connection:
+        row = connection.execute("select id from jobs_lib.installation").fetchone()
+    assert row is not None
+    write(stage, 0, 1)
+    with running(stage.app, "relay"):
+        stage.await_empty()
+        for shard in range(0, 16, 4):
+            other = Producer(
+                {
+                    "bootstrap.servers": stage.bootstrap_servers,
+                    "transactional.id": f"jobs_lib-{row[0]}-{shard}",
+                }
+            )
+            other.init_transactions(10)
+        write(stage, 0, 2)
+        stage.await_empty()
+    verdict = stage.judge()
+    assert not verdict.violations, str(verdict)
+    assert verdict.records == 4 * KEYS

@@ -1,0 +1,219 @@
+"""Jobs that change something and tell it: both or neither, through every outage."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib import exponential
+from tests.support.apps import HOME, count, executing, heard, make_app, running
+from tests.support.dying_worker import STEPS
+from tests.support.outbox import sending_worker
+from tests.support.outbox.history import Slot
+from tests.support.outbox.judge import judge
+from tests.support.records import read_topic
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.support.records import Seen
+
+QUICK = exponential(first=0.02, cap=0.1)
+
+
+def seconds(quick: float, slow: float):
+    """How long an outage lasts: for a test of every day, and for a slow one."""
+    marks = [pytest.mark.slow, pytest.mark.timeout(slow + 180)]
+    return pytest.mark.parametrize(
+        "seconds", [quick, pytest.param(slow, marks=marks)], ids="{:g}s".format
+    )
+
+
+def linger(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() >= until, timeout=seconds + 5)
+
+
+def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
+    """What a topic holds, by key."""
+    found: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, topic):
+        found.setdefault(record.key, []).append(record.json)
+    return found
+
+
+@pytest.mark.guarantee("S3")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["changed", "written", "completion", "committed"],
+        pytest.param([*STEPS, "changed"], marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
+    database_url, admin, topic, bootstrap_servers, connect, run_process, steps
+):
+    name = topic(2)
+    admin.execute(sending_worker.TABLE)
+    admin.execute("insert into entities values ('a', 0), ('b', 0), ('c', 0)")
+    app = sending_worker.make(
+        database_url, name, kafka_bootstrap_servers=bootstrap_servers
+    )
+    jobs = 3 * (len(steps) + 1)
+    with connect() as connection:
+        app.jobs["change"].enqueue_many(
+            connection, [{"key": "abc"[n % 3]} for n in range(jobs)]
+        )
+    with Slot(database_url) as slot:
+        for step in steps:
+            doomed = run_process(
+                "-m", "tests.support.outbox.sending_worker",
+                database_url, f"dies-{step}", step, name,
+            )  # fmt: skip
+            doomed.wait_for_line(f"dying: {step}")
+            assert doomed.wait() == -signal.SIGKILL
+            assert count(admin, "jobs") > 0, "nothing was left to cut off"
+            (changes,) = admin.execute("select sum(n) from entities").fetchone()
+            assert count(admin, "outbox") == changes
+        with running(app, "executor", "relay"):
+            wait_for(
+                lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
+                timeout=40,
+                what="the rest has run, and all is sent",
+            )
+        # Each change once, whoever made it; each message is there; no other is.
+        rows = slot.read()
+    assert admin.execute("select distinct n from entities").fetchall() == [(jobs / 3,)]
+    assert len(rows) == jobs
+    verdict = judge(rows, {name: read_topic(bootstrap_servers, name)})
+    assert not verdict.violations, str(verdict)
+
+
+@seconds(2, 60)
+@pytest.mark.guarantee("S4", "S17", "I22")
+def test_changes_are_told_in_order_once_the_broker_is_back(
+    database_url, admin, own_broker, connect, seconds
+):
+    app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
+    config = {"message.timestamp.type": "LogAppendTime"}
+    events = app.topic(own_broker.create(2, config), value=int)
+    admin.execute(sending_worker.TABLE)
+    admin.execute("insert into entities values ('a', 0)")
+
+    @app.job(group="key", retry=QUICK)
+    def change(job, key: str, n: int) -> None:
+        with job.transaction() as connection:
+            changed = connection.execute(
+                "update entities set n = %s where key = %s and n <> %s", (n, key, n)
+            )
+            # Told only where it was a change: who came this far before, and failed,
+            # must come here again.
+            if changed.rowcount:
+                events.send(connection, key=key, value=n, version=n)
+            if n % 5 == 0 and job.attempt <= 2:
+                raise ConnectionError("after the change")
+
+    def enqueue(numbers: range) -> None:
+        with connect() as connection:
+            for n in numbers:
+                # The second one changes nothing.
+                change.enqueue(connection, key="a", n=n)
+                change.enqueue(connection, key="a", n=n)
+                connection.commit()
+
+    def read() -> dict[str, list[Seen]]:
+        return {events.name: read_topic(own_broker.bootstrap_servers, events.name)}
+
+    with (
+        Slot(database_url) as slot,
+        heard("jobs.retried") as retried,
+        running(app, "executor", "relay"),
+    ):
+        enqueue(range(1, 6))
+        wait_for(
+            lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
+            timeout=40,
+            what="the first ones are told",
+        )
+        rows = slot.read()
+        calm = judge(rows, read())
+        assert not calm.violations, str(calm)
+        with own_broker.down():
+            enqueue(range(6, 56))
+            wait_for(
+                lambda: count(admin, "jobs") == 0,
+                timeout=60,
+                what="all has changed, and nobody waits for the broker",
+            )
+            linger(seconds)
+        back_at = time.monotonic()
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
+        drained = time.monotonic() - back_at
+        rows += slot.read()
+    verdict = judge(rows, read())
+    assert not verdict.violations, str(verdict)
+    assert len(retried) > 20
+    told = values(own_broker.bootstrap_servers, events.name)
+    assert told == {"a": [*range(1, 56)]}
+    print(f"before: {calm}\nan outage of {seconds:g} s, drained in {drained:.1f} s")
+    assert drained < 10 + seconds / 10
+
+
+@seconds(1, 60)
+@pytest.mark.guarantee("S5")
+def test_while_the_database_refuses_the_change_nothing_is_told(
+    database_url, admin, topic, bootstrap_servers, connect, seconds
+):
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    events = app.topic(topic(1), value=int)
+    admin.execute(sending_worker.TABLE)
+    admin.execute("insert into entities values ('a', 0)")
+    # One refuses the statement, and one, after all has been written, the commit.
+    admin.execute("alter table entities add constraint small check (n < 1)")
+    admin.execute(
+        "create function refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'refused'; end $$;"
+        "create constraint trigger refuse after insert on jobs_lib.outbox"
+        " deferrable initially deferred for each row execute function refuse()"
+    )
+
+    @app.job(retry=QUICK)
+    def update_first(job) -> None:
+        with job.transaction() as connection:
+            connection.execute("update entities set n = 1")
+            events.send(connection, key="a", value=1)
+
+    @app.job(retry=QUICK)
+    def send_first(job) -> None:
+        with job.transaction() as connection:
+            events.send(connection, key="a", value=2)
+            connection.execute("update entities set n = 2")
+
+    @app.job(retry=QUICK)
+    def send_only(job) -> None:
+        with job.transaction() as connection:
+            events.send(connection, key="a", value=3)
+
+    with (
+        heard("jobs.retried") as retried,
+        running(app, "relay"),
+        executing(app, HOME),
+    ):
+        with connect() as connection:
+            for job in (update_first, send_first, send_only):
+                job.enqueue(connection)
+        linger(seconds)
+        wait_for(lambda: len(retried) > 30, what="each has failed often")
+        assert read_topic(bootstrap_servers, events.name) == []
+        assert count(admin, "outbox") == 0
+        admin.execute("drop trigger refuse on jobs_lib.outbox")
+        admin.execute("alter table entities drop constraint small")
+        wait_for(
+            lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
+            what="all is told",
+        )
+    assert {*values(bootstrap_servers, events.name)["a"]} == {1, 2, 3}
+    assert len(read_topic(bootstrap_servers, events.name)) == 3

@@ -1,0 +1,240 @@
+"""A relay dies or waits in vain; one relay alone; and what leaves first."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psycopg
+import pytest
+
+from jobs_lib.partitioner import choose_shard
+from jobs_lib.schema import migrate
+from tests.support.apps import count, heard, make_app, running
+from tests.support.outbox.stage import Stage
+from tests.support.outbox.writers import Writers
+from tests.support.waiting import wait_for
+
+PARTITIONS = 4
+BLOCK = 10
+STALE_AFTER = 1.0
+QUICK = {
+    "relay_block": BLOCK,
+    "stale_after": STALE_AFTER,
+    "heartbeat_interval": 0.2,
+    "session_timeout": 2.0,
+}
+
+
+@pytest.fixture
+def single_url(postgres_server):
+    """The URL of a database whose outbox has one shard."""
+    name = f"single_{time.monotonic_ns()}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        migrate(postgres_server.url_of(name), shards=1)
+        yield postgres_server.url_of(name)
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def stage(single_url, own_broker, run_process):
+    """A stage whose outbox has one shard."""
+    stage = Stage(
+        single_url,
+        own_broker.bootstrap_servers,
+        own_broker.create(PARTITIONS),
+        own_broker.create(PARTITIONS),
+        run_process,
+        partitions=PARTITIONS,
+        **QUICK,
+    )
+    yield stage
+    stage.close()
+
+
+def write(stage: Stage, count: int) -> None:
+    """So many changes of five entities, a transaction each."""
+    with psycopg.connect(stage.url) as connection:
+        for n in range(1, count + 1):
+            key, value = f"k{n % 5}", {"n": n}
+            stage.events.send(connection, key=key, value=value, version=n)
+            if n % 7 == 0:
+                stage.states.tombstone(connection, key=key, version=n)
+            else:
+                stage.states.send(connection, key=key, value=value, version=n)
+            connection.commit()
+
+
+@pytest.mark.guarantee("FP4")
+def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage):
+    write(stage, 40)
+    before = stage.count_left()
+    doomed = stage.start_relay("doomed", strikes={"sent": "SIGKILL"})
+    assert doomed.wait() == -signal.SIGKILL
+    assert stage.count_left() == before
+    stage.start_relay("heir")
+    stage.await_empty()
+    # What had been sent comes again, and runs on from there.
+    verdict = stage.judge(repeats=BLOCK)
+    assert not verdict.violations, str(verdict)
+    assert 0 < verdict.repeats <= BLOCK
+
+
+@pytest.mark.guarantee("FK14")
+def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
+    write(stage, 40)
+    before = stage.count_left()
+    # It dies while it waits for the delivery.
+    doomed = stage.start_relay("doomed", strikes={"full": "SIGKILL"})
+    assert doomed.wait() == -signal.SIGKILL
+    assert stage.count_left() == before
+    # And it waits in vain.
+    waiting = stage.start_relay(
+        "waiting",
+        strikes={"full": "SIGSTOP"},
+        kafka_bootstrap_servers=own_broker.proxied,
+    )
+    waiting.wait_for_line("^struck full")
+    own_broker.proxy.freeze()
+    waiting.resume()
+    waiting.wait_for_line("^failed relay shard 0", timeout=30)
+    assert stage.count_left() == before
+    own_broker.proxy.thaw()
+    stage.await_empty()
+    # Nobody has committed what nobody has seen: nothing comes twice.
+    verdict = stage.judge(repeats=0)
+    assert not verdict.violations, str(verdict)
+
+
+def count_sent(stage: Stage) -> dict[str, int]:
+    """The blocks that each relay has sent."""
+    return {
+        pod: sum(line.startswith("sent") for line in list(worker.lines))
+        for pod, worker in stage.relays.items()
+    }
+
+
+def find_sender(stage: Stage) -> tuple[str, int]:
+    """The one relay that sends while nobody takes over, and its epoch."""
+    query = (
+        "select p.pod, o.epoch from jobs_lib.origins o"
+        " join jobs_lib.processes p on p.id = o.owner where o.role = 'relay'"
+    )
+    with psycopg.connect(stage.url, autocommit=True) as connection:
+
+        def look() -> tuple[str, int] | None:
+            owned, before = connection.execute(query).fetchall(), count_sent(stage)
+            wait_for(
+                lambda: sum(count_sent(stage).values()) > sum(before.values()) + 5,
+                timeout=30,
+                what=lambda: f"somebody sends: {stage.output}",
+            )
+            after = count_sent(stage)
+            if not owned or connection.execute(query).fetchall() != owned:
+                # Whoever has just joined may be the one who is to have it.
+                return None
+            ((pod, epoch),) = owned
+            assert [one for one in after if after[one] > before[one]] == [pod]
+            return pod, epoch
+
+        found = wait_for(look, timeout=30, what="one sends alone")
+        assert found is not None
+        return found
+
+
+@pytest.mark.guarantee("W9")
+def test_of_several_relays_of_one_shard_one_sends_until_it_is_gone(stage):
+    for pod in ("r0", "r1"):
+        stage.start_relay(pod)
+    with psycopg.connect(stage.url, autocommit=True) as admin:
+        ready = "processes where started_at < clock_timestamp() - interval '1 s'"
+        wait_for(lambda: count(admin, ready) == 2, what="both have found their share")
+    wait_for(stage.owners, timeout=30, what="one has the shard")
+    with Writers(stage.url, stage.states, stage.events, seed=1):
+        gone, first = find_sender(stage)
+        stage.explain("kills", 1)
+        stage.relays[gone].kill()
+        killed_at = time.monotonic()
+        wait_for(
+            lambda: {*stage.owners()} - {gone},
+            timeout=30,
+            what="the other one takes over",
+        )
+        assert time.monotonic() - killed_at > STALE_AFTER - 0.5
+        heir, epoch = find_sender(stage)
+        assert heir != gone
+        assert epoch == first + 1
+    stage.await_empty()
+    verdict = stage.judge()
+    assert not verdict.violations, str(verdict)
+
+
+@pytest.mark.guarantee("W34")
+@pytest.mark.parametrize(
+    "backlog",
+    [
+        30_000,
+        pytest.param(
+            1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="million"
+        ),
+    ],
+)
+def test_a_live_row_leaves_in_the_next_block_whatever_waits_of_a_reexport(
+    database_url, own_broker, admin, backlog
+):
+    app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
+    things = app.topic(own_broker.create(PARTITIONS), value=int, compacted=True)
+
+    @app.entity(things, source="things", key="id")
+    def load(connection, keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, 0)
+
+    (reexport,) = admin.execute(
+        "insert into jobs_lib.reexports (entity, topic, state, rate, total)"
+        " values ('things', %s, 'running', 10000000, %s) returning id",
+        (things.name, backlog),
+    ).fetchone()
+    admin.execute(
+        "insert into jobs_lib.outbox"
+        " (shard, class, topic, key, entity, cause, reexport_id)"
+        " select g %% 16, 1, %s, 'b' || g, 'things', 'reexport', %s"
+        " from generate_series(1, %s) g",
+        (things.name, reexport, backlog),
+    )
+    admin.execute("analyze jobs_lib.outbox")
+    with (
+        heard("block.read") as read,
+        running(app, "relay"),
+        psycopg.connect(database_url) as connection,
+    ):
+
+        def send(key: str) -> float:
+            """Send a live row, and return the seconds until it is read."""
+            row_id = things.send(connection, key=key, value=1)
+            connection.commit()
+            since, at = len(read), time.monotonic()
+            shard = choose_shard(things.name, key, 16)
+
+            def blocks() -> list[list[int]]:
+                told = [fields for _, fields in read[since:]]
+                return [fields["rows"] for fields in told if fields["shard"] == shard]
+
+            wait_for(
+                lambda: any(row_id in rows for rows in blocks()),
+                timeout=30,
+                what="it is read",
+            )
+            seconds = time.monotonic() - at
+            # One block may have been read, and not told, when it was committed.
+            place = next(n for n, rows in enumerate(blocks()) if row_id in rows)
+            assert place <= 1
+            # And it is in front of what is in the block beside it.
+            assert blocks()[place][0] == row_id
+            return seconds
+
+        wait_for(lambda: len(read) > 16, timeout=30, what="batch rows are being sent")
+        delays = [send(f"live-{n}") for n in range(10)]
+        (left,) = admin.execute("select count(*) from jobs_lib.outbox").fetchone()
+        assert left > backlog / 10, "the backlog was there all the time"
+    print(f"of {backlog} rows {left} left; live ones read after {max(delays):.3f} s")

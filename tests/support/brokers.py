@@ -1,0 +1,82 @@
+"""A broker of some tests alone, which they may kill, and a proxied way to it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from confluent_kafka.admin import AdminClient
+
+from jobs_lib.devstack import KafkaBroker
+from jobs_lib.devstack.kafka import COMMON_PROPERTIES
+from jobs_lib.devstack.ports import free_port
+from tests.support.proxy import Proxy
+from tests.support.topics import create_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAP = "listener.security.protocol.map"
+
+
+@dataclass
+class OwnBroker:
+    """The broker, and a proxy before its second listener.
+
+    A broker tells its clients its own address, and they go there past any proxy. So
+    there is a listener that tells the proxy's: who starts there stays behind it.
+    """
+
+    server: KafkaBroker
+    proxy: Proxy
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Straight to the broker."""
+        return self.server.bootstrap_servers
+
+    @property
+    def proxied(self) -> str:
+        """By way of the proxy."""
+        return f"127.0.0.1:{self.proxy.port}"
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """An admin client."""
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+    def create(self, partitions: int = 1, config: dict[str, str] | None = None) -> str:
+        """Create a topic, which goes with the broker, and return its name."""
+        name = f"test-{uuid4().hex[:12]}"
+        create_topic(self.admin, name, partitions, config)
+        return name
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """SIGKILL it, and start it again at the end of the block."""
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.start()
+
+
+@contextlib.contextmanager
+def own_broker() -> Iterator[OwnBroker]:
+    """A running broker with a proxied listener; its data are thrown away."""
+    plain, behind, controller = free_port(), free_port(), free_port()
+    local = "127.0.0.1"
+    with Proxy(local, behind) as proxy:
+        properties = {
+            _MAP: f"{COMMON_PROPERTIES[_MAP]},PROXIED:PLAINTEXT",
+            "listeners": f"PLAINTEXT://{local}:{plain},PROXIED://{local}:{behind},"
+            f"CONTROLLER://{local}:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{local}:{plain},"
+            f"PROXIED://{local}:{proxy.port}",
+            "controller.quorum.voters": f"1@{local}:{controller}",
+        }
+        with KafkaBroker(port=plain, properties=properties) as server:
+            yield OwnBroker(server, proxy)

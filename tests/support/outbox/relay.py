@@ -1,0 +1,90 @@
+"""A relay in a process of its own: it tells what it does, and stops where it is told.
+
+Points at which it can be struck: ``full``, when a block is with the producer, not yet
+acknowledged, and nothing has asked for the commit; ``sent``, when the block is in Kafka
+and its rows are not deleted. The next block is struck, once, after SIGUSR1 (killed at
+``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from jobs_lib import telemetry
+from jobs_lib.errors import FencedError
+from jobs_lib.kafka import client
+from jobs_lib.service import Service
+from tests.support.apps import make_app
+from tests.support.say import say
+
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+}
+_armed: dict[str, signal.Signals] = {}
+
+
+def strike(point: str, told: object) -> None:
+    """Send this process its signal, if that is due here."""
+    number = _armed.pop(point, None)
+    if number is not None:
+        say(f"struck {point} {told}")
+        os.kill(os.getpid(), number)
+
+
+class Struck(Producer):
+    """A producer that can be struck before it commits."""
+
+    def commit_transaction(self, *args: Any) -> None:
+        """Commit, unless this is the point."""
+        if len(self):
+            strike("full", len(self))
+        super().commit_transaction(*args)
+
+
+def listen(event: str, fields: dict[str, Any]) -> None:
+    """Tell of blocks and fences."""
+    if event == "block.produced":
+        say(f"sent {fields['shard']} {len(fields['rows'])}")
+        strike("sent", len(fields["rows"]))
+    if event == "loop.failed":
+        error = fields["error"]
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        if code in _FENCED:
+            say("fenced by kafka")
+        elif isinstance(error, FencedError):
+            say("fenced by postgresql")
+        else:
+            say(f"failed {fields['loop']}: {type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Run until it is stopped."""
+    given = json.loads(sys.argv[1])
+    merging = given.pop("merging")
+    topics = given.pop("topics")
+    for point, name in given.pop("strikes").items():
+        _armed[point] = signal.Signals[name]
+    at_full = signal.Signals[given.pop("at_full")]
+    signal.signal(signal.SIGUSR1, lambda *_: _armed.setdefault("sent", signal.SIGKILL))
+    signal.signal(signal.SIGUSR2, lambda *_: _armed.setdefault("full", at_full))
+    client.Producer = Struck  # type: ignore[attr-defined]
+    telemetry.listen(listen)
+    url = given.pop("url")
+    app = make_app(given.pop("database_url", url), **given)
+    for name in topics:
+        app.topic(name, merge=name in merging)
+    service = Service(app, ["relay"])
+    say("started")
+    sys.exit(service.run())
+
+
+if __name__ == "__main__":
+    main()

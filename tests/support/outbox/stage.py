@@ -1,0 +1,254 @@
+"""A stage for relays: two topics, processes that can be struck, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tests.support.apps import make_app
+from tests.support.outbox.history import Slot
+from tests.support.outbox.judge import judge
+from tests.support.pods import read_owners
+from tests.support.records import read_topic
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support import Worker
+    from tests.support.outbox.history import Row
+    from tests.support.outbox.judge import Verdict
+
+SENDERS = 2
+"""Threads of a relay; each may have sent a block that it has not deleted yet."""
+
+
+class Stage:
+    """Relays of one database, the topics that they fill, and what was written.
+
+    Args:
+        url: of the database.
+        bootstrap_servers: of the broker.
+        states: a topic that is merged.
+        events: one that is not.
+        run_process: the fixture.
+        partitions: of each topic.
+        settings: of the relays.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        bootstrap_servers: str,
+        states: str,
+        events: str,
+        run_process: Callable[..., Worker],
+        *,
+        partitions: int,
+        **settings: Any,
+    ) -> None:
+        self.url = url
+        self.bootstrap_servers = bootstrap_servers
+        self.settings = {"relay_block": 20, **settings}
+        self.app = make_app(
+            url, kafka_bootstrap_servers=bootstrap_servers, **self.settings
+        )
+        self.states = self.app.topic(states, value=dict[str, Any], merge=True)
+        self.events = self.app.topic(events, value=dict[str, Any])
+        self.partitions = dict.fromkeys([states, events], partitions)
+        self.relays: dict[str, Worker] = {}
+        self.struck: Counter[str] = Counter()
+        """Faults by their kind."""
+        self.explained = 0
+        """Repeats that they can have caused."""
+        self._run_process = run_process
+        self._slot = Slot(url)
+        self._rows: list[Row] = []
+        self._ended: list[Worker] = []
+
+    def close(self) -> None:
+        """End the relays, and let go of the slot."""
+        for worker in self.relays.values():
+            worker.kill()
+        self._slot.__exit__(None, None, None)
+
+    # Relays
+
+    def start_relay(
+        self,
+        pod: str,
+        *,
+        strikes: dict[str, str] | None = None,
+        at_full: str = "SIGSTOP",
+        **settings: Any,
+    ) -> Worker:
+        """Start a relay, which tells what tests.support.outbox.relay says.
+
+        Args:
+            pod: its name; of the same name, it replaces the one before.
+            strikes: at which point which signal hits it, from its start.
+            at_full: the signal of the point ``full``, once it gets SIGUSR2.
+            settings: its own.
+        """
+        given = {
+            **self.settings,
+            "url": self.url,
+            "kafka_bootstrap_servers": self.bootstrap_servers,
+            "pod": pod,
+            **settings,
+            "topics": [*self.partitions],
+            "merging": [self.states.name],
+            "strikes": strikes or {},
+            "at_full": at_full,
+        }
+        if before := self.relays.get(pod):
+            self._ended.append(before)
+        worker = self._run_process(
+            "-m", "tests.support.outbox.relay", json.dumps(given)
+        )
+        self.relays[pod] = worker
+        worker.wait_for_line("^started$")
+        return worker
+
+    def count_lines(self, pattern: str) -> int:
+        """Lines that relays have written, those that have ended as well."""
+        wanted = re.compile(pattern)
+        workers = [*self.relays.values(), *self._ended]
+        return sum(
+            bool(wanted.search(line)) for one in workers for line in list(one.lines)
+        )
+
+    def owners(self) -> dict[str, int]:
+        """How many shards each pod has; nothing while the server is away."""
+        with contextlib.suppress(psycopg.OperationalError), self._connect() as admin:
+            found = read_owners(admin, "relay")
+            return {pod: len(shards) for pod, shards in found.items()}
+        return {}
+
+    def await_owners(self, *pods: str, timeout: float = 30.0) -> None:
+        """Wait until these pods, and no others, have all shards."""
+        with self._connect() as admin:
+            row = admin.execute("select shards from jobs_lib.installation").fetchone()
+        assert row is not None
+        wait_for(
+            lambda: (
+                {*(found := self.owners())} == {*pods} and sum(found.values()) == row[0]
+            ),
+            timeout=timeout,
+            what=lambda: f"{pods} have all shards: {self.owners()}\n{self.output}",
+        )
+
+    @property
+    def output(self) -> str:
+        """What the relays have said last, for messages."""
+        parts = []
+        for pod, worker in self.relays.items():
+            parts += [f"--- {pod}", *worker.lines[-20:], *worker.errors[-20:]]
+        return "\n".join(parts)
+
+    # Faults
+
+    def explain(self, kind: str, blocks: int) -> None:
+        """Count a fault, after which so many blocks may be sent again."""
+        self.struck[kind] += 1
+        self.explained += blocks * self.settings["relay_block"]
+
+    def kill_at_once(self, pod: str) -> None:
+        """SIGKILL a relay, wherever it is, and start it again."""
+        self.explain("kills", SENDERS)
+        self.relays[pod].kill()
+        self.start_relay(pod)
+
+    def kill_after_send(self, pod: str) -> None:
+        """SIGKILL a relay between the commit in Kafka and the delete."""
+        self.explain("kills after the send", SENDERS)
+        worker = self.relays[pod]
+        worker.signal(signal.SIGUSR1)
+        assert worker.wait(timeout=60) == -signal.SIGKILL, worker.output
+        self.start_relay(pod)
+
+    def pause(self, pod: str) -> None:
+        """Stop a relay with a full queue until it is replaced, and let it go on."""
+        self.explain("pauses", 2 * SENDERS)
+        worker = self.relays[pod]
+        before = count_struck(worker)
+        worker.signal(signal.SIGUSR2)
+        wait_for(
+            lambda: count_struck(worker) > before,
+            timeout=60,
+            what=lambda: f"{pod} is struck\n{self.output}",
+        )
+        self.await_replaced(pod)
+        worker.resume()
+
+    def await_replaced(self, pod: str) -> None:
+        """Wait until others have the shards of a relay."""
+
+        def replaced() -> bool:
+            owners = self.owners()
+            return bool(owners) and pod not in owners
+
+        wait_for(
+            replaced,
+            timeout=60,
+            what=lambda: f"{pod} is replaced: {self.owners()}\n{self.output}",
+        )
+
+    # The end
+
+    def count_left(self) -> int:
+        """Rows that have not left, held ones as well; -1 while the server is away."""
+        with contextlib.suppress(psycopg.OperationalError), self._connect() as admin:
+            row = admin.execute(
+                "select (select count(*) from jobs_lib.outbox)"
+                " + (select count(*) from jobs_lib.held_rows)"
+            ).fetchone()
+            assert row is not None
+            return int(row[0])
+        return -1
+
+    def await_empty(self, timeout: float = 60.0) -> None:
+        """Wait until everything has left."""
+        wait_for(
+            lambda: self.count_left() == 0,
+            timeout=timeout,
+            what=lambda: f"all is sent: {self.count_left()} left\n{self.output}",
+        )
+
+    def judge(self, *, repeats: int | None = None, timeout: float = 30.0) -> Verdict:
+        """The verdict on all until now; by default the faults' repeats are allowed."""
+        self._rows += self._slot.read()
+        return judge(
+            self._rows,
+            {
+                topic: read_topic(self.bootstrap_servers, topic, timeout=timeout)
+                for topic in self.partitions
+            },
+            merging={self.states.name},
+            partitions=self.partitions,
+            block=self.settings["relay_block"],
+            repeats=self.explained if repeats is None else repeats,
+        )
+
+    def measure_outbox(self) -> int:
+        """Bytes of the outbox, once what was deleted is swept away."""
+        with self._connect() as admin:
+            admin.execute("vacuum jobs_lib.outbox")
+            query = "select pg_relation_size('jobs_lib.outbox')"
+            row = admin.execute(query).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True, connect_timeout=5)
+
+
+def count_struck(worker: Worker) -> int:
+    """How often a relay was struck with a full queue."""
+    return sum(line.startswith("struck full") for line in list(worker.lines))
