@@ -57,6 +57,7 @@ def read(broker, topic):
     return [message.value() for message in messages]
 
 
+@pytest.mark.slow
 def test_records_survive_kill_and_restart_at_the_same_address(broker):
     address = broker.address
     create(broker, "kept")

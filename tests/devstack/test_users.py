@@ -25,6 +25,7 @@ def answers(server):
         return conn.execute("SELECT 1").fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_an_ordinary_user_has_everything_in_their_own_folders(ordinary_user):
     project = ordinary_user.home / "project"
     made = ordinary_user.run("project", code="import os; os.mkdir('project')", cwd="/")

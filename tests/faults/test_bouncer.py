@@ -24,7 +24,7 @@ def bounced(url, tmp_path_factory):
         yield bounced
 
 
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("direct", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direct):
     options = {"direct_url": url} if direct else {}
     worker = start_worker(

@@ -28,11 +28,8 @@ def settled_blocks(admin) -> int:
 
 
 @pytest.mark.guarantee("FP13", "J26")
-@pytest.mark.parametrize(
-    "groups",
-    [pytest.param(0, marks=pytest.mark.slow), 50],
-    ids=["ungrouped", "grouped"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [0, 50], ids=["ungrouped", "grouped"])
 def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
     url, admin, app, connect, wait_for, groups
 ):

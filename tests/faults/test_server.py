@@ -28,7 +28,12 @@ def kill(server) -> None:
 
 @pytest.mark.guarantee("FP6", "J20")
 @pytest.mark.parametrize(
-    "stop", [pytest.param(stop_fast, marks=pytest.mark.slow), stop_immediately, kill]
+    "stop",
+    [
+        pytest.param(stop_fast, marks=pytest.mark.slow),
+        pytest.param(stop_immediately, marks=pytest.mark.slow),
+        kill,
+    ],
 )
 def test_an_executor_outlives_its_server(
     own_server, own_url, start_worker, wait_for, stop

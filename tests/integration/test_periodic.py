@@ -199,6 +199,7 @@ def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
     assert_each_second_once(enqueued(admin), started)
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
     database_url, admin, run_process, wait_for
 ):

@@ -202,6 +202,7 @@ def test_the_rate_holds_in_every_window_at_the_topic(
     assert len(times) / minutes >= 0.97 * rate
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("W32")
 def test_killed_pods_cost_a_few_repeats_and_no_key(
     shop, database, admin, bootstrap_servers, database_url, run_process, wait_for

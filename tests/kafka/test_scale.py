@@ -145,6 +145,7 @@ def test_one_executor_becomes_five_and_one_again_under_load(
         assert [n for (n,) in rows] == list(range(sent))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("S14", "I14")
 def test_service_and_sidecar_of_one_pod_are_two_processes(
     make_pods,

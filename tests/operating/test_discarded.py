@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("J16")
 def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
     database, database_url, connect, wait_for, command

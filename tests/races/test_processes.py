@@ -138,6 +138,7 @@ def test_a_child_that_dies_is_started_again(start, admin, wait_for):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("FP17")
 def test_a_process_whose_handlers_leak_is_replaced_in_order(
     start, admin, database_url, connect, wait_for

@@ -35,6 +35,7 @@ def load_airlines(conn, codes):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.guarantee("X1")
 def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(

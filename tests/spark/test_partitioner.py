@@ -47,6 +47,7 @@ def test_a_null_key_is_refused():
         murmur2(pa.array(["a", None]))
 
 
+@pytest.mark.slow
 def test_it_runs_inside_spark(spark):
     def partitions(batches):
         for batch in batches:
