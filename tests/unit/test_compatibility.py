@@ -201,7 +201,7 @@ def schemas(draw):
 
 
 @given(schemas(), schemas())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_of_any_two_schemas_the_libraries_say_the_same(reader, writer):
     found = misfits(reader, writer)
     assert (found == []) == judge(reader, writer)
