@@ -1,7 +1,8 @@
 """Whether values written with one schema can be read with another: Avro's resolution.
 
-Beyond what the specification asks for, a logical type may not turn into another one:
-the number would be taken for something else, such as cents for euros.
+Two things that the specification lets pass do not fit here. A logical type that turns
+into another one: the number would be taken for something else, such as cents for euros.
+And bytes that are read as a string: not all of them are UTF-8.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ _PROMOTED = {
     "float": {"int", "long"},
     "double": {"int", "long", "float"},
     "bytes": {"string"},
-    "string": {"bytes"},
 }
 """What else each type can read."""
 
