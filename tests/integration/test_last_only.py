@@ -211,6 +211,7 @@ class History:
         self._type.enqueue(connection, group=self._group, version=version)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("FJ17", "I15", "I16", "I17")
 def test_under_every_interleaving_a_run_sees_the_last_committed_state(
     app, admin, connect, wait_for

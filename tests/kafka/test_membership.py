@@ -98,7 +98,10 @@ def send_all(bootstrap_servers: str, home: str, first: int) -> range:
     [False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["dynamic", "static"],
 )
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol",
+    ["range", "cooperative", pytest.param("consumer", marks=pytest.mark.slow)],
+)
 def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
     make, home, admin, await_owned, bootstrap_servers, wait_for, protocol, static
 ):
