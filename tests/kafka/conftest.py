@@ -1,4 +1,4 @@
-"""A broker of these tests alone, which they may kill."""
+"""A broker of these tests alone, which they may kill, and stages on it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import brokers
+from tests.support.outbox.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,32 @@ def own_broker() -> Iterator[brokers.OwnBroker]:
     """A broker that may be killed; whoever does so starts it again."""
     with brokers.own_broker() as broker:
         yield broker
+
+
+@pytest.fixture
+def make_stage(own_broker, run_process) -> Iterator[Callable[..., Stage]]:
+    """A function that makes a stage on that broker, with topics of its own.
+
+    `make_stage(url, partitions, config=None, **settings)`: see `Stage`; `config` is
+    the topics'.
+    """
+    made: list[Stage] = []
+
+    def make(
+        url: str, partitions: int, config: dict[str, str] | None = None, **settings
+    ) -> Stage:
+        stage = Stage(
+            url,
+            own_broker.bootstrap_servers,
+            own_broker.create(partitions, config),
+            own_broker.create(partitions, config),
+            run_process,
+            partitions=partitions,
+            **settings,
+        )
+        made.append(stage)
+        return stage
+
+    yield make
+    for stage in made:
+        stage.close()

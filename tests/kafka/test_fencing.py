@@ -29,19 +29,9 @@ QUICK = {"stale_after": 1.0, "heartbeat_interval": 0.2, "session_timeout": 60.0}
 
 
 @pytest.fixture
-def stage(database_url, own_broker, run_process):
+def stage(database_url, make_stage):
     """A stage whose broker has a proxied listener."""
-    stage = Stage(
-        database_url,
-        own_broker.bootstrap_servers,
-        own_broker.create(PARTITIONS),
-        own_broker.create(PARTITIONS),
-        run_process,
-        partitions=PARTITIONS,
-        **QUICK,
-    )
-    yield stage
-    stage.close()
+    return make_stage(database_url, PARTITIONS, **QUICK)
 
 
 def write(stage: Stage, number: int, version: int) -> None:

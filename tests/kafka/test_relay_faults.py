@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.schema import migrate
 from tests.support.apps import count, heard, make_app, running
-from tests.support.outbox.stage import Stage
 from tests.support.outbox.writers import Writers
 from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.support.outbox.stage import Stage
 
 PARTITIONS = 4
 BLOCK = 10
@@ -38,19 +41,9 @@ def single_url(postgres_server):
 
 
 @pytest.fixture
-def stage(single_url, own_broker, run_process):
+def stage(single_url, make_stage):
     """A stage whose outbox has one shard."""
-    stage = Stage(
-        single_url,
-        own_broker.bootstrap_servers,
-        own_broker.create(PARTITIONS),
-        own_broker.create(PARTITIONS),
-        run_process,
-        partitions=PARTITIONS,
-        **QUICK,
-    )
-    yield stage
-    stage.close()
+    return make_stage(single_url, PARTITIONS, **QUICK)
 
 
 def write(stage: Stage, count: int) -> None:
