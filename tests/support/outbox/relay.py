@@ -8,6 +8,7 @@ and its rows are not deleted. The next block is struck, once, after SIGUSR1 (kil
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -75,6 +76,7 @@ def main() -> None:
     at_full = signal.Signals[given.pop("at_full")]
     signal.signal(signal.SIGUSR1, lambda *_: _armed.setdefault("sent", signal.SIGKILL))
     signal.signal(signal.SIGUSR2, lambda *_: _armed.setdefault("full", at_full))
+    faulthandler.register(signal.SIGHUP, all_threads=True)
     client.Producer = Struck  # type: ignore[attr-defined]
     telemetry.listen(listen)
     url = given.pop("url")
