@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -15,6 +16,7 @@ import click
 from benchmarks import pieces
 from benchmarks.figures import best, median
 from benchmarks.peers.peer import OURS
+from jobs_lib import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,6 +106,21 @@ class Bench:
             self.failures.append(name)
             self.tell(f"{name}: FAILED\n{traceback.format_exc()}")
             return {}
+
+    def report(self, name: str, figures: Figures, **more: Any) -> None:
+        """Print the one line of JSON that a benchmark ends with."""
+        result = {
+            "benchmark": name,
+            "quick": self.quick,
+            "rounds": self.rounds,
+            "jobs_lib": __version__,
+            "postgresql": self.server.version,
+            "cpus": os.cpu_count(),
+            **more,
+            **rounded(figures),
+            "failures": self.failures,
+        }
+        sys.stdout.write(json.dumps(result) + "\n")
 
     def tell(self, line: str) -> None:
         """Write a line for people, with the time."""

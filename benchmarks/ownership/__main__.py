@@ -6,8 +6,6 @@ docs/measured.md says how to read it.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 from functools import partial
@@ -16,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from confluent_kafka import libversion
 
-from benchmarks.bench import Bench, choose, rounded
+from benchmarks.bench import Bench, choose
 from benchmarks.ownership import rebalances, scaling, takeover, zombies
 from benchmarks.ownership.pods import QUICK
 from benchmarks.server import Server
-from jobs_lib import __version__
 from jobs_lib.devstack import KafkaBroker
 
 if TYPE_CHECKING:
@@ -50,19 +47,8 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
         figures: dict[str, Any] = {}
         for name in chosen:
             figures.update(bench.attempt_measure(name, measures[name]))
-        result = {
-            "benchmark": "ownership",
-            "quick": quick,
-            "rounds": rounds,
-            "jobs_lib": __version__,
-            "settings": QUICK,
-            "postgresql": server.version,
-            "librdkafka": libversion()[0],
-            "cpus": os.cpu_count(),
-            **rounded(figures),
-            "failures": bench.failures,
-        }
-    sys.stdout.write(json.dumps(result) + "\n")
+        more = {"settings": QUICK, "librdkafka": libversion()[0]}
+        bench.report("ownership", figures, **more)
     sys.exit(1 if bench.failures else 0)
 
 

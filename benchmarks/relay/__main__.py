@@ -6,8 +6,6 @@ docs/measured.md says how to read it.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 from functools import partial
@@ -16,10 +14,9 @@ from typing import Any
 import click
 from confluent_kafka import libversion
 
-from benchmarks.bench import Bench, choose, rounded
+from benchmarks.bench import Bench, choose
 from benchmarks.relay.measures import MEASURES
 from benchmarks.server import Server
-from jobs_lib import __version__
 from jobs_lib.devstack import KafkaBroker
 
 
@@ -39,18 +36,7 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
         for name in chosen:
             measure = partial(MEASURES[name], broker=broker)
             figures.update(bench.attempt_measure(name, measure))
-        result = {
-            "benchmark": "relay",
-            "quick": quick,
-            "rounds": rounds,
-            "jobs_lib": __version__,
-            "postgresql": server.version,
-            "librdkafka": libversion()[0],
-            "cpus": os.cpu_count(),
-            **rounded(figures),
-            "failures": bench.failures,
-        }
-    sys.stdout.write(json.dumps(result) + "\n")
+        bench.report("relay", figures, librdkafka=libversion()[0])
     sys.exit(1 if bench.failures else 0)
 
 

@@ -45,8 +45,8 @@ end
 $function$;
 
 -- A record whose value is JSON; null is a tombstone. The topic is named as a service
--- declares it. The ids of a key rise in the order
--- in which their transactions commit, since the key is locked before its id is drawn.
+-- declares it. The ids of a key rise in the order in which their transactions commit,
+-- since the key is locked before its id is drawn.
 create function send(
     topic text,
     key text,
