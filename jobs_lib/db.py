@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import psycopg
 from psycopg import sql
@@ -25,10 +25,16 @@ from jobs_lib.masking import find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
 from jobs_lib.session import AsyncSession, Session
 
+if TYPE_CHECKING:
+    from uuid import UUID
+
 _HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
+_SIGNATURE = 12
+"""Digits of a process's id; `end_silent_sessions` compares as many."""
+_NAME_LIMIT = 63 - len("jobs_lib ") - len(" ") - _SIGNATURE
 
 
 class Queries(Mapping[str, sql.Composed]):
@@ -100,6 +106,14 @@ class Database:
         self.timeout = timeout
         """Seconds without an answer after which a connection counts as lost."""
         self._direct_url = direct_url or ("" if pgbouncer else url)
+        self._process = ""
+
+    def sign(self, process: UUID) -> None:
+        """Let the connections made from now on say whose they are.
+
+        So others can end the transactions of a process that counts as dead.
+        """
+        self._process = process.hex[:_SIGNATURE]
 
     @property
     def listens(self) -> bool:
@@ -186,7 +200,9 @@ class Database:
 
     def options(self, name: str) -> dict[str, Any]:
         """What every connection of the library is opened with."""
-        return connection_options(name, self.timeout, prepares=self.prepares)
+        return connection_options(
+            name, self.timeout, prepares=self.prepares, process=self._process
+        )
 
     def unavailable(self, error: psycopg.Error) -> NoReturn:
         """Raise what a person can act on instead of the driver's error."""
@@ -252,19 +268,26 @@ def check_fit(schema: str, expected: str, installed: str, compatible_from: str) 
         )
 
 
-def connection_options(name: str, timeout: float, *, prepares: bool) -> dict[str, Any]:
+def connection_options(
+    name: str, timeout: float, *, prepares: bool, process: str = ""
+) -> dict[str, Any]:
     """What every connection of the library is opened with.
 
     Args:
         name: part of the application's name, for operators.
         timeout: seconds after which TCP gives a silent host up.
         prepares: whether a statement that was prepared is there again next time.
+        process: how the id of its process begins, which ends the application's name.
     """
+    # The server cuts longer ones off, and replaces what is not ASCII.
+    name = name.encode("ascii", "replace").decode()[:_NAME_LIMIT]
     return {
         "connect_timeout": _CONNECT_WITHIN,
         # Behind PgBouncer one name: it would set another each time that it lends a
         # server, and 1.18 sometimes does not come back from that.
-        "application_name": f"jobs_lib {name}" if prepares else "jobs_lib",
+        "application_name": (
+            f"jobs_lib {name} {process}".rstrip() if prepares else "jobs_lib"
+        ),
         # After half the time without traffic three questions, in the other half.
         "keepalives_idle": max(1, int(timeout / 2)),
         "keepalives_interval": max(1, int(timeout / 6)),

@@ -85,7 +85,7 @@ class Service:
             (),
             self.settings.heartbeat_interval,
             give_up_after=self.settings.give_up_after,
-            back_after=self.settings.stale_after,
+            stale_after=self.settings.stale_after,
         )
         self.failure: JobsError | None = None
         """Why it has stopped by itself; None if it has not."""

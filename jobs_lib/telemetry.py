@@ -5,6 +5,7 @@
     process.started    process, pod, roles           the first heartbeat is in
     process.measured   rss_mb, jobs                  twice a second
     process.worn       rss_mb, jobs                  as much as it may use: it ends
+    sessions.ended     process, sessions             a dead one's open transactions
     origins.taken      role, origins                 a take-over is committed
     origins.released   role, origins, late           nobody owns them now
     origins.lost       role, origins                 another process owns them
@@ -60,6 +61,7 @@ EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z]+) ", __doc__ or "", re.MULTI
 _LOGGED = {
     "process.started": logging.INFO,
     "process.worn": logging.WARNING,
+    "sessions.ended": logging.WARNING,
     "origins.taken": logging.INFO,
     "origins.released": logging.INFO,
     "origins.lost": logging.WARNING,

@@ -39,7 +39,7 @@ class Process:
         *,
         types: Iterable[str] = (),
         give_up_after: float = math.inf,
-        back_after: float = 0.0,
+        stale_after: float = 5.0,
     ) -> None:
         """Prepare.
 
@@ -50,16 +50,19 @@ class Process:
             interval: seconds between two heartbeats.
             types: of the jobs that it knows.
             give_up_after: seconds without a heartbeat from which on it is cut off.
-            back_after: seconds of heartbeats without a failure until it is no more.
+            stale_after: seconds without a heartbeat from which on another process is
+                dead, and its transactions are ended; and of heartbeats without a
+                failure until this one is no longer cut off.
         """
         self.id: UUID = uuid4()
+        database.sign(self.id)
         self.pod = pod
         self.roles = sorted(roles)
         self.types = sorted(types)
         self._database = database
         self._interval = interval
         self._give_up_after = give_up_after
-        self._back_after = back_after
+        self._stale_after = stale_after
         self._beaten_at = self._well_since = time.monotonic()
         self._cut_off = False
         self._stopping = threading.Event()
@@ -94,7 +97,7 @@ class Process:
         now = time.monotonic()
         if now - self._beaten_at > self._give_up_after:
             self._cut_off = True
-        elif self._cut_off and now - self._well_since >= self._back_after:
+        elif self._cut_off and now - self._well_since >= self._stale_after:
             self._cut_off = False
         return self._cut_off
 
@@ -126,5 +129,10 @@ class Process:
                 "types": self.types,
             },
         )
+        ended = connection.execute(
+            queries["end_silent_sessions"], {"stale_after": self._stale_after}
+        ).fetchall()
+        for process, sessions in ended:
+            telemetry.emit("sessions.ended", process=process, sessions=sessions)
         connection.execute(queries["bury"], {"after": _BURY_AFTER})
         self._beaten_at = time.monotonic()

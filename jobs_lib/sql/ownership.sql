@@ -22,6 +22,23 @@ delete from {schema}.claims c where not exists (
     select from {schema}.processes p where p.id = c.owner
 ) and c.claimed_at < clock_timestamp() - make_interval(secs => %(after)s)
 
+-- name: end_silent_sessions
+-- A process may stand still in the middle of a transaction, or of a batch whose end it has
+-- not sent: TCP does not notice, and what it has locked nobody else gets. Those sessions
+-- are ended that wait for a process that counts as dead. Behind PgBouncer none is known.
+with dead as materialized (
+    select id from {schema}.processes
+    where heartbeat_at < clock_timestamp() - make_interval(secs => %(stale_after)s)
+)
+select d.id, count(pg_terminate_backend(a.pid))
+from dead d
+join pg_stat_activity a
+    on right(a.application_name, 12) = left(replace(cast(d.id as text), '-', ''), 12)
+where a.datname = current_database() and a.usename = current_user
+    and a.xact_start is not null and a.wait_event = 'ClientRead'
+    and a.state_change < clock_timestamp() - make_interval(secs => %(stale_after)s)
+group by d.id
+
 -- name: live_processes
 select id from {schema}.processes
 where %(role)s = any (roles)

@@ -150,7 +150,7 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
             before = len(starts)
             admin.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name in ('jobs_lib executor', 'jobs_lib handlers')"
+                " where application_name ~ '^jobs_lib (executor|handlers) '"
             )
             wait_for(
                 lambda before=before: len(starts) > before or left(admin) == 0,

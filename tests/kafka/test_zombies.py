@@ -21,6 +21,10 @@ def home(topic):
 def tables(admin):
     """What handlers write, and what they wait for."""
     admin.execute("create table effects (job bigint, pod text)")
+    admin.execute(
+        "create table keys as select key, 0 as seen from unnest(%s::text[]) as key",
+        (KEYS,),
+    )
     admin.execute("create table read (value text, pod text)")
     admin.execute("create table may_end (pod text)")
 
@@ -90,7 +94,8 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     first.pause()
     admin.execute("insert into may_end values ('pod-b')")
     second = start("pod-b")
-    # It waits for the session timeout, and for no transaction of the one that stands.
+    # It waits for the session timeout, and for no transaction of the one that stands,
+    # which has locked rows that these jobs need.
     wait_for(
         lambda: effects() == [(job, "pod-b") for job in ids],
         timeout=40,

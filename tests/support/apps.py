@@ -66,7 +66,14 @@ def executing(
     settings = app.settings
     database = app.database()
     name = f"pod-{uuid4().hex[:6]}"
-    process = Process(database, name, ["execute"], 0.2, types=app.jobs)
+    process = Process(
+        database,
+        name,
+        ["execute"],
+        0.2,
+        types=app.jobs,
+        stale_after=settings.stale_after,
+    )
     executor = Executor(
         database,
         app.jobs,

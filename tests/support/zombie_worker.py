@@ -33,6 +33,7 @@ if __name__ == "__main__":
     @app.job(group="key")
     def work(job: Job, key: str) -> None:
         with job.transaction() as connection:
+            connection.execute("update keys set seen = seen + 1 where key = %s", (key,))
             connection.execute("insert into effects values (%s, %s)", (job.id, pod))
             say(f"started {job.id}")
             with psycopg.connect(url, autocommit=True) as other:

@@ -1,0 +1,92 @@
+"""What a process that stands still has locked does not stay locked."""
+
+from __future__ import annotations
+
+import contextlib
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from jobs_lib.ownership import Process
+from tests.support.apps import executing, heard, make_app
+
+STALE_AFTER = 0.5
+LOCK = "select from jobs_lib.origins where origin = 't/1' for update"
+
+
+@pytest.fixture
+def dead(admin):
+    """The id of a process that owns an origin, and whose last heartbeat is long ago."""
+    process = uuid4()
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
+        " heartbeat_at) values (%s, 'pod', '{execute}', 'host', 1, '0',"
+        " now() - interval '1 minute')",
+        (process,),
+    )
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', 't/1', %s, 1)",
+        (process,),
+    )
+    return process
+
+
+@pytest.fixture
+def session(connect):
+    """A function that opens a session as a process does."""
+
+    def session(process: UUID) -> psycopg.Connection:
+        name = f"jobs_lib executor {process.hex[:12]}"
+        return connect(application_name=name, autocommit=True)
+
+    return session
+
+
+@pytest.fixture
+def live(database):
+    """A process that beats."""
+    process = Process(database, "pod", ["execute"], 0.1, stale_after=STALE_AFTER)
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.mark.guarantee("FP16")
+@pytest.mark.parametrize("stands", ["in a transaction", "in a pipeline"])
+def test_a_take_over_waits_for_no_process_that_stands_still(
+    dead, session, database_url, admin, wait_for, stands
+):
+    with contextlib.ExitStack() as standing:
+        stopped = session(dead)
+        if stands == "in a pipeline":
+            # Executed, and its end is not sent: no setting of the server counts this.
+            standing.callback(stopped.close)
+            standing.enter_context(contextlib.suppress(psycopg.Error))
+            standing.enter_context(stopped.pipeline())
+        else:
+            stopped.execute("begin")
+        stopped.execute(LOCK)
+        app = make_app(database_url, stale_after=STALE_AFTER)
+        taken = "select from jobs_lib.origins where owner = %s and epoch = 2"
+        with executing(app, ["t/1"]) as process:
+            wait_for(
+                lambda: admin.execute(taken, (process.id,)).rowcount,
+                what="it is taken",
+            )
+
+
+def test_no_other_session_is_ended(dead, live, session, wait_for):
+    of_dead, idle, of_live = session(dead), session(dead), session(live.id)
+    idle.execute("select 1")
+    of_live.execute("begin; select 1")
+    of_dead.execute("begin; select 1")
+    with heard("sessions.ended") as ended:
+        wait_for(lambda: ended, what="the one in a transaction is ended")
+    assert ended[0][1] == {"process": dead, "sessions": 1}
+    with pytest.raises(psycopg.OperationalError):
+        of_dead.execute("select 1")
+    # The same look would have ended these.
+    assert idle.execute("select 1").fetchone() == (1,)
+    assert of_live.execute("select 2").fetchone() == (2,)
