@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.adapt import Dumper
+from psycopg.postgres import types
+from psycopg.pq import Format
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types.numeric import Int8Dumper
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -32,6 +36,7 @@ _HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
+_TID_LENGTH = struct.pack("!i", 6)
 _SIGNATURE = 12
 """Digits of a process's id; `end_silent_sessions` compares as many."""
 _NAME_LIMIT = 63 - len("jobs_lib ") - len(" ") - _SIGNATURE
@@ -83,6 +88,22 @@ def _read_queries() -> dict[str, str]:
 def load_queries(schema: str) -> Queries:
     """The named queries for one schema, read once per process."""
     return Queries(schema)
+
+
+class TidArray(list[bytes]):
+    """Places of rows (`ctid`), each as it was read in binary form."""
+
+
+class _TidArrayDumper(Dumper):
+    """Sends them as a binary `tid[]`, for which psycopg has nothing."""
+
+    oid = types["tid"].array_oid
+    format = Format.BINARY
+
+    def dump(self, obj: TidArray) -> bytes:
+        # One dimension, no nulls, from 1 on; then each place behind its length.
+        head = struct.pack("!iiIii", 1, 0, types["tid"].oid, len(obj), 1)
+        return head + b"".join([_TID_LENGTH + place for place in obj])
 
 
 class Database:
@@ -165,9 +186,12 @@ class Database:
                 "set plan_cache_mode = force_generic_plan; set jit = off"
             )
             if impatient:
-                # A plan that was made while a table was empty may read it from its
-                # start, until the next ANALYZE; an old snapshot keeps all rows there.
-                connection.execute("set enable_seqscan = off")
+                # A plan that was made while a table seemed empty may read all of it,
+                # until the next ANALYZE: an old snapshot keeps dead rows there, and rows
+                # that were not committed then have come since.
+                connection.execute(
+                    "set enable_seqscan = off; set enable_bitmapscan = off"
+                )
         return connection
 
     def pool(self, name: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
@@ -305,6 +329,7 @@ def prepare_connection(connection: psycopg.Connection[Any]) -> None:
     prepared statement of its own: ours are all bigint.
     """
     connection.adapters.register_dumper(int, Int8Dumper)
+    connection.adapters.register_dumper(TidArray, _TidArrayDumper)
 
 
 async def _prepare_async_connection(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -16,8 +16,10 @@ from confluent_kafka import libversion
 
 from benchmarks.bench import Bench, choose
 from benchmarks.relay.measures import MEASURES
+from benchmarks.relay.stage import warm_up
 from benchmarks.server import Server
 from jobs_lib.devstack import KafkaBroker
+from jobs_lib.devstack.kafka import FAST_JVM
 
 
 @click.command()
@@ -31,8 +33,12 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
     chosen = choose(only, MEASURES, "measure")
     figures: dict[str, Any] = {}
     # Debezium reads the log; all are measured with it as it has to be for that.
-    with Server({"wal_level": "logical"}) as server, KafkaBroker.ephemeral() as broker:
+    with (
+        Server({"wal_level": "logical"}) as server,
+        KafkaBroker.ephemeral(jvm=FAST_JVM) as broker,
+    ):
         bench = Bench(server, {}, rounds=rounds, quick=quick)
+        warm_up(server, broker, bench.size(1_000_000))
         for name in chosen:
             measure = partial(MEASURES[name], broker=broker)
             figures.update(bench.attempt_measure(name, measure))

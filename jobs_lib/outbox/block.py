@@ -13,8 +13,8 @@ LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
 
 Headers: TypeAlias = "list[tuple[str, str | bytes | None]]"
-Row: TypeAlias = "tuple[int, int]"
-"""(class, id) of a row of the outbox."""
+Row: TypeAlias = "tuple[int, int, bytes]"
+"""(class, id, ctid) of a row of the outbox."""
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class Sendable:
     row_class: int
     row_id: int
     """The newest of its rows."""
+    place: bytes
+    """Where that row lies: its ctid."""
     head: Headers
     """The headers that the topic's records share."""
     written_at: datetime | None = None
@@ -40,18 +42,23 @@ class Sendable:
     """The caller's own headers, which count where both have one."""
     entity: str | None = None
     """Whose state at this time is the value."""
-    older: list[int] | None = None
+    older: list[Row] | None = None
     """The rows before, whose states it stands for as well."""
 
     def supersede(self, older: Sendable) -> None:
         """Stand for an older record of the key, too."""
         self.older = older.older or []
-        self.older.append(older.row_id)
+        self.older.append(older.row)
+
+    @property
+    def row(self) -> Row:
+        """The newest of its rows."""
+        return self.row_class, self.row_id, self.place
 
     @property
     def rows(self) -> list[Row]:
         """Its rows, in their order."""
-        return [(self.row_class, one) for one in (*(self.older or ()), self.row_id)]
+        return [*(self.older or ()), self.row]
 
     def make_headers(self) -> Headers:
         """All of its headers."""
@@ -120,9 +127,8 @@ class Block:
         rows = []
         for record in self.records:
             if record.older:
-                rows += record.rows
-            else:
-                rows.append((record.row_class, record.row_id))
+                rows += record.older
+            rows.append((record.row_class, record.row_id, record.place))
         return rows + self.dropped
 
     def __bool__(self) -> bool:

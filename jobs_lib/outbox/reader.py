@@ -105,6 +105,7 @@ class Reader:
                     self._database.queries["read_batch"],
                     {**parameters, "limit": _BATCH_LIMIT},
                     prepare=True,
+                    binary=True,
                 ).fetchall()
                 if batch:
                     self._add_batch(connection, block, batch)
@@ -137,13 +138,25 @@ class Reader:
         merging = self._merging
         places: dict[tuple[str, str], int] = {}
         records = block.records
-        for row_id, topic, key, value, headers, version, entity, at, held in rows:
+        for (
+            row_id, place, topic, key, value, headers, version, entity, at, held
+        ) in rows:  # fmt: skip
             if held:
-                block.behind.append((LIVE, row_id))
+                block.behind.append((LIVE, row_id, place))
                 continue
             head = self._head(topic, reexport_id)
             record = Sendable(
-                topic, key, value, LIVE, row_id, head, at, version, headers, entity
+                topic,
+                key,
+                value,
+                LIVE,
+                row_id,
+                place,
+                head,
+                at,
+                version,
+                headers,
+                entity,
             )
             if key is None or topic not in merging:
                 records.append(record)
@@ -165,20 +178,22 @@ class Reader:
     ) -> None:
         waiting: dict[int, list[tuple[Any, ...]]] = {}
         for row in rows:
-            row_id, _, _, _, reexport_id, superseded, state, held = row
+            row_id, place, _, _, _, reexport_id, superseded, state, held = row
             block.reexports.add(reexport_id)
             if held:
-                block.behind.append((BATCH, row_id))
+                block.behind.append((BATCH, row_id, place))
             elif superseded or state in (None, "cancelled"):
-                block.dropped.append((BATCH, row_id))
+                block.dropped.append((BATCH, row_id, place))
             else:
                 waiting.setdefault(reexport_id, []).append(row)
         records = []
         for reexport_id, wanted in waiting.items():
             allowed = wanted[: self._take_records(reexport_id, len(wanted))]
-            for row_id, topic, key, entity, _, _, _, _ in allowed:
+            for row_id, place, topic, key, entity, _, _, _, _ in allowed:
                 head = self._head(topic, reexport_id)
-                record = Sendable(topic, key, None, BATCH, row_id, head, entity=entity)
+                record = Sendable(
+                    topic, key, None, BATCH, row_id, place, head, entity=entity
+                )
                 records.append(record)
         block.records += records
         self._load(connection, block, records)

@@ -19,7 +19,7 @@ from psycopg import IsolationLevel
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import int_array
+from jobs_lib.db import TidArray, int_array
 from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Hold
 from jobs_lib.wakeup import Wakeup
@@ -236,9 +236,9 @@ class Sender:
             self._database.queries["delete_block"],
             {
                 **self._reader.own(shard, epoch),
-                "classes": int_array(row_class for row_class, _ in rows),
-                "ids": int_array(row_id for _, row_id in rows),
-                "dropped": int_array(row_id for _, row_id in block.dropped),
+                "places": TidArray([place for _, _, place in rows]),
+                "ids": int_array(row_id for _, row_id, _ in rows),
+                "dropped": int_array(row_id for _, row_id, _ in block.dropped),
             },
             prepare=True,
         ).fetchone()
@@ -286,8 +286,8 @@ class Sender:
                 "keys": [hold.key for hold in holds],
                 "row_ids": [hold.row_id for hold in holds],
                 "errors": [hold.error for hold in holds],
-                "classes": int_array(row_class for row_class, _ in rows),
-                "ids": int_array(row_id for _, row_id in rows),
+                "classes": int_array(row_class for row_class, _, _ in rows),
+                "ids": int_array(row_id for _, row_id, _ in rows),
             },
         )
 
@@ -354,5 +354,5 @@ class Sender:
 
 def _tell(event: str, shard: int, block: Block) -> None:
     if telemetry.listened():
-        rows = [row_id for _, row_id in block.rows]
+        rows = [row_id for _, row_id, _ in block.rows]
         telemetry.emit(event, shard=shard, rows=rows)

@@ -74,14 +74,15 @@ o.topic = any (array(select h.topic from {schema}.holds h)) and exists (
 
 -- name: read_live
 -- No cursor: a row that was committed late, with a lower id, is simply the next one.
-select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity, o.written_at, o.held
+select o.id, o.place, o.topic, o.key, o.value, o.headers, o.version, o.entity,
+    o.written_at, o.held
 from (
     select o.*, sum(o.size) over (
         order by o.id rows between unbounded preceding and 1 preceding
     ) as before
     from (
-        select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity,
-            o.created_at at time zone 'UTC' as written_at,
+        select o.id, o.ctid as place, o.topic, o.key, o.value, o.headers, o.version,
+            o.entity, o.created_at at time zone 'UTC' as written_at,
             octet_length(o.value) as size, {held} as held
         from {schema}.outbox o
         where o.shard = %(shard)s and o.class = 0 and {own_shard}
@@ -106,7 +107,7 @@ order by o.id
 -- name: read_batch
 -- Rows of re-exports: their state is read when they are sent. One whose key has a live
 -- row waiting is dropped, because that row carries the newer state.
-select o.id, o.topic, o.key, o.entity, o.reexport_id,
+select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
     exists (
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
@@ -124,19 +125,33 @@ select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 -- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
 -- with whatever id, stays. Progress of re-exports is counted in the same transaction.
 with own as materialized ({fenced_shard}),
-gone as (
+there as (
+    -- Where they were read: no look into the index for each. Something may have moved the
+    -- rows since, such as VACUUM FULL, and another may lie there; hence the id, in a form
+    -- that is hashed whatever the statistics say.
+    delete from {schema}.outbox o
+    where o.ctid = any (%(places)s)
+        and (o.id in (select unnest(%(ids)s::bigint[]))) is true
+        and exists (select from own)
+    returning o.id, o.reexport_id
+),
+moved as (
+    -- All or none: an older row of a key that stays would be sent after a newer one.
     delete from {schema}.outbox where ctid = any (array(
-        -- One index look-up a row, whatever the statistics say of an emptied table.
         select row.ctid
-        from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
+        from unnest(%(ids)s::bigint[]) as d(id)
+        cross join unnest(array[0, 1]) as c(class)
         cross join lateral (
             select o.ctid from {schema}.outbox o
-            where o.shard = %(shard)s and o.class = d.class and o.id = d.id offset 0
+            where o.shard = %(shard)s and o.class = c.class and o.id = d.id offset 0
         ) row
-        where exists (select from own)
+        where (select count(*) from there) < cardinality(%(ids)s::bigint[])
+            and exists (select from own)
+            and d.id not in (select id from there)
     ))
-    returning id, class, reexport_id
+    returning id, reexport_id
 ),
+gone as (select * from there union all select * from moved),
 progress as (
     update {schema}.reexports r set
         sent = r.sent + n.sent, superseded = r.superseded + n.superseded
@@ -214,7 +229,7 @@ order by h.retry_at limit 100
 
 -- name: read_held
 -- The columns of `read_live`, and the re-export's.
-select o.id, o.topic, o.key, o.value, o.headers, o.version, o.entity,
+select o.id, o.ctid, o.topic, o.key, o.value, o.headers, o.version, o.entity,
     o.created_at at time zone 'UTC', false, o.reexport_id
 from {schema}.held_rows o
 where o.shard = %(shard)s and o.id = %(id)s and {own_shard}

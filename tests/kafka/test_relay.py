@@ -85,6 +85,35 @@ def test_every_commit_is_a_record_and_a_rollback_is_none(
     assert found == expected
 
 
+def test_rows_that_are_moved_while_they_are_sent_are_deleted_all_the_same(
+    app, admin, states, connect, bootstrap_servers, wait_for
+):
+    with connect() as connection:
+        # Room before the rows: whatever writes the table anew moves them there.
+        states.send(connection, key="k", value=State("k", 0, 0), version=0)
+        connection.rollback()
+        for n in range(50):
+            states.send(connection, key="k", value=State("k", n, n), version=n)
+    places = "select ctid::text from jobs_lib.outbox order by id"
+    before = admin.execute(places).fetchall()
+    after: list[Any] = []
+
+    def move(event: str, fields: dict[str, Any]) -> None:
+        if event == "block.produced" and not after:
+            admin.execute("vacuum full jobs_lib.outbox")
+            after.extend(admin.execute(places).fetchall())
+
+    stop = telemetry.listen(move)
+    try:
+        with heard("loop.failed") as failed, running(app, "relay"):
+            wait_for(lambda: after and left(admin) == 0, what="the outbox is empty")
+    finally:
+        stop()
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert failed == []
+    assert len(read_topic(bootstrap_servers, states.name)) == 50
+
+
 @pytest.mark.guarantee("W2")
 def test_each_value_alone_rebuilds_the_row(
     app, admin, topic, connect, bootstrap_servers, wait_for
