@@ -187,8 +187,8 @@ class Database:
             )
             if impatient:
                 # A plan that was made while a table seemed empty may read all of it,
-                # until the next ANALYZE: an old snapshot keeps dead rows there, and rows
-                # that were not committed then have come since.
+                # until the next ANALYZE: an old snapshot keeps dead rows there, and
+                # rows that were not committed then have come since.
                 connection.execute(
                     "set enable_seqscan = off; set enable_bitmapscan = off"
                 )

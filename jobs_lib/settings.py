@@ -156,7 +156,7 @@ class Settings(BaseSettings):
         0.05, description="Seconds between two looks for outbox rows when idle."
     )
     relay_block: int = Field(
-        2_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
+        5_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
     )
     heartbeat_interval: Seconds = Field(
         1.0, description="Seconds between two heartbeats of a process."

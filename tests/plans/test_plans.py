@@ -1,4 +1,4 @@
-"""The plans of the hot statements, as they are really run, under all kinds of statistics."""
+"""The plans of the hot statements, as they are really run, under many statistics."""
 
 from __future__ import annotations
 
