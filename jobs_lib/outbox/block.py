@@ -128,7 +128,7 @@ class Block:
         for record in self.records:
             if record.older:
                 rows += record.older
-            rows.append((record.row_class, record.row_id, record.place))
+            rows.append(record.row)
         return rows + self.dropped
 
     def __bool__(self) -> bool:

@@ -17,6 +17,7 @@ from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.model import Outcome, Result
 from jobs_lib.outbox.block import Block, Refusal
 from jobs_lib.outbox.relay import Relay
+from jobs_lib.settings import Settings
 from tests.support.apps import HOME, make_app
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def fill(connection, groups: int, jobs: int) -> None:
     connection.execute(
         "insert into jobs_lib.outbox (shard, topic, key, value)"
         " select g %% 16, 'states', 'k' || g %% 1000, '' from generate_series(1, %s) g",
-        (jobs,),
+        (2 * jobs,),
     )
 
 
@@ -116,9 +117,19 @@ def uncounted(connection) -> None:
 
 
 @pytest.mark.parametrize("generic", [True, False], ids=["generic", "custom"])
-@pytest.mark.parametrize("state", [emptied, full, few_groups, uncounted])
-def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
-    with database.connect("test", impatient=True) as connection:
+@pytest.mark.parametrize(
+    ("impatient", "state"),
+    [
+        # Even where nothing keeps the planner from it, such as behind PgBouncer.
+        *((False, state) for state in (emptied, full, few_groups)),
+        # As the loops have it.
+        *((True, state) for state in (emptied, full, few_groups, uncounted)),
+    ],
+)
+def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, generic):
+    whole = r"(Seq|Bitmap Heap)" if impatient else "Seq"
+    sorted_at_most = 5_000 if impatient else 2 * Settings().relay_block
+    with database.connect("test", impatient=impatient) as connection:
         state(connection)
         for role, origins in (
             ("execute", HOME),
@@ -136,14 +147,14 @@ def test_no_hot_statement_reads_more_than_it_needs(database, state, generic):
             use_outbox(database, connection)
     assert len(told) > 10
     for plan in told:
-        assert not re.search(r"(Seq|Bitmap Heap) Scan on (jobs|outbox)", plan), plan
+        assert not re.search(rf"{whole} Scan on (jobs|outbox)", plan), plan
         # Every look into the table starts at an origin or a shard.
         for index in re.findall(r"using (\w+) on (?:jobs|outbox)", plan):
             assert index in INDEXES, plan
         # A backlog is walked along its index. What is sorted is hardly more than taken.
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
-            assert int(rows) < 5_000, plan
+            assert int(rows) < sorted_at_most, plan
 
 
 def use_enqueue(database, connection) -> None:
