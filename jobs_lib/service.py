@@ -138,6 +138,7 @@ class Service:
             + ["relay"] * relays
         )
         self.process.types = sorted(self.app.jobs) if executes else []
+        self.process.topics = self._followed_topics() if executes else []
         self.process.start()
         self._maintenance.start()
         for group, of_group in groups.items():
@@ -276,7 +277,7 @@ class Service:
     def _declare_topics(self) -> None:
         """Record how many partitions count for the origins, once, from Kafka."""
         homes = {self.app.home} - {None}
-        topics = homes | {d.topic for d in self.app.consumers if not d.is_read_model}
+        topics = homes | {one.topic for one in self._handled}
         for topic in sorted(cast("set[str]", topics)):
             is_home = topic == self.app.home
             self._patiently(partial(declare_topic, self.app, topic, home=is_home))
@@ -324,7 +325,7 @@ class Service:
             self.settings,
             self.app.around,
         )
-        handled = [d for d in self.app.consumers if not d.is_read_model]
+        handled = self._handled
         if self.settings.origins:
             self._own("execute", StaticSource(self._choose_origins()), executor)
         elif not handled:
@@ -391,6 +392,17 @@ class Service:
             interval=self.settings.heartbeat_interval,
             stale_after=self.settings.stale_after,
         )
+
+    @property
+    def _handled(self) -> list[Declared]:
+        """The consumers whose partitions are origins of jobs."""
+        return [one for one in self.app.consumers if not one.is_read_model]
+
+    def _followed_topics(self) -> list[str]:
+        """Those whose partitions the executor has as Kafka assigns them."""
+        if self.settings.origins:
+            return []
+        return sorted({one.topic for one in self._handled})
 
     def _choose_origins(self) -> frozenset[str]:
         """Those that the settings name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.ownership.source import WatchingSource
@@ -33,6 +34,9 @@ def choose_owner(origin: str, processes: Iterable[UUID]) -> UUID | None:
 class DatabaseSource(WatchingSource):
     """Shares origins with the other live processes of a role.
 
+    An origin of a topic that some of them follow in Kafka is left to those: the others
+    may not know its jobs, and would keep it from whoever is assigned it next.
+
     Never takes from a living owner: that one sees the same processes and releases.
     """
 
@@ -58,12 +62,24 @@ class DatabaseSource(WatchingSource):
             while not self._stopping.is_set():
                 # Their number may change: see `jobs-lib topics repartition`.
                 origins = sorted(self._origins(connection))
-                rows = connection.execute(
-                    self._database.queries["live_processes"], self._parameters
-                ).fetchall()
-                live = [row[0] for row in rows]
-                self.replace(
-                    o for o in origins if choose_owner(o, live) == self._process.id
-                )
+                self.replace(self._choose(connection, origins))
                 answered()
                 self._stopping.wait(self._interval)
+
+    def _choose(
+        self, connection: psycopg.Connection[Any], origins: Iterable[str]
+    ) -> list[str]:
+        """Those of ``origins`` that are this process's share."""
+        live: list[UUID] = []
+        followers: defaultdict[str, list[UUID]] = defaultdict(list)
+        query = self._database.queries["live_processes"]
+        for process, topics in connection.execute(query, self._parameters):
+            live.append(process)
+            for topic in topics:
+                followers[topic].append(process)
+        return [
+            origin
+            for origin in origins
+            if choose_owner(origin, followers.get(origin.rpartition("/")[0], live))
+            == self._process.id
+        ]

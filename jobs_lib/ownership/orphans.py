@@ -25,7 +25,7 @@ _ASK_EVERY = 30.0
 class OrphanSource(DatabaseSource):
     """Shares the origins that hold jobs, and that nobody is assigned in Kafka.
 
-    They are those of topics that the service does not consume, of partitions that Kafka
+    They are those of topics that no live executor follows, of partitions that Kafka
     does not have, and of topics that are gone. Kafka has to say so twice; while it does
     not answer, what it said last counts.
     """

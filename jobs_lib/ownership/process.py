@@ -38,6 +38,7 @@ class Process:
         interval: float,
         *,
         types: Iterable[str] = (),
+        topics: Iterable[str] = (),
         give_up_after: float = math.inf,
         stale_after: float = 5.0,
     ) -> None:
@@ -49,6 +50,7 @@ class Process:
             roles: what the process does.
             interval: seconds between two heartbeats.
             types: of the jobs that it knows.
+            topics: whose partitions its executor follows.
             give_up_after: seconds without a heartbeat from which on it is cut off.
             stale_after: seconds without a heartbeat from which on another process is
                 dead, and its transactions are ended; and of heartbeats without a
@@ -59,6 +61,7 @@ class Process:
         self.pod = pod
         self.roles = sorted(roles)
         self.types = sorted(types)
+        self.topics = sorted(topics)
         self._database = database
         self._interval = interval
         self._give_up_after = give_up_after
@@ -127,6 +130,7 @@ class Process:
                 "pid": os.getpid(),
                 "version": __version__,
                 "types": self.types,
+                "topics": self.topics,
             },
         )
         ended = connection.execute(

@@ -1,12 +1,13 @@
 -- Who owns what, and who lives.
 
 -- name: beat
-insert into {schema}.processes (id, pod, roles, host, pid, version, types)
+insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
 values (
-    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s
+    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
 )
 on conflict (id) do update set
-    heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types
+    heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
+    topics = excluded.topics
 
 -- name: leave
 delete from {schema}.processes where id = %(id)s
@@ -40,7 +41,9 @@ where a.datname = current_database() and a.usename = current_user
 group by d.id
 
 -- name: live_processes
-select id from {schema}.processes
+-- Whose topics count for executors alone: shards have none.
+select id, case when %(role)s = 'execute' then coalesce(topics, '{{}}') else '{{}}' end
+from {schema}.processes
 where %(role)s = any (roles)
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
 

@@ -33,7 +33,7 @@ def make(database_url, bootstrap_servers, home, ran):
     """A function that makes the app of a pod."""
     lock = threading.Lock()
 
-    def make(pod: str):
+    def make(pod: str, consumed: str = home):
         app = make_app(
             database_url,
             home=home,
@@ -41,7 +41,7 @@ def make(database_url, bootstrap_servers, home, ran):
             kafka_bootstrap_servers=bootstrap_servers,
         )
 
-        @app.consumer(home, group=f"{home}-g")
+        @app.consumer(consumed, group=f"{consumed}-g")
         def handle(record, connection) -> None: ...
 
         @app.job()
@@ -85,6 +85,34 @@ def test_origins_of_topics_that_are_not_consumed_are_shared(
         [f"{home}/0", f"{home}/1", *gone]
     )
     assert {pod for pod, origin in ran if origin in gone} == {"pod-a", "pod-b"}
+
+
+@pytest.mark.guarantee("FK8", "FK7")
+def test_what_a_sidecar_follows_is_left_to_it_by_those_who_do_not(
+    make, topic, ran, admin, wait_for
+):
+    mine, theirs = topic(8), topic(1)
+    orphans = [f"no-such-topic/{n}" for n in range(20)]
+    followed = make("pod-a", mine)
+    with (
+        running(make("pod-b", theirs), "consumers", "executor"),
+        running(followed, "executor", sidecar=True),
+    ):
+        # Nobody is a member of its group: it owns none of these.
+        enqueue(admin, *(f"{mine}/{n}" for n in range(8)), *orphans)
+        wait_for(
+            lambda: {origin for _, origin in ran} == {*orphans},
+            timeout=40,
+            what=lambda: f"both have had their share of the orphans: {ran}",
+        )
+        with running(followed, "consumers"):
+            wait_for(
+                lambda: not admin.execute("select from jobs_lib.jobs").rowcount,
+                timeout=40,
+                what=lambda: f"all have run: {ran}",
+            )
+    assert {pod for pod, origin in ran if origin in orphans} == {"pod-a", "pod-b"}
+    assert {pod for pod, origin in ran if origin not in orphans} == {"pod-a"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,84 @@
+"""Processes share origins over heartbeats, and leave followed ones to followers."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from jobs_lib.ownership import DatabaseSource, Process
+
+ORDERS = [f"orders/{n}" for n in range(20)]
+OTHERS = [f"others/{n}" for n in range(20)]
+
+
+@pytest.fixture
+def start(database, wait_for):
+    """A function that starts a process; returns what it wants, and how to stop it."""
+    with contextlib.ExitStack() as running:
+
+        def start(role: str = "execute", topics: tuple[str, ...] = ()):
+            process = Process(database, "pod", [role], 0.1, topics=topics)
+            source = DatabaseSource(
+                database,
+                process,
+                role,
+                lambda _: [*ORDERS, *OTHERS],
+                interval=0.02,
+                stale_after=30.0,
+            )
+            process.start()
+            stopping = running.enter_context(contextlib.ExitStack())
+            stopping.callback(process.stop)
+            source.start(lambda: None)
+            stopping.callback(source.stop)
+            return source, stopping.close
+
+        yield start
+
+
+def wants(source) -> set[str]:
+    return {origin.partition("/")[0] for origin in source.wanted}
+
+
+@pytest.mark.guarantee("FK8")
+def test_origins_of_a_followed_topic_are_given_to_followers(start, wait_for):
+    alone, _ = start()
+    wait_for(lambda: alone.wanted == {*ORDERS, *OTHERS}, what="one has all")
+    follower, stop_follower = start(topics=("orders",))
+    wait_for(lambda: wants(alone) == {"others"}, what="the other gives them back")
+    wait_for(lambda: follower.wanted >= {*ORDERS}, what="the follower has them all")
+    second, _ = start(topics=("orders", "more"))
+    wait_for(
+        lambda: (
+            (follower.wanted | second.wanted) >= {*ORDERS}
+            and not follower.wanted & second.wanted
+            and wants(second) == wants(follower) == {"orders", "others"}
+        ),
+        what="followers share them",
+    )
+    stop_follower()
+    wait_for(lambda: second.wanted >= {*ORDERS}, what="the second has them all")
+    assert wants(alone) == {"others"}
+
+
+def test_relays_share_shards_whatever_topics_they_follow(start, wait_for):
+    one, _ = start("relay", topics=("orders",))
+    other, _ = start("relay")
+    wait_for(
+        lambda: wants(one) == wants(other) == {"orders", "others"},
+        what="both have some of each",
+    )
+
+
+@pytest.mark.guarantee("J27")
+def test_a_process_of_a_release_that_does_not_say_follows_nothing(
+    start, admin, database, wait_for
+):
+    source, _ = start()
+    wait_for(lambda: source.wanted == {*ORDERS, *OTHERS}, what="one has all")
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version)"
+        " values (gen_random_uuid(), 'old', '{execute}', 'host', 1, '0.0.1')"
+    )
+    wait_for(lambda: 0 < len(source.wanted) < 40, what="it is one of two")
