@@ -167,3 +167,18 @@ cross join lateral (
 
 -- name: backend_pid
 select pg_backend_pid()
+
+-- name: check_touched
+select operation, role, application, statements, last_at at time zone 'UTC'
+from {schema}.touched order by last_at desc limit 10
+
+-- name: check_triggers
+-- Ours, wherever they are, that do not fire for an ordinary session.
+select t.tgname, s.nspname, c.relname
+from pg_trigger t
+join pg_proc f on f.oid = t.tgfoid
+join pg_namespace n on n.oid = f.pronamespace and n.nspname = %(schema)s
+join pg_class c on c.oid = t.tgrelid
+join pg_namespace s on s.oid = c.relnamespace
+where t.tgenabled in ('D', 'R')
+order by 2, 3, 1

@@ -186,7 +186,7 @@ def test_a_state_that_cannot_be_read_holds_its_key_alone(
 
 
 def test_a_held_row_is_shown_and_dropped_and_the_next_ones_go(
-    app, database, narrow, connect, bootstrap_servers, await_left, database_url
+    app, database, admin, narrow, connect, bootstrap_servers, await_left, database_url
 ):
     run = CliRunner(env={"JOBS_LIB_DATABASE_URL": database_url}).invoke
     with connect() as connection:
@@ -210,6 +210,7 @@ def test_a_held_row_is_shown_and_dropped_and_the_next_ones_go(
         assert values(bootstrap_servers, narrow) == {"a": [b"next"]}
         assert run(cli, ["outbox", "drop", str(other), "--yes"]).exit_code == 0
     assert not operating.list_holds(database)
+    assert not count(admin, "touched"), "nothing of that was a stranger's"
     with pytest.raises(OperatingError, match="is not held"):
         operating.drop_row(database, other)
     assert operating.show_row(database, other) is None

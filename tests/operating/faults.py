@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from jobs_lib.capture import capture_changes
 from jobs_lib.db import Database
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating import Limits
@@ -136,6 +137,31 @@ def blocked_group(bench: Bench) -> None:
         add_job(bench.admin, group="customer-12")
 
 
+def row_deleted_by_hand(bench: Bench) -> None:
+    for _ in range(2):
+        _touch(bench, "psql", "delete from jobs_lib.outbox where key = 'a'")
+
+
+def row_changed_by_hand(bench: Bench) -> None:
+    _touch(bench, "psql", "update jobs_lib.outbox set value = '' where key = 'a'")
+
+
+def outbox_truncated(bench: Bench) -> None:
+    _touch(bench, "", "truncate jobs_lib.outbox")
+
+
+def capture_off(bench: Bench) -> None:
+    bench.admin.execute("create table aircraft (tail text)")
+    capture_changes(bench.admin, "aircraft", topic="aircraft-state", key="tail")
+    bench.admin.execute("alter table aircraft disable trigger jobs_lib_capture")
+
+
+def notes_off(bench: Bench) -> None:
+    bench.admin.execute(
+        "alter table jobs_lib.outbox enable replica trigger jobs_lib_touched"
+    )
+
+
 def nobody_owns(bench: Bench) -> None:
     add_job(bench.admin, origin="local/11")
 
@@ -243,6 +269,12 @@ def pgbouncer(
 def _listens(port: int) -> bool:
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _touch(bench: Bench, application: str, statement: str) -> None:
+    bench.fixture("connect")(autocommit=True, application_name=application).execute(
+        statement
+    )
 
 
 def _set(bench: Bench, name: str, value: str) -> None:

@@ -50,7 +50,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
     assert "have version 0001" in result.output
 
 
-@pytest.mark.guarantee("J25")
+@pytest.mark.guarantee("J25", "FJ18")
 @pytest.mark.parametrize(
     ("fault", "level", "name", "what", "way_out"),
     [
@@ -97,6 +97,23 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "12 jobs of group 'customer-12' .* behind job 1, .*9 times: HTTP 503",
             "jobs cancel 1",
         ),
+        (
+            faults.row_deleted_by_hand,
+            "warn",
+            "outbox",
+            r"postgres \(psql\) has changed the outbox by DELETE 2 times",
+            'delete from "jobs_lib".touched',
+        ),
+        (faults.row_changed_by_hand, "warn", "outbox", "by UPDATE 1", "export again"),
+        (faults.outbox_truncated, "warn", "outbox", "unnamed.* TRUNCATE 1", "export"),
+        (
+            faults.capture_off,
+            "error",
+            "outbox",
+            "jobs_lib_capture of the table aircraft is switched off",
+            'alter table "public"."aircraft" enable trigger "jobs_lib_capture"',
+        ),
+        (faults.notes_off, "error", "outbox", "touched of .* outbox is", "enable"),
         (faults.nobody_owns, "error", "owners", "live owner: local/11", "start an"),
         (faults.dead_owner, "error", "owners", "live owner: local/12", "start an"),
         (faults.undeclared_topic, "error", "owners", "nowhere/2", "topics declare"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from jobs_lib.errors import JobsError, SchemaVersionError
-from jobs_lib.operating.checks import kafka, server, tables, work
+from jobs_lib.operating.checks import kafka, outbox, server, tables, work
 from jobs_lib.operating.checks.finding import Finding, Limits, Look
 from jobs_lib.operating.session import bounded
 from jobs_lib.schema import latest_version
@@ -28,6 +28,7 @@ CHECKS: dict[str, Callable[[Look], Iterator[Finding]]] = {
     "bloat": tables.check_bloat,
     "statistics": tables.check_statistics,
     "blocked groups": work.check_groups,
+    "outbox": outbox.check_outbox,
     "owners": work.check_owners,
     "partitioner": work.check_placement,
     "topics": kafka.check_topics,

@@ -1,0 +1,38 @@
+"""The outbox: nobody else changes its rows, and no trigger that writes them is off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.db import quote
+from jobs_lib.operating.checks.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.operating.checks.finding import Look
+
+
+def check_outbox(look: Look) -> Iterator[Finding]:
+    """Every row that was written is relayed as it was."""
+    for operation, role, application, times, at in look.rows("check_touched"):
+        yield Finding(
+            "warn",
+            "outbox",
+            f"the role {role} ({application or 'unnamed'}) has changed the outbox by "
+            f"{operation} {times:,} times, the last at {at:%Y-%m-%d %H:%M:%S} UTC: "
+            "consumers may lack what was committed",
+            "export again what they lack, then delete from "
+            f"{quote(look.database.schema)}.touched",
+        )
+    for trigger, namespace, table in look.rows(
+        "check_triggers", schema=look.database.schema
+    ):
+        yield Finding(
+            "error",
+            "outbox",
+            f"the trigger {trigger} of the table {table} is switched off: its changes "
+            "are not noticed",
+            f"alter table {quote(namespace)}.{quote(table)} enable trigger "
+            f"{quote(trigger)}; then export again what has changed meanwhile",
+        )
