@@ -95,7 +95,7 @@ class Survey:
                 self._read_promoted(rows)
             elif name == "horizon":
                 oldest, following = rows[0]
-                self._sweeper.raise_lows(oldest, following, self._claimer.positions)
+                self._sweeper.ripen(oldest, following, self._claimer.positions)
             else:
                 claimer = self._claimer
                 late = self._sweeper.read(

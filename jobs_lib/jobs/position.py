@@ -18,9 +18,13 @@ class Position:
     levels: dict[int, int] = field(default_factory=lambda: {1: 0, -1: 0})
     """The same for the other priorities."""
     low: int = 0
-    """Below it no row can still appear: every transaction that could add one ended."""
-    swept: int = 0
-    """How far the sweep has come, where it takes several slices."""
+    """Up to it no row can still appear, and all that did so late were found."""
+    ripe: int = 0
+    """Up to it no row can still appear: every transaction that could add one ended."""
+    target: int = 0
+    """What was ripe when the pass began that the sweep is at."""
+    left: int = 0
+    """Up to where that pass still has to look; 0 when it has ended."""
     seen: bool = False
     """Whether a look since the take-over has told what is paused; no claim before."""
     deep: bool = False
@@ -38,6 +42,6 @@ class Position:
 
     def rewind(self) -> None:
         """Start again: what was passed over may run now."""
-        self.cursor = self.low = self.swept = 0
+        self.cursor = self.low = self.ripe = self.target = self.left = 0
         self.levels = {1: 0, -1: 0}
         self.deep, self.growth = True, 1

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SLICE = 1_000
 """Rows of each origin that one sweep looks at."""
+_SPAN = 100_000
+"""Ids that it walks over: of what has ended rows may still be there, and not count."""
 _SHARE = 0.05
 _PAUSE = 0.05
 _FULL_PAUSE = 60.0
@@ -26,9 +28,12 @@ _MARK_PAUSE = 0.5
 class Sweeper:
     """When to sweep, and from where; used by one thread.
 
-    Takes at most a twentieth of the time. What is swept lies above a low mark, below
-    which no row can still appear. Now and then a sweep starts at 0: a transaction may
-    have drawn an id before it had a transaction id.
+    Takes at most a twentieth of the time, and goes down from the newest, of which most
+    are late. In turns it looks at what lies right behind the cursors, where rows can
+    still appear, and once more at what is ripe: where none can any more. Of that a pass
+    takes as many sweeps as it needs, and what it has left behind is not looked at
+    again, except now and then: a transaction may have drawn an id before it had a
+    transaction id.
     """
 
     def __init__(self) -> None:
@@ -36,7 +41,10 @@ class Sweeper:
         self._next_at = 0.0
         self._next_full_at = now + _FULL_PAUSE
         self._started_at = now
-        self._swept: set[str] = set()
+        self._passing = False
+        """Whether this sweep is one of what is ripe."""
+        self._starts: dict[str, int] = {}
+        """Down to where each origin is being swept."""
         self._cursors: dict[str, int] = {}
         self._marks: deque[tuple[float, int, dict[str, int]]] = deque()
         # (taken at, first transaction id not yet given out, cursors then)
@@ -53,21 +61,26 @@ class Sweeper:
         if self._started_at > self._next_full_at:
             self._next_full_at = self._started_at + _FULL_PAUSE
             for position in positions.values():
-                position.low = position.swept = 0
-        swept = {o: p for o, p in positions.items() if p.low < p.cursor}
-        self._swept = set(swept)
+                # A pass that takes so long goes on, or it would never end.
+                if not position.left:
+                    position.low = 0
+        ends = self._choose_ends(positions)
+        self._starts = {
+            origin: self._choose_start(positions[origin], end)
+            for origin, end in ends.items()
+        }
         # A claim in the same round trip comes after the horizon and moves the cursors:
         # what was enqueued in between is younger than the horizon.
         self._cursors = {origin: p.cursor for origin, p in positions.items()}
-        if not swept:
+        if not ends:
             self._next_at = self._started_at + _PAUSE
             return None
         return {
-            "origins": text_array(list(swept)),
-            "starts": int_array(max(p.low, p.swept) for p in swept.values()),
-            "cursors": int_array(p.cursor for p in swept.values()),
-            "highs": int_array(p.levels[1] for p in swept.values()),
-            "batches": int_array(p.levels[-1] for p in swept.values()),
+            "origins": text_array(list(ends)),
+            "starts": int_array(self._starts.values()),
+            "ends": int_array(ends.values()),
+            "highs": int_array(positions[origin].levels[1] for origin in ends),
+            "batches": int_array(positions[origin].levels[-1] for origin in ends),
             "types": types,
             "flying": int_array(flight.jobs),
             "limit": SLICE,
@@ -84,8 +97,8 @@ class Sweeper:
         late: dict[int, str] = {}
         seen: dict[str, tuple[int, int]] = {}
         for origin, job_id, group, idle in rows:
-            count, last = seen.get(origin, (0, 0))
-            seen[origin] = (count + 1, max(last, job_id))
+            count, last = seen.get(origin, (0, job_id))
+            seen[origin] = (count + 1, min(last, job_id))
             if not idle or job_id in flight.jobs:
                 continue
             lane = None
@@ -96,20 +109,40 @@ class Sweeper:
                 late[job_id] = origin
             else:
                 lane.more = True
-        for origin, position in positions.items():
-            if origin not in self._swept:
-                continue
-            count, last = seen.get(origin, (0, 0))
-            # A full slice goes on behind itself; else it starts again at the mark.
-            position.swept = last if count >= SLICE else 0
+        for origin, start in self._starts.items():
+            if self._passing and (position := positions.get(origin)):
+                count, last = seen.get(origin, (0, 0))
+                reached = last - 1 if count >= SLICE else start
+                position.left = reached if reached > position.low else 0
+                if not position.left:
+                    position.low = position.target
         took = time.monotonic() - self._started_at
         self._next_at = self._started_at + max(_PAUSE, took / _SHARE)
         return late
 
-    def raise_lows(
+    def _choose_ends(self, positions: Mapping[str, Position]) -> dict[str, int]:
+        """The origins to sweep this time, and from where each is swept down."""
+        fresh = {o: p.cursor for o, p in positions.items() if p.ripe < p.cursor}
+        ripe = {o: p for o, p in positions.items() if p.low < p.ripe}
+        self._passing = bool(ripe) and not (self._passing and fresh)
+        if not self._passing:
+            return fresh
+        for position in ripe.values():
+            if not position.left:
+                position.left = position.target = position.ripe
+        return {origin: position.left for origin, position in ripe.items()}
+
+    def _choose_start(self, position: Position, end: int) -> int:
+        if not self._passing:
+            # What lies further down is found when it is ripe.
+            return max(position.ripe, end - _SPAN)
+        # Each slice as long as all before it: there are large gaps between old ids.
+        return max(position.low, end - max(_SPAN, position.target - end))
+
+    def ripen(
         self, oldest: int, following: int, positions: Mapping[str, Position]
     ) -> None:
-        """Raise the low marks to the cursors of a moment whose transactions all ended.
+        """Note the cursors of a moment whose transactions have all ended.
 
         Args:
             oldest: the oldest transaction that is still open.
@@ -124,6 +157,6 @@ class Sweeper:
             self._marks.popleft()
             for origin, cursor in cursors.items():
                 if position := positions.get(origin):
-                    position.low = max(position.low, min(cursor, position.cursor))
+                    position.ripe = max(position.ripe, min(cursor, position.cursor))
         if not self._marks or now - self._marks[-1][0] > _MARK_PAUSE:
             self._marks.append((now, following, self._cursors))

@@ -348,17 +348,17 @@ select payload::text from {schema}.jobs where origin = %(origin)s and id = %(id)
 select o.origin, s.id, s."group",
     not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
 from unnest(
-    %(origins)s::text[], %(starts)s::bigint[], %(cursors)s::bigint[],
+    %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
     %(highs)s::bigint[], %(batches)s::bigint[]
-) as o(origin, start, cursor, high, batch)
+) as o(origin, start, "end", high, batch)
 cross join lateral (
     select j.id, j."group" from {schema}.jobs j
-    where j.origin = o.origin and j.id > o.start and j.id <= o.cursor
+    where j.origin = o.origin and j.id > o.start and j.id <= o."end"
         and j.state = 'available'
         -- What its own priority's windows have not come to is not late.
         and (j.priority = 0 or j.id <= case j.priority when 1 then o.high else o.batch end)
         and j.type = any (%(types)s::text[])
-    order by j.id limit %(limit)s
+    order by j.id desc limit %(limit)s
 ) s
 
 -- name: horizon

@@ -59,6 +59,32 @@ def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
     assert run(scene.pod(ORIGIN)) == ([early, between] if commits else []) + [late]
 
 
+@pytest.mark.parametrize("place", range(7))
+def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
+    scene, monkeypatch, place
+):
+    monkeypatch.setattr("jobs_lib.jobs.sweep.SLICE", 2)
+    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 3)
+    slow = scene.begin()
+    head = scene.enqueue(group="g")
+    late = None
+    for n in range(7):
+        if n == place:
+            late = scene.enqueue(slow)
+        scene.enqueue(group="g")
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    job = pod.start()
+    assert job.id == head
+    pod.finish(job, RetryAfter(3600))
+    # What waits behind its head is found again and again, and fills the slices.
+    assert run(pod, 10) == []
+    slow.commit()
+    assert run(pod, 20) == [late]
+    position = pod.claimer.positions[ORIGIN]
+    assert position.low == position.cursor
+
+
 # A retry's promotion
 
 

@@ -134,7 +134,7 @@ class Pod:
             database.queries["beat"],
             {
                 "id": self.id, "pod": "pod", "roles": ["execute"], "host": "h",
-                "pid": 1, "version": "0", "types": sorted(types),
+                "pid": 1, "version": "0", "types": sorted(types), "topics": [],
             },
         )  # fmt: skip
 
