@@ -364,7 +364,8 @@ class Service:
             refused=self._fail,
         )
         every = [f"shard/{n}" for n in range(shards)]
-        self._own("relay", self._shared("relay", lambda _: every), relay)
+        source = self._shared("relay", lambda _: every, relay.is_cut_off)
+        self._own("relay", source, relay)
 
     def _own(
         self, role: str, source: Source, holder: Executor | Relay | Consumer
@@ -383,7 +384,9 @@ class Service:
         self._workers.append(holder)
         return ownership
 
-    def _shared(self, role: str, origins: Any) -> DatabaseSource:
+    def _shared(
+        self, role: str, origins: Any, is_cut_off: Callable[[], bool] = lambda: False
+    ) -> DatabaseSource:
         return DatabaseSource(
             self.database,
             self.process,
@@ -391,6 +394,7 @@ class Service:
             origins,
             interval=self.settings.heartbeat_interval,
             stale_after=self.settings.stale_after,
+            is_cut_off=is_cut_off,
         )
 
     @property

@@ -9,6 +9,8 @@
     origins.taken      role, origins                 a take-over is committed
     origins.released   role, origins, late           nobody owns them now
     origins.lost       role, origins                 another process owns them
+    role.left          role, process                 cut off: others do its work
+    role.joined        role, process                 it can do it again
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error           after the handler
@@ -65,6 +67,8 @@ _LOGGED = {
     "origins.taken": logging.INFO,
     "origins.released": logging.INFO,
     "origins.lost": logging.WARNING,
+    "role.left": logging.WARNING,
+    "role.joined": logging.INFO,
     "jobs.discarded": logging.WARNING,
     "job.stuck": logging.ERROR,
     "loop.blocked": logging.WARNING,

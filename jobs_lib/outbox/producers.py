@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
+    from jobs_lib.kafka.reach import Reach
     from jobs_lib.outbox.block import Sendable
     from jobs_lib.settings import Settings
 
@@ -56,6 +57,7 @@ class Producers:
         settings: where Kafka is.
         installation: of the database; part of the transactional ids.
         stopping: nothing is waited for any more.
+        reach: is told how each transaction went.
         refused: is told that Kafka denies it a transactional id, from the start.
     """
 
@@ -64,11 +66,13 @@ class Producers:
         settings: Settings,
         installation: UUID,
         stopping: threading.Event,
+        reach: Reach,
         refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._settings = settings
         self._installation = installation
         self._stopping = stopping
+        self._reach = reach
         self._refused = refused
         self._was_let_in = False
         self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
@@ -104,7 +108,9 @@ class Producers:
             try:
                 self._made[shard] = future.result()
                 self._was_let_in = True
+                self._reach.answered()
             except (KafkaException, AccessError) as error:
+                self._reach.failed(error)
                 failed[shard] = error
         return failed
 
@@ -148,6 +154,17 @@ class Producers:
             KafkaException: the shard has to be taken over anew; nothing is known of
                 the records.
         """
+        try:
+            sent = self._send(shard, records)
+        except KafkaException as error:
+            self._reach.failed(error)
+            raise
+        self._reach.answered()
+        return sent
+
+    def _send(
+        self, shard: int, records: list[Sendable]
+    ) -> tuple[list[Sendable], list[Refusal]]:
         if not records:
             return [], []
         producer = self._made[shard]
@@ -173,7 +190,7 @@ class Producers:
         before = records[:place]
         if refusal.whole_topic:
             before = others(before, [refusal])
-        sent, more = self.send(shard, before + others(records[place:], [refusal]))
+        sent, more = self._send(shard, before + others(records[place:], [refusal]))
         return sent, [refusal, *more]
 
     def _search(
@@ -186,15 +203,15 @@ class Producers:
         if error.code() in _OF_TOPIC | _UNCLEAR:
             refusals = _check_topics(self._made[shard], records, self._timeout)
             if refusals:
-                sent, more = self.send(shard, others(records, refusals))
+                sent, more = self._send(shard, others(records, refusals))
                 return sent, refusals + more
         if error.code() in _UNCLEAR:
             return None
         if len(records) == 1:
             return [], [_explain(records[0], error)]
         middle = len(records) // 2
-        sent, refusals = self.send(shard, records[:middle])
-        later, more = self.send(shard, others(records[middle:], refusals))
+        sent, refusals = self._send(shard, records[:middle])
+        later, more = self._send(shard, others(records[middle:], refusals))
         return sent + later, refusals + more
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.kafka.reach import Reach
 from jobs_lib.outbox.producers import Producers
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.sender import Sender
@@ -40,6 +41,8 @@ class Relay:
         refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._stopping = threading.Event()
+        # A producer waits half of the session before it says that something failed.
+        self._reach = Reach(settings, settings.session_timeout / 2)
         self._reader = Reader(
             database,
             owner,
@@ -52,7 +55,7 @@ class Relay:
             Sender(
                 database,
                 self._reader,
-                Producers(settings, installation, self._stopping, refused),
+                Producers(settings, installation, self._stopping, self._reach, refused),
                 settings.relay_poll_interval,
                 # One listens for all.
                 None if first else self._hint,
@@ -73,6 +76,13 @@ class Relay:
         for sender in self._senders:
             sender.stop()
         self._reader.close()
+
+    def is_cut_off(self) -> bool:
+        """Whether it does not reach Kafka, so that another relay should send.
+
+        May wait for a second: not to be asked by a sender.
+        """
+        return self._reach.is_lost()
 
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to send shards at these epochs."""

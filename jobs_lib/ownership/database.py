@@ -37,6 +37,9 @@ class DatabaseSource(WatchingSource):
     An origin of a topic that some of them follow in Kafka is left to those: the others
     may not know its jobs, and would keep it from whoever is assigned it next.
 
+    A process that is cut off from what its work needs leaves it to the others, if there
+    are any.
+
     Never takes from a living owner: that one sees the same processes and releases.
     """
 
@@ -49,8 +52,11 @@ class DatabaseSource(WatchingSource):
         *,
         interval: float,
         stale_after: float,
+        is_cut_off: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(f"share {role}")
+        self._role = role
+        self._is_cut_off = is_cut_off
         self._database = database
         self._process = process
         self._origins = origins
@@ -77,6 +83,11 @@ class DatabaseSource(WatchingSource):
             live.append(process)
             for topic in topics:
                 followers[topic].append(process)
+        others = [process for process in live if process != self._process.id]
+        takes_part = not (others and self._is_cut_off())
+        self._process.take_part(self._role, takes_part)
+        if not takes_part:
+            return []
         return [
             origin
             for origin in origins

@@ -92,6 +92,14 @@ class Process:
         except Exception as error:
             telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
+    def take_part(self, role: str, takes_part: bool) -> None:
+        """Have a role, or leave it to others; told by the next heartbeat."""
+        roles = {*self.roles} - {role} | ({role} if takes_part else set())
+        if roles != {*self.roles}:
+            event = "role.joined" if takes_part else "role.left"
+            telemetry.emit(event, role=role, process=self.id)
+            self.roles = sorted(roles)
+
     def is_cut_off(self) -> bool:
         """Whether the database has been away for so long that others should take over.
 

@@ -46,10 +46,10 @@ def stage(single_url, make_stage):
     return make_stage(single_url, PARTITIONS, **QUICK)
 
 
-def write(stage: Stage, count: int) -> None:
-    """So many changes of five entities, a transaction each."""
+def write(stage: Stage, count: int, first: int = 1) -> None:
+    """So many changes of five entities, a transaction each; versions from ``first``."""
     with psycopg.connect(stage.url) as connection:
-        for n in range(1, count + 1):
+        for n in range(first, first + count):
             key, value = f"k{n % 5}", {"n": n}
             stage.events.send(connection, key=key, value=value, version=n)
             if n % 7 == 0:
@@ -96,6 +96,47 @@ def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
     own_broker.proxy.thaw()
     stage.await_empty()
     # Nobody has committed what nobody has seen: nothing comes twice.
+    verdict = stage.judge(repeats=0)
+    assert not verdict.violations, str(verdict)
+
+
+@pytest.mark.guarantee("FK7")
+def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
+    database_url, make_stage, own_broker
+):
+    stage = make_stage(database_url, PARTITIONS, **QUICK)
+    stage.start_relay("near")
+    stage.start_relay("far", kafka_bootstrap_servers=own_broker.proxied)
+    stage.await_owners("near", "far")
+    write(stage, 40)
+    stage.await_empty()
+    own_broker.proxy.hold()
+    write(stage, 40, first=41)
+    # It has PostgreSQL, and beats: as a process it is as live as the other.
+    stage.await_owners("near")
+    stage.await_empty()
+    own_broker.proxy.release()
+    stage.await_owners("near", "far")
+    write(stage, 40, first=81)
+    stage.await_empty()
+    verdict = stage.judge(repeats=0)
+    assert not verdict.violations, str(verdict)
+
+
+@pytest.mark.slow
+def test_relays_none_of_which_reaches_kafka_leave_one_that_goes_on(
+    database_url, make_stage, own_broker
+):
+    stage = make_stage(database_url, PARTITIONS, **QUICK)
+    for pod in ("r0", "r1"):
+        stage.start_relay(pod, kafka_bootstrap_servers=own_broker.proxied)
+    stage.await_owners("r0", "r1")
+    own_broker.proxy.hold()
+    write(stage, 40)
+    wait_for(lambda: stage.count_lines("^left relay"), timeout=30, what="one leaves")
+    own_broker.proxy.release()
+    stage.await_empty()
+    stage.await_owners("r0", "r1")
     verdict = stage.judge(repeats=0)
     assert not verdict.violations, str(verdict)
 

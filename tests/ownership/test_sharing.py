@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from threading import Event
+from typing import TYPE_CHECKING
 
 import pytest
 
 from jobs_lib.ownership import DatabaseSource, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ORDERS = [f"orders/{n}" for n in range(20)]
 OTHERS = [f"others/{n}" for n in range(20)]
@@ -17,7 +22,11 @@ def start(database, wait_for):
     """A function that starts a process; returns what it wants, and how to stop it."""
     with contextlib.ExitStack() as running:
 
-        def start(role: str = "execute", topics: tuple[str, ...] = ()):
+        def start(
+            role: str = "execute",
+            topics: tuple[str, ...] = (),
+            is_cut_off: Callable[[], bool] = lambda: False,
+        ):
             process = Process(database, "pod", [role], 0.1, topics=topics)
             source = DatabaseSource(
                 database,
@@ -26,6 +35,7 @@ def start(database, wait_for):
                 lambda _: [*ORDERS, *OTHERS],
                 interval=0.02,
                 stale_after=30.0,
+                is_cut_off=is_cut_off,
             )
             process.start()
             stopping = running.enter_context(contextlib.ExitStack())
@@ -82,3 +92,23 @@ def test_a_process_of_a_release_that_does_not_say_follows_nothing(
         " values (gen_random_uuid(), 'old', '{execute}', 'host', 1, '0.0.1')"
     )
     wait_for(lambda: 0 < len(source.wanted) < 40, what="it is one of two")
+
+
+@pytest.mark.guarantee("FK7")
+def test_who_is_cut_off_leaves_its_share_to_others_if_there_are_any(start, wait_for):
+    cut_off = Event()
+    cut_off.set()
+    one, _ = start(is_cut_off=cut_off.is_set)
+    wait_for(lambda: one.wanted == {*ORDERS, *OTHERS}, what="alone it goes on")
+    other, stop_other = start()
+    wait_for(lambda: not one.wanted, what="it has left")
+    wait_for(lambda: other.wanted == {*ORDERS, *OTHERS}, what="the other has all")
+    cut_off.clear()
+    wait_for(
+        lambda: one.wanted and not one.wanted & other.wanted,
+        what="it has its share again",
+    )
+    cut_off.set()
+    wait_for(lambda: not one.wanted, what="it has left once more")
+    stop_other()
+    wait_for(lambda: one.wanted == {*ORDERS, *OTHERS}, what="alone it takes them back")

@@ -51,10 +51,12 @@ class Struck(Producer):
 
 
 def listen(event: str, fields: dict[str, Any]) -> None:
-    """Tell of blocks and fences."""
+    """Tell of blocks, fences, and of what it leaves to others."""
     if event == "block.produced":
         say(f"sent {fields['shard']} {len(fields['rows'])}")
         strike("sent", len(fields["rows"]))
+    if event == "role.left":
+        say(f"left {fields['role']}")
     if event == "loop.failed":
         error = fields["error"]
         code = error.args[0].code() if isinstance(error, KafkaException) else None

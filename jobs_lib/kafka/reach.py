@@ -1,0 +1,69 @@
+"""Whether this process reaches Kafka, by what happens to those who use it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException
+
+from jobs_lib.errors import UnavailableError
+from jobs_lib.kafka.client import read_topics
+
+if TYPE_CHECKING:
+    from jobs_lib.settings import Settings
+
+_SILENT = {
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+}
+_ASK_SECONDS = 1.0
+
+
+class Reach:
+    """Notes how Kafka's clients fare; asks by itself only once it seems lost.
+
+    Args:
+        settings: where Kafka is.
+        patience: seconds of failures, and of nothing else, from which on it is lost.
+    """
+
+    def __init__(self, settings: Settings, patience: float) -> None:
+        self._settings = settings
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._failing_since: float | None = None
+
+    def answered(self) -> None:
+        """Note that Kafka has done what it was asked for."""
+        with self._lock:
+            self._failing_since = None
+
+    def failed(self, error: Exception) -> None:
+        """Note an error; what Kafka itself says is an answer, though not the best."""
+        silent = isinstance(error, KafkaException) and error.args[0].code() in _SILENT
+        with self._lock:
+            if not silent:
+                self._failing_since = None
+            elif self._failing_since is None:
+                self._failing_since = time.monotonic()
+
+    def is_lost(self) -> bool:
+        """Whether others should do this process's part. May wait for a second.
+
+        Who has nothing to send any more would never learn that Kafka is back.
+        """
+        with self._lock:
+            since = self._failing_since
+        if since is None or time.monotonic() - since <= self._patience:
+            return False
+        try:
+            read_topics(self._settings, _ASK_SECONDS)
+        except UnavailableError:
+            return True
+        self.answered()
+        return False

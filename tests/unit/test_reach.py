@@ -1,0 +1,46 @@
+"""Whether Kafka is reached, by how its clients fare."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from jobs_lib.errors import AccessError
+from jobs_lib.kafka.reach import Reach
+from jobs_lib.settings import load_settings
+
+SILENCE = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+REFUSAL = KafkaException(KafkaError(KafkaError.INVALID_PRODUCER_EPOCH))
+
+
+@pytest.fixture
+def make_reach():
+    """A function that makes one, where no broker answers."""
+    settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
+    return lambda patience: Reach(settings, patience)
+
+
+def test_silence_alone_for_long_means_that_it_is_lost(make_reach):
+    reach = make_reach(0.0)
+    assert not reach.is_lost()
+    reach.failed(SILENCE)
+    assert reach.is_lost()
+    patient = make_reach(60.0)
+    patient.failed(SILENCE)
+    assert not patient.is_lost()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Reach.answered,
+        lambda reach: reach.failed(REFUSAL),
+        lambda reach: reach.failed(AccessError("no WRITE")),
+    ],
+    ids=["taken", "refused", "denied"],
+)
+def test_any_answer_counts(make_reach, answer):
+    reach = make_reach(0.0)
+    reach.failed(SILENCE)
+    answer(reach)
+    assert not reach.is_lost()
