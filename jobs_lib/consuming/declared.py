@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka import Message
-from psycopg import sql
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.record import Record, make_record, read_headers
@@ -26,7 +25,6 @@ V = TypeVar("V", default=Any)
 Connection = psycopg.Connection[Any]
 Applier = Callable[[Connection, Sequence[Message]], None]
 RecordHandler = Callable[[Record[V], Connection], None]
-RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
 TYPE_HEADER = "ce_type"
 
 
@@ -170,63 +168,3 @@ def _unreadable(message: Message, error: ValueError) -> RecordError:
 def describe(message: Message) -> str:
     """Where a message lies, for messages to people."""
     return f"{message.topic()}/{message.partition()} offset {message.offset()}"
-
-
-def read_model_applier(
-    row_of: RowOf, table: str, key: str, decoder: Decoder
-) -> Applier:
-    """An applier that keeps ``table`` equal to a state topic.
-
-    A row is replaced by a newer version only, so repeats and older records change
-    nothing. The version is the record's own (header ``version``), else its offset.
-    """
-    identifier = sql.Identifier(*table.split("."))
-    key_column = sql.Identifier(key)
-    upserts: dict[tuple[str, ...], sql.Composed] = {}
-    remove = sql.SQL("delete from {} where {} = %s and version <= %s").format(
-        identifier, key_column
-    )
-
-    def upsert(columns: tuple[str, ...]) -> sql.Composed:
-        if columns not in upserts:
-            upserts[columns] = _upsert(identifier, key_column, columns)
-        return upserts[columns]
-
-    def apply(connection: Connection, messages: Sequence[Message]) -> None:
-        # Only the newest record of a key matters: the others of the block are history.
-        newest: dict[str | None, tuple[int, Record]] = {}
-        for message in messages:
-            record = make_record(message, decode(message, decoder))
-            version = record.offset if record.version is None else record.version
-            if record.key not in newest or newest[record.key][0] <= version:
-                newest[record.key] = (version, record)
-        with connection.pipeline():
-            for version, record in newest.values():
-                row = None if record.value is None else row_of(record)
-                if row is None:
-                    connection.execute(remove, (record.key, version))
-                else:
-                    connection.execute(
-                        upsert(tuple(row)), (record.key, version, *row.values())
-                    )
-
-    return apply
-
-
-def _upsert(
-    table: sql.Identifier, key: sql.Identifier, columns: tuple[str, ...]
-) -> sql.Composed:
-    names = [sql.Identifier(column) for column in columns]
-    return sql.SQL(
-        "insert into {table} as kept ({key}, version{columns}) values (%s, %s{values}) "
-        "on conflict ({key}) do update set version = excluded.version{changes} "
-        "where kept.version < excluded.version"
-    ).format(
-        table=table,
-        key=key,
-        columns=sql.SQL("").join(sql.SQL(", {}").format(name) for name in names),
-        values=sql.SQL(", %s") * len(names),
-        changes=sql.SQL("").join(
-            sql.SQL(", {0} = excluded.{0}").format(name) for name in names
-        ),
-    )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.declared import Declared, read_model_applier
+from jobs_lib.consuming.declared import Declared
+from jobs_lib.consuming.read_model import ReadModel
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeForm
 
-    from jobs_lib.consuming.declared import RecordHandler, RowOf
+    from jobs_lib.consuming.declared import RecordHandler
+    from jobs_lib.consuming.read_model import RowOf
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Loader
     from jobs_lib.schemas.codec import SchemaSource
@@ -168,7 +170,8 @@ class TopicDeclarations:
 
         The function gets a :class:`Record` and returns the row's columns as a mapping,
         or None to remove the row; it is not called for a tombstone. Row and offset are
-        written in one transaction. A row is only replaced by a newer version.
+        written in one transaction. A row is only replaced by a newer version, and comes
+        back only by one that is newer than its end.
 
         Args:
             topic: the compacted topic to read.
@@ -186,9 +189,14 @@ class TopicDeclarations:
 
         def declare(function: RowOf[V]) -> RowOf[V]:
             declared = self._declare_consumer(topic, group)
-            declared.set_applier(
-                read_model_applier(function, table, key, decoder), decoder
+            model = ReadModel(
+                function,
+                table,
+                key,
+                decoder,
+                lambda: self._read_settings().schema_name,
             )
+            declared.set_applier(model.apply, decoder)
             return function
 
         return declare

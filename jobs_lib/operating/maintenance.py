@@ -1,7 +1,8 @@
 """What every service does now and then, in a thread of its own.
 
-It keeps the history's days in order, and tells of transactions that are open for long:
-the dead rows of all that runs meanwhile pile up behind them.
+It keeps the history's days in order, forgets keys that went long ago, and tells of
+transactions that are open for long: the dead rows of all that runs meanwhile pile up
+behind them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _HOUR = 3_600.0
 _MINUTE = 60.0
 _JITTER = 0.1
+_GONE_DAYS = 30
+"""Much longer than a topic keeps what it compacts."""
+_GONE_ROWS = 10_000
 # What can be wrong for long, a missing privilege say, is not worth a look each second.
 _AFTER_FAILURE = Retry(first=5.0, cap=_HOUR)
 
@@ -73,6 +77,7 @@ class Maintenance:
                 self._tell_old_transactions()
                 if time.monotonic() >= self._maintain_at:
                     maintain(self._database, self._keep)
+                    self._forget_gone_keys()
                     pause = _HOUR * random.uniform(1 - _JITTER, 1 + _JITTER)
                     self._maintain_at = time.monotonic() + pause
                 failures = 0
@@ -82,6 +87,16 @@ class Maintenance:
                 telemetry.emit("loop.failed", loop="maintenance", error=error)
                 pause = _AFTER_FAILURE.delay(failures)
             self._stopping.wait(pause)
+
+    def _forget_gone_keys(self) -> None:
+        query = self._database.queries["forget_gone_keys"]
+        with self._database.connect("maintenance") as connection:
+            forgotten = _GONE_ROWS
+            while forgotten == _GONE_ROWS and not self._stopping.is_set():
+                row = connection.execute(
+                    query, {"days": _GONE_DAYS, "rows": _GONE_ROWS}
+                ).fetchone()
+                forgotten = row[0] if row else 0
 
     def _tell_old_transactions(self) -> None:
         with self._database.connect("maintenance") as connection:

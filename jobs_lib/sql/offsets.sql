@@ -18,3 +18,16 @@ select {schema}.advance_offset(
     %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
     %(next_offset)s
 )
+
+-- name: forget_gone_keys
+-- No topic holds records any more that are older than these: it has been compacted.
+with forgotten as (
+    delete from {schema}.gone_keys where ctid = any (array(
+        select g.ctid from {schema}.gone_keys g
+        where g.gone_at < clock_timestamp() - make_interval(days => %(days)s::int)
+        limit %(rows)s
+        for update skip locked
+    ))
+    returning key
+)
+select count(*) from forgotten

@@ -171,6 +171,52 @@ def test_a_failing_record_stops_its_partition_alone(
     assert sorted(set(handled)) == [(p, o) for p in (0, 1) for o in range(10)]
 
 
+@pytest.mark.guarantee("FK12")
+def test_a_record_that_cannot_be_read_waits_for_who_can(
+    database_url, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(2)
+    admin.execute("create table handled (at bigserial, partition int, place bigint)")
+
+    def make(value):
+        app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+        @app.consumer(name, group=f"{name}-g", value=value)
+        def handle(record, connection) -> None:
+            connection.execute(
+                "insert into handled (partition, place) values (%s, %s)",
+                (record.partition, record.offset),
+            )
+
+        return app
+
+    bad = next(k for k in "abcdef" if choose_partition(k, 2) == 0)
+    good = next(k for k in "abcdef" if choose_partition(k, 2) == 1)
+    poison = b"\xff\x00 no JSON"
+    produce(bootstrap_servers, name, [(bad, n if n != 5 else poison) for n in range(9)])
+    produce(bootstrap_servers, name, [(good, n) for n in range(9)])
+    with heard("record.failed") as failed, running(make(int), "consumers"):
+        wait_for(
+            lambda: offsets(admin, name) == {0: 5, 1: 9} and failed,
+            timeout=30,
+            what="all but what follows the poison is in",
+        )
+    assert {(fields["origin"], fields["offset"]) for _, fields in failed} == {
+        (f"{name}/0", 5)
+    }
+    assert "cannot be read" in failed[0][1]["error"]
+    # A release that takes the bytes as they are.
+    with running(make(bytes), "consumers"):
+        wait_for(
+            lambda: offsets(admin, name) == {0: 9, 1: 9},
+            timeout=30,
+            what="the partition goes on",
+        )
+    rows = admin.execute("select partition, place from handled order by at").fetchall()
+    for partition in (0, 1):
+        assert [o for p, o in rows if p == partition] == [*range(9)]
+
+
 def test_a_read_model_follows_its_topic_and_never_goes_back(
     app, admin, bootstrap_servers, topic, wait_for
 ):

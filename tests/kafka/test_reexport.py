@@ -10,8 +10,9 @@ import pytest
 from psycopg.rows import class_row
 
 from jobs_lib import reexport
-from tests.support.apps import make_app, running
+from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
+from tests.support.topics import create_topic, delete_topics
 
 
 @dataclass
@@ -169,6 +170,39 @@ def test_a_state_that_changes_while_it_is_read_never_goes_back(
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee("W3")
+def test_a_topic_that_was_deleted_is_exported_anew_with_the_same_content(
+    shop, database, admin, kafka_admin, bootstrap_servers, wait_for
+):
+    fill(admin, 300)
+    (items,) = shop.topics.values()
+
+    def export() -> dict[str, object]:
+        with running(shop, "executor", "relay"):
+            reexport.start(database, shop.entities["items"], rate=1_000_000)
+            wait_for(
+                lambda: (
+                    reexport.status(database, "items").state == "finished"
+                    and not count(admin, "outbox")
+                ),
+                timeout=60,
+                what=lambda: f"all is sent: {reexport.status(database, 'items')}",
+            )
+        return newest(read_topic(bootstrap_servers, items.name))
+
+    before = export()
+    assert before == table(admin)
+    delete_topics(kafka_admin, [items.name])
+    wait_for(
+        lambda: items.name not in kafka_admin.list_topics(timeout=10).topics,
+        timeout=30,
+        what="the topic is gone",
+    )
+    create_topic(kafka_admin, items.name, 4, {"cleanup.policy": "compact"})
+    assert read_topic(bootstrap_servers, items.name) == []
+    assert export() == before
+
+
 @pytest.mark.guarantee("W28")
 @pytest.mark.timeout(300)
 def test_the_rate_holds_in_every_window_at_the_topic(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
+from jobs_lib.devstack import KafkaBroker
 from jobs_lib.errors import ConfigurationError
 from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
+from tests.support.topics import create_topic
 
 
 @dataclass
@@ -87,6 +91,96 @@ def test_of_what_leaves_together_the_last_state_is_sent(aircraft, connect, relay
             for n in range(1, 10)
         },
     }
+
+
+@pytest.mark.guarantee("W37")
+def test_a_column_that_gets_another_name_changes_no_byte(
+    database_url, bootstrap_servers, topic, admin, connect, wait_for
+):
+    name = topic(1)
+    admin.execute("create table planes (tail text, seats int, wing text, version int)")
+    admin.execute("insert into planes values ('N1', 4, 'low', 1), ('N2', 9, 'high', 7)")
+
+    def send_all(query: str) -> list[tuple[Any, ...]]:
+        """Send all by an app that maps the table's rows with this query."""
+        app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+        states = app.topic(name, value=Aircraft, compacted=True, partitions=1)
+
+        @app.entity(states, source="planes", key="tail")
+        def load(connection, tails: list[str]) -> dict[str, Aircraft]:
+            rows = connection.execute(query, (tails,))
+            return {row[0]: Aircraft(*row) for row in rows}
+
+        with connect() as connection:
+            for tail in ("N1", "N2"):
+                states.send_current(connection, key=tail)
+        before = len(read_topic(bootstrap_servers, name))
+        with running(app, "relay"):
+            wait_for(
+                lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent"
+            )
+        own = ("ce_type", "ce_source", "ce_version", "content-type")
+        return sorted(
+            (r.key, r.value, [r.headers.get(header) for header in own])
+            for r in read_topic(bootstrap_servers, name)[before:]
+        )
+
+    first = send_all("select tail, seats, version from planes where tail = any (%s)")
+    admin.execute("alter table planes rename seats to seat_count")
+    admin.execute("alter table planes drop wing")
+    again = send_all(
+        "select tail, seat_count as seats, version from planes where tail = any (%s)"
+    )
+    assert [key for key, *_ in first] == ["N1", "N2"]
+    assert again == first
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("W16")
+def test_what_is_deleted_is_a_key_without_a_value_and_after_compaction_nothing(
+    database_url, admin, connect, wait_for
+):
+    quick = {"log.cleaner.backoff.ms": "100"}
+    with KafkaBroker.ephemeral(properties=quick) as broker:
+        servers = broker.bootstrap_servers
+        create_topic(
+            AdminClient({"bootstrap.servers": servers}),
+            "aircraft",
+            1,
+            {
+                "cleanup.policy": "compact",
+                "delete.retention.ms": "0",
+                "min.cleanable.dirty.ratio": "0",
+                "segment.ms": "100",
+            },
+        )
+        app = make_app(database_url, kafka_bootstrap_servers=servers)
+        states = app.topic("aircraft", value=Aircraft, compacted=True, partitions=1)
+
+        def send(key: str, version: int) -> None:
+            with connect() as connection:
+                value = Aircraft(key, 1, version)
+                states.send(connection, key=key, value=value, version=version)
+
+        with running(app, "relay"):
+            send("gone", 1)
+            send("kept", 1)
+            wait_for(lambda: count(admin, "outbox") == 0, what="both are sent")
+            with connect() as connection:
+                states.tombstone(connection, key="gone", version=2)
+            wait_for(lambda: count(admin, "outbox") == 0, what="the end is sent")
+            last = {r.key: r.value for r in read_topic(servers, "aircraft")}
+            assert last["gone"] is None
+            assert last["kept"] is not None
+            versions = iter(range(1, 1_000))
+
+            def compacted() -> bool:
+                # Only what lies behind the newest segment is compacted.
+                send("other", next(versions))
+                keys = {record.key for record in read_topic(servers, "aircraft")}
+                return "gone" not in keys and "kept" in keys
+
+            wait_for(compacted, timeout=60, what="the key has gone from the topic")
 
 
 @pytest.mark.guarantee("W21")

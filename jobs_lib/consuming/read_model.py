@@ -1,0 +1,111 @@
+"""A read model: a table that is kept equal to a state topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+from typing_extensions import TypeVar
+
+from jobs_lib.consuming.declared import decode
+from jobs_lib.consuming.record import Record, make_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from confluent_kafka import Message
+
+    from jobs_lib.consuming.declared import Connection
+    from jobs_lib.schemas.codec import Decoder
+
+V = TypeVar("V", default=Any)
+RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
+
+
+class ReadModel:
+    """Applies records to a table.
+
+    A row is replaced by a newer version only, so repeats and older records change
+    nothing, nor do they bring back what is gone: the version of a key's end outlives
+    its row. The version is the record's own (header ``version``), else its offset.
+
+    Args:
+        row_of: makes a row's columns of a record; None where there is to be no row.
+        table: ``table`` or ``schema.table``.
+        key: the column that takes the record's key.
+        decoder: of the values.
+        schema: finds the schema of this library's own tables, at the first use.
+    """
+
+    def __init__(
+        self,
+        row_of: RowOf,
+        table: str,
+        key: str,
+        decoder: Decoder,
+        schema: Callable[[], str],
+    ) -> None:
+        self._row_of = row_of
+        self._name = table
+        self._table = sql.Identifier(*table.split("."))
+        self._key = sql.Identifier(key)
+        self._decoder = decoder
+        self._schema = schema
+        self._upserts: dict[tuple[str, ...], sql.Composed] = {}
+
+    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Apply a block of one partition, in the open transaction."""
+        # Only the newest record of a key matters: the others of the block are history.
+        newest: dict[str | None, tuple[int, Record]] = {}
+        for message in messages:
+            record = make_record(message, decode(message, self._decoder))
+            version = record.offset if record.version is None else record.version
+            if record.key not in newest or newest[record.key][0] <= version:
+                newest[record.key] = (version, record)
+        with connection.pipeline():
+            for key, (version, record) in newest.items():
+                this = (self._name, key, version)
+                row = None if record.value is None else self._row_of(record)
+                if row is not None:
+                    connection.execute(
+                        self._upsert(tuple(row)), (key, version, *row.values(), *this)
+                    )
+                elif key is not None:
+                    connection.execute(self._remove, (key, version, *this))
+
+    @cached_property
+    def _gone(self) -> sql.Identifier:
+        return sql.Identifier(self._schema(), "gone_keys")
+
+    @cached_property
+    def _remove(self) -> sql.Composed:
+        return sql.SQL(
+            "with removed as (delete from {table} where {key} = %s and version <= %s) "
+            "insert into {gone} as g (model, key, version) values (%s, %s, %s) "
+            "on conflict (model, key) do update "
+            "set version = excluded.version, gone_at = excluded.gone_at "
+            "where g.version < excluded.version"
+        ).format(table=self._table, key=self._key, gone=self._gone)
+
+    def _upsert(self, columns: tuple[str, ...]) -> sql.Composed:
+        if columns not in self._upserts:
+            names = [sql.Identifier(column) for column in columns]
+            self._upserts[columns] = sql.SQL(
+                "insert into {table} as kept ({key}, version{columns}) "
+                "select %s, %s{values} where not exists (select from {gone} g "
+                "where g.model = %s and g.key = %s and g.version >= %s) "
+                "on conflict ({key}) do update set version = excluded.version{changes} "
+                "where kept.version < excluded.version"
+            ).format(
+                table=self._table,
+                key=self._key,
+                gone=self._gone,
+                columns=sql.SQL("").join(sql.SQL(", {}").format(n) for n in names),
+                values=sql.SQL(", %s") * len(names),
+                changes=sql.SQL("").join(
+                    sql.SQL(", {0} = excluded.{0}").format(n) for n in names
+                ),
+            )
+        return self._upserts[columns]

@@ -1,0 +1,149 @@
+"""Read models: no record, however late or often it comes, takes a key back."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from jobs_lib.operating.maintenance import Maintenance
+from tests.support.apps import count, make_app, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KEYS = range(40)
+
+
+@pytest.fixture
+def make(database_url, bootstrap_servers):
+    """A function that makes an app which keeps the model, as some consumer group."""
+
+    def make(topic: str, group: str):
+        app = make_app(
+            database_url, kafka_bootstrap_servers=bootstrap_servers, consumer_block=3
+        )
+
+        @app.read_model(topic, table="model", key="id", group=group)
+        def row(record):
+            return {"n": record.value["n"]}
+
+        return app
+
+    return make
+
+
+@pytest.fixture
+def model(admin):
+    """The model's table; each row that is written is noted in another one."""
+    admin.execute("create table model (id int primary key, version bigint, n int)")
+    admin.execute("create table written (at bigserial, id int, version bigint)")
+    admin.execute(
+        "create function note() returns trigger language plpgsql as $$ begin"
+        " insert into public.written (id, version) values (new.id, new.version);"
+        " return new; end $$"
+    )
+    admin.execute(
+        "create trigger note after insert or update on model"
+        " for each row execute function note()"
+    )
+
+
+def is_end(key: int, version: int) -> bool:
+    """Whether this version of a key is a tombstone."""
+    return (key + version) % 3 == 0
+
+
+def send(
+    bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int]]
+) -> None:
+    """Send versions of keys."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
+    )
+    for key, version in records:
+        value = None if is_end(key, version) else f'{{"n": {version}}}'
+        headers: Any = {"ce_version": str(version)}
+        producer.produce(topic, key=str(key), value=value, headers=headers)
+    assert producer.flush(30) == 0
+
+
+def await_read(admin, topic: str, group: str, records: int, wait_for) -> None:
+    query = (
+        "select coalesce(sum(next_offset), 0) from jobs_lib.offsets"
+        " where topic = %s and consumer_group = %s"
+    )
+    wait_for(
+        lambda: admin.execute(query, (topic, group)).fetchone() == (records,),
+        timeout=30,
+        what=lambda: f"{records} are in: {admin.execute(query, (topic, group))}",
+    )
+
+
+@pytest.mark.guarantee("I26", "W63")
+def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
+    make, model, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(2)
+    rng = random.Random(26)
+    streams = {}
+    for key in KEYS:
+        # Late ones, repeats, and here and there an end that is the newest of all.
+        last = rng.randint(3, 9)
+        versions = [*range(1, last + 1), *rng.choices(range(1, last + 1), k=3)]
+        rng.shuffle(versions)
+        streams[key] = versions
+    order = [key for key, versions in streams.items() for _ in versions]
+    rng.shuffle(order)
+    left = {key: iter(versions) for key, versions in streams.items()}
+    send(bootstrap_servers, name, [(key, next(left[key])) for key in order])
+    with running(make(name, "first"), "consumers"):
+        await_read(admin, name, "first", len(order), wait_for)
+    newest = {key: max(versions) for key, versions in streams.items()}
+    expected = {k: v for k, v in newest.items() if not is_end(k, v)}
+    assert 0 < len(expected) < len(KEYS)
+    query = "select id, version from model"
+    assert dict(admin.execute(query).fetchall()) == expected
+    written: dict[int, list[int]] = {key: [] for key in KEYS}
+    for key, version in admin.execute("select id, version from written order by at"):
+        written[key].append(version)
+    for key, versions in streams.items():
+        # What was not the newest when it came was never to be seen.
+        records = [
+            v for n, v in enumerate(versions) if all(v > w for w in versions[:n])
+        ]
+        assert written[key] == sorted(set(written[key])), key
+        assert {*written[key]} <= {*records}, key
+    # All of it once more, beside what runs: nothing is written at all.
+    before = admin.execute("select count(*) from written").fetchone()
+    with running(make(name, "again"), "consumers"):
+        await_read(admin, name, "again", len(order), wait_for)
+    assert admin.execute("select count(*) from written").fetchone() == before
+    assert dict(admin.execute(query).fetchall()) == expected
+
+
+def test_what_was_gone_comes_back_by_a_newer_version(
+    make, model, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    # The second is the end.
+    send(bootstrap_servers, name, [(1, version) for version in (1, 2, 3, 4)])
+    with running(make(name, "g"), "consumers"):
+        await_read(admin, name, "g", 4, wait_for)
+    assert admin.execute("select id, version from model").fetchall() == [(1, 4)]
+
+
+def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):
+    admin.execute(
+        "insert into jobs_lib.gone_keys (model, key, version, gone_at)"
+        " select 'model', 'k' || n, n, now() - make_interval(days => n)"
+        " from generate_series(25, 40) n"
+    )
+    maintenance = Maintenance(database, {1})
+    maintenance.start()
+    wait_for(lambda: count(admin, "gone_keys") == 5, what="the oldest are forgotten")
+    maintenance.stop()
+    rows = admin.execute("select min(version), max(version) from jobs_lib.gone_keys")
+    assert rows.fetchone() == (25, 29)
