@@ -69,6 +69,10 @@ class Reader:
             "settling": text_array([*settling]),
             "settle": [*settling.values()],
         }
+        # Rows are written by SQL, too, and by releases from before there was a schema.
+        self._checked = {
+            n: t.encoder for n, t in topics.items() if t.encoder.labels_rows
+        }
         self._heads: dict[tuple[str, int | None], Headers] = {}
 
     def close(self) -> None:
@@ -168,7 +172,36 @@ class Reader:
             else:
                 record.supersede(records[place])
                 records[place] = record
-        self._load(connection, block, [one for one in records if one.entity])
+        if self._checked:
+            self._check(block)
+        self._load(connection, block, [one for one in block.records if one.entity])
+
+    def _check(self, block: Block) -> None:
+        """Refuse values that no consumer of their topic could read."""
+        refused: dict[tuple[str, str | int], Refusal] = {}
+        kept = []
+        for record in block.records:
+            which = record.topic, record.row_id if record.key is None else record.key
+            if which in refused:
+                # It waits behind another one of its key.
+                continue
+            error = self._find_fault(record)
+            if error is None:
+                kept.append(record)
+            else:
+                refused[which] = Refusal(record, error)
+        block.keep(kept, [*refused.values()])
+
+    def _find_fault(self, record: Sendable) -> str | None:
+        """What is wrong with a record's value, as far as that can be seen."""
+        encoder = self._checked.get(record.topic)
+        if encoder is None or record.value is None:
+            return None
+        try:
+            encoder.check(record.value)
+        except ValueError as error:
+            return f"the value is not {encoder.content_type}: {error}"
+        return None
 
     def _add_batch(
         self,

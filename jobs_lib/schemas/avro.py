@@ -149,6 +149,10 @@ class AvroEncoder:
             raise ValueError(explain(error)) from None
         return output.getvalue()
 
+    def check(self, data: bytes) -> None:
+        """See :class:`jobs_lib.schemas.codec.Encoder`."""
+        read_id(data)
+
     def show(self, data: bytes) -> Any:
         """What the bytes hold, by the topic's own schema."""
         return _read(data, self.schema, None)[0]

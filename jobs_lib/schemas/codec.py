@@ -37,6 +37,13 @@ class Encoder(Protocol):
             ValueError: it does not fit; the message says why.
         """
 
+    def check(self, data: bytes) -> None:
+        """Tell whether bytes are of its form, as far as that can be seen at once.
+
+        Raises:
+            ValueError: they are not; nobody could read them.
+        """
+
     def show(self, data: bytes) -> Any:
         """What bytes of its own hold, in plain types, for people and tests."""
 
@@ -86,6 +93,9 @@ class JsonCodec:
         checked = self._adapter.validate_python(value)
         # A dataclass made without checks is found out only here.
         return self._adapter.dump_json(checked, by_alias=True, warnings="error")
+
+    def check(self, data: bytes) -> None:
+        """See :class:`Encoder`: a service may have its own idea of JSON."""
 
     def show(self, data: bytes) -> Any:
         """See :class:`Encoder`."""

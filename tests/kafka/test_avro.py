@@ -225,6 +225,36 @@ def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
             assert record.key.encode() in record.value
 
 
+def test_what_is_no_avro_is_held_and_never_sent(
+    release, topic, admin, connect, bootstrap_servers, wait_for
+):
+    name = topic(1)
+    app = release()
+    states = app.topic(name, value=dict[str, Any], schema=make_schema(1))
+    register_schemas(app)
+    value = {"tail": "N1", "status": "PARKED"}
+    with connect() as connection:
+        states.send(connection, key="before", value=value)
+        states.send(connection, key="N1", value=value)
+        # From SQL it is JSON, whatever the topic has.
+        connection.execute("select jobs_lib.send(%s, 'N1', '{}')", (name,))
+        connection.execute("select jobs_lib.send(%s, null, '{}')", (name,))
+        states.send(connection, key="N1", value=value)
+        states.tombstone(connection, key="gone")
+    with running(app, "relay"):
+        wait_for(
+            lambda: (count(admin, "outbox"), count(admin, "held_rows")) == (0, 3),
+            timeout=20,
+            what=lambda: f"three rows are held: {count(admin, 'held_rows')}",
+        )
+    errors = [error for (error,) in admin.execute("select error from jobs_lib.holds")]
+    assert len(errors) == 2
+    assert all("is not application/avro" in error for error in errors), errors
+    records = read_topic(bootstrap_servers, name)
+    assert sorted(record.key for record in records) == ["N1", "before", "gone"]
+    assert all(record.value is None or record.value[0] == 0 for record in records)
+
+
 def test_bytes_that_are_no_avro_stop_their_partition_alone(
     release, admin, topic, connect, relay, bootstrap_servers, wait_for
 ):
