@@ -159,7 +159,8 @@ class Producers:
         except KafkaException as error:
             self._reach.failed(error)
             raise
-        self._reach.answered()
+        if records:
+            self._reach.answered()
         return sent
 
     def _send(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from uuid import UUID
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.reach import Reach
+from jobs_lib.outbox.producers import Producers
 from jobs_lib.settings import load_settings
 
 SILENCE = KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -44,3 +48,12 @@ def test_any_answer_counts(make_reach, answer):
     reach.failed(SILENCE)
     answer(reach)
     assert not reach.is_lost()
+
+
+def test_to_send_nothing_is_no_answer(make_reach):
+    settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
+    reach = make_reach(0.0)
+    producers = Producers(settings, UUID(int=1), threading.Event(), reach)
+    reach.failed(SILENCE)
+    assert producers.send(0, []) == ([], [])
+    assert reach.is_lost()
