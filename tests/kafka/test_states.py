@@ -54,8 +54,8 @@ def aircraft(app, topic, admin):
 def relay(app, admin, bootstrap_servers, wait_for):
     """A function that relays what there is, and returns a topic's records."""
 
-    def relay(states):
-        with running(app, "relay"):
+    def relay(states, by=app):
+        with running(by, "relay"):
             wait_for(
                 lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent"
             )
@@ -95,7 +95,7 @@ def test_of_what_leaves_together_the_last_state_is_sent(aircraft, connect, relay
 
 @pytest.mark.guarantee("W37")
 def test_a_column_that_gets_another_name_changes_no_byte(
-    database_url, bootstrap_servers, topic, admin, connect, wait_for
+    database_url, bootstrap_servers, topic, admin, connect, relay
 ):
     name = topic(1)
     admin.execute("create table planes (tail text, seats int, wing text, version int)")
@@ -115,14 +115,10 @@ def test_a_column_that_gets_another_name_changes_no_byte(
             for tail in ("N1", "N2"):
                 states.send_current(connection, key=tail)
         before = len(read_topic(bootstrap_servers, name))
-        with running(app, "relay"):
-            wait_for(
-                lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent"
-            )
         own = ("ce_type", "ce_source", "ce_version", "content-type")
         return sorted(
             (r.key, r.value, [r.headers.get(header) for header in own])
-            for r in read_topic(bootstrap_servers, name)[before:]
+            for r in relay(states, by=app)[before:]
         )
 
     first = send_all("select tail, seats, version from planes where tail = any (%s)")
