@@ -329,7 +329,8 @@ class Service:
         if self.settings.origins:
             self._own("execute", StaticSource(self._choose_origins()), executor)
         elif not handled:
-            self._own("execute", self._shared("execute", self._find_origins), executor)
+            shared = self._shared("execute", self._all_origins, self._filled_origins)
+            self._own("execute", shared, executor)
         elif self._sidecar:
             groups: dict[str, frozenset[str]] = {}
             for one in handled:
@@ -364,7 +365,7 @@ class Service:
             refused=self._fail,
         )
         every = [f"shard/{n}" for n in range(shards)]
-        source = self._shared("relay", lambda _: every, relay.is_cut_off)
+        source = self._shared("relay", lambda _: every, is_cut_off=relay.is_cut_off)
         self._own("relay", source, relay)
 
     def _own(
@@ -385,13 +386,16 @@ class Service:
         return ownership
 
     def _shared(
-        self, role: str, origins: Any, is_cut_off: Callable[[], bool] = lambda: False
+        self,
+        role: str,
+        *origins: Callable[[psycopg.Connection[Any]], Iterable[str]],
+        is_cut_off: Callable[[], bool] = lambda: False,
     ) -> DatabaseSource:
         return DatabaseSource(
             self.database,
             self.process,
             role,
-            origins,
+            *origins,
             interval=self.settings.heartbeat_interval,
             stale_after=self.settings.stale_after,
             is_cut_off=is_cut_off,
@@ -422,10 +426,10 @@ class Service:
             )
         return chosen
 
-    def _find_origins(self, connection: psycopg.Connection[Any]) -> set[str]:
-        """The declared ones, and others that hold jobs."""
+    def _filled_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
+        """Those that hold jobs, declared or not."""
         filled = connection.execute(self.database.queries["filled_origins"])
-        return {*self._all_origins(connection), *(row[0] for row in filled)}
+        return [row[0] for row in filled]
 
     def _all_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
         rows = connection.execute(self.database.queries["read_topics"]).fetchall()

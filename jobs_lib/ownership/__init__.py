@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs_lib.ownership.database import DatabaseSource, choose_owner
+from jobs_lib.ownership.database import DatabaseSource, choose_owner, share_evenly
 from jobs_lib.ownership.ownership import Holder, Ownership
 from jobs_lib.ownership.process import Process
 from jobs_lib.ownership.source import Source
@@ -16,4 +16,5 @@ __all__ = [
     "Source",
     "StaticSource",
     "choose_owner",
+    "share_evenly",
 ]

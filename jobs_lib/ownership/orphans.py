@@ -49,6 +49,7 @@ class OrphanSource(DatabaseSource):
             database,
             process,
             "execute",
+            lambda _: (),
             self._find,
             interval=settings.heartbeat_interval,
             stale_after=settings.stale_after,

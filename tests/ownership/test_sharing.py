@@ -11,7 +11,7 @@ import pytest
 from jobs_lib.ownership import DatabaseSource, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 ORDERS = [f"orders/{n}" for n in range(20)]
 OTHERS = [f"others/{n}" for n in range(20)]
@@ -25,6 +25,7 @@ def start(database, wait_for):
         def start(
             role: str = "execute",
             topics: tuple[str, ...] = (),
+            passing: Callable[[], Iterable[str]] = lambda: (),
             is_cut_off: Callable[[], bool] = lambda: False,
         ):
             process = Process(database, "pod", [role], 0.1, topics=topics)
@@ -33,6 +34,7 @@ def start(database, wait_for):
                 process,
                 role,
                 lambda _: [*ORDERS, *OTHERS],
+                lambda _: passing(),
                 interval=0.02,
                 stale_after=30.0,
                 is_cut_off=is_cut_off,
@@ -49,6 +51,40 @@ def start(database, wait_for):
 
 def wants(source) -> set[str]:
     return {origin.partition("/")[0] for origin in source.wanted}
+
+
+@pytest.mark.guarantee("S13")
+def test_each_of_several_has_as_many_as_the_others(start, wait_for):
+    sources = [start()[0] for _ in range(6)]
+    wait_for(
+        lambda: (
+            sorted(len(source.wanted) for source in sources) == [6, 6, 7, 7, 7, 7]
+            and {*ORDERS, *OTHERS} == {o for source in sources for o in source.wanted}
+        ),
+        what="they share evenly",
+    )
+
+
+def test_origins_that_come_and_go_move_no_other(start, wait_for):
+    passing = ["gone/1"]
+    one, _ = start(passing=passing.copy)
+    other, _ = start(passing=passing.copy)
+
+    def share(count: int) -> tuple[frozenset[str], frozenset[str]]:
+        wait_for(
+            lambda: (
+                len(one.wanted | other.wanted) == 40 + count
+                and not one.wanted & other.wanted
+            ),
+            what=f"{count} passing origins are shared",
+        )
+        return one.wanted, other.wanted
+
+    few = share(1)
+    passing[:] = [f"gone/{n}" for n in range(9)]
+    many = share(9)
+    assert few[0] <= many[0]
+    assert few[1] <= many[1]
 
 
 @pytest.mark.guarantee("FK8")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jobs_lib.ownership import Source, StaticSource, choose_owner
+from jobs_lib.ownership import Source, StaticSource, choose_owner, share_evenly
 from jobs_lib.ownership.member import MemberSource
 
 
@@ -56,7 +59,7 @@ def test_a_static_source_wants_its_list_until_it_is_stopped():
     assert source.wanted == frozenset()
 
 
-def test_live_processes_share_evenly_and_move_little():
+def test_an_origin_moves_only_when_its_owner_goes():
     processes = [UUID(int=n * 7919) for n in range(1, 6)]
     origins = [f"t/{n}" for n in range(1_000)]
     before = {origin: choose_owner(origin, processes) for origin in origins}
@@ -66,3 +69,30 @@ def test_live_processes_share_evenly_and_move_little():
     moved = {origin for origin in origins if before[origin] != after[origin]}
     assert moved == {o for o in origins if before[o] == processes[0]}
     assert choose_owner("t/1", []) is None
+
+
+@given(st.sets(st.uuids(), min_size=1, max_size=12), st.integers(0, 40))
+def test_live_processes_share_evenly(processes, count):
+    origins = tuple(f"t/{n}" for n in range(count))
+    owners = share_evenly(origins, tuple(sorted(processes)))
+    assert {*owners} == {*origins}
+    loads = Counter(dict.fromkeys(processes, 0))
+    loads.update(owners.values())
+    assert {*loads} == processes
+    assert max(loads.values()) - min(loads.values()) <= 1
+
+
+def test_few_origins_move_when_a_process_comes_or_goes():
+    moved, needed = 0, 0
+    origins = tuple(f"shard/{n}" for n in range(16))
+    for count in range(2, 9):
+        for seed in range(50):
+            processes = tuple(
+                UUID(int=seed << 64 | n * 7919) for n in range(1, count + 1)
+            )
+            before = share_evenly(origins, processes[1:])
+            after = share_evenly(origins, processes)
+            moved += sum(before[o] != after[o] for o in origins)
+            needed += len(origins) // count
+    assert needed <= moved < 1.5 * needed
+    assert share_evenly(origins, ()) == {}
