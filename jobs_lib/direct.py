@@ -7,6 +7,7 @@ send BEGIN on its own. What this module does not cover goes through a cursor.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators, pq
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _IDLE = pq.TransactionStatus.IDLE
 _OPEN = pq.TransactionStatus.INTRANS
 _NO_PIPELINE = pq.PipelineStatus.OFF
+_prepared: WeakKeyDictionary[psycopg.Connection[Any], set[bytes]] = WeakKeyDictionary()
+"""The names of the statements that are prepared on connections of our own."""
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -56,13 +59,32 @@ def exchange(
     return None
 
 
-def send(
+def send_alone(
     connection: psycopg.Connection[Any],
     statement: Statement,
     parameters: Mapping[str, str | bytes | None],
 ) -> PQGen[Rows]:
-    """The same for a connection in autocommit mode: a transaction in one round trip."""
-    return _send(connection.pgconn, statement.numbered, *_encode(statement, parameters))
+    """The same for a connection of our own in autocommit mode.
+
+    It is prepared there, under a name that psycopg does not use; behind PgBouncer,
+    where nothing stays prepared, it is not.
+    """
+    pgconn = connection.pgconn
+    values, formats = _encode(statement, parameters)
+    if connection.prepare_threshold is None:
+        return (yield from _send(pgconn, statement.numbered, values, formats))
+    prepared = _prepared.setdefault(connection, set())
+    if statement.name in prepared:
+        try:
+            return (yield from _send_prepared(pgconn, statement, values, formats))
+        except psycopg.errors.InvalidSqlStatementName:
+            # Dropped with psycopg's own, after a rollback; nothing else was done.
+            prepared.clear()
+    pgconn.send_prepare(statement.name, statement.numbered)
+    (result,) = yield from generators.execute(pgconn)
+    _rows(result)
+    prepared.add(statement.name)
+    return (yield from _send_prepared(pgconn, statement, values, formats))
 
 
 def abandon(pgconn: PGconn) -> None:
@@ -92,6 +114,17 @@ def _send(
     formats: list[int] | None,
 ) -> PQGen[Rows]:
     pgconn.send_query_params(query, values, param_formats=formats)
+    (result,) = yield from generators.execute(pgconn)
+    return _rows(result)
+
+
+def _send_prepared(
+    pgconn: PGconn,
+    statement: Statement,
+    values: list[bytes | None],
+    formats: list[int] | None,
+) -> PQGen[Rows]:
+    pgconn.send_query_prepared(statement.name, values, param_formats=formats)
     (result,) = yield from generators.execute(pgconn)
     return _rows(result)
 

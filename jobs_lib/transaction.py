@@ -51,16 +51,18 @@ class Pools:
     @contextmanager
     def alone(self) -> Iterator[Connection]:
         """A connection in autocommit mode."""
+        pool = self.pool()
         try:
-            with self.pool().connection() as connection:
-                connection.autocommit = True
-                try:
-                    yield connection
-                finally:
-                    if not connection.broken:
-                        connection.autocommit = False
+            connection = pool.getconn()
         except PoolTimeout:
             raise self.unavailable() from None
+        try:
+            # It stays in that mode until it is used for a transaction.
+            if not connection.autocommit:
+                connection.autocommit = True
+            yield connection
+        finally:
+            pool.putconn(connection)
 
     def pool(self) -> ConnectionPool[Connection]:
         """The pool of this process: a fork does not use its parent's."""
@@ -139,9 +141,12 @@ class Transaction:
     def __enter__(self) -> Connection:
         self._given = self._pools.pool().connection()
         try:
-            return self._given.__enter__()
+            connection = self._given.__enter__()
         except PoolTimeout:
             raise self._pools.unavailable() from None
+        if connection.autocommit:
+            connection.autocommit = False
+        return connection
 
     def __exit__(
         self,

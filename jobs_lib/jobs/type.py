@@ -28,7 +28,7 @@ from typing import (
 )
 
 from jobs_lib.backoff import Retry
-from jobs_lib.callers import Alone, perform
+from jobs_lib.callers import is_alone, perform
 from jobs_lib.errors import ConfigurationError, EnqueueError, PayloadError
 from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.context import current_origin, trace_headers
@@ -232,7 +232,7 @@ class JobType(Generic[P]):
             PayloadError: one of the payloads does not fit, or cannot be stored.
             EnqueueError: the options have a unique key, which only one job could have.
         """
-        if isinstance(conn, Alone):
+        if is_alone(conn):
             with conn.transaction() as connection:
                 return self.enqueue_many(connection, payloads)
         if not self._around:

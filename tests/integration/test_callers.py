@@ -226,6 +226,18 @@ def app(database_url):
 
 
 @pytest.fixture
+def app_with_one(database_url):
+    """An app that has one connection for all, and a job type of it."""
+    app = make_app(database_url, transactions=1)
+
+    @app.job()
+    def notify(job: Job, order: int) -> None: ...
+
+    yield app, notify
+    app.close()
+
+
+@pytest.fixture
 def notify(app):
     """A job type with a group."""
 
@@ -441,3 +453,46 @@ def test_an_app_enqueues_and_sends_in_transactions_of_their_own(app, notify, con
     assert len(rows) == 3
     assert rows[0] == (job_id,)
     assert admin.execute("select key from jobs_lib.outbox").fetchall() == [("1",)]
+
+
+def test_both_uses_of_an_app_share_its_connections(app_with_one, connect):
+    app, notify = app_with_one
+    for order in range(3):
+        notify.enqueue(app, order=order)
+        # psycopg drops what is prepared after it has rolled back.
+        with suppress(UndoError), app.transaction() as connection:
+            for _ in range(10):
+                connection.execute("select %s::int", (order,), prepare=True)
+            notify.enqueue(connection, order=100)
+            raise UndoError
+        with pytest.raises(psycopg.errors.CheckViolation), app.alone() as connection:
+            connection.execute("update jobs_lib.topics set partitions = 0")
+    with app.transaction() as connection:
+        prepared = "select name from pg_prepared_statements where name ~ '^jobs_lib_'"
+        assert len(connection.execute(prepared).fetchall()) <= 1
+        notify.enqueue(connection, order=3)
+    admin = connect()
+    found = admin.execute("select payload from jobs_lib.jobs order by id").fetchall()
+    assert found == [({"order": order},) for order in range(4)]
+    connections = "select count(*) from pg_stat_activity where application_name ~ %s"
+    assert admin.execute(connections, ("transaction",)).fetchone() == (1,)
+
+
+def test_an_app_prepares_what_it_sends_once(app_with_one):
+    app, notify = app_with_one
+
+    def count_runs() -> dict[str, int]:
+        with app.alone() as connection:
+            return dict(
+                connection.execute(
+                    "select name, generic_plans + custom_plans"
+                    " from pg_prepared_statements where name ~ '^jobs_lib_'"
+                )
+            )
+
+    notify.enqueue(app, order=1)
+    before = count_runs()
+    notify.enqueue(app, order=2)
+    after = count_runs()
+    assert after.keys() == before.keys()
+    assert sum(after.values()) == sum(before.values()) + 1
