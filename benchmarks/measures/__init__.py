@@ -14,6 +14,7 @@ from benchmarks.measures import (
     memory,
     pickup,
     raw_sql,
+    steps,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MEASURES: dict[str, Callable[[Bench], Figures]] = {
     "hot_group": groups.measure_hot,
     "blocked_heads": groups.measure_blocked,
     "pickup": pickup.measure,
+    "pickup_steps": steps.measure,
     "enqueue": enqueue.measure,
     "bulk": enqueue.measure_bulk,
     "history": history.measure,

@@ -19,6 +19,7 @@ from benchmarks.peers.adapter import (
     say_enqueued,
     timetable,
 )
+from benchmarks.peers.steps import Steps
 from jobs_lib import App, Job
 from jobs_lib.schema import migrate
 from jobs_lib.service import Service
@@ -110,7 +111,8 @@ def _enqueue_blocked(noop: Any, connection: Any, groups: int) -> None:
 
 def work(given: dict[str, Any]) -> None:
     """Run jobs until the process is ended."""
-    service = Service(make_app(given, make_sink(given)), ["executor"])
+    sink = Steps(given["steps"]) if given.get("steps") else make_sink(given)
+    service = Service(make_app(given, sink), ["executor"])
     say(event="ready", at=time.monotonic_ns())
     service.run()
 
