@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from benchmarks.server import Server
 
@@ -17,8 +17,11 @@ select count(*), count(*) filter (
     where wait_event_type = 'Lock'
     -- Two that make a table longer at once, for microseconds.
     and wait_event <> 'extend'
+), (
+    select string_agg(concat_ws(' ', l.locktype, l.mode, l.relation::regclass), ', ')
+    from pg_locks l where not l.granted and l.pid = any (array_agg(a.pid))
 )
-from pg_stat_activity
+from pg_stat_activity a
 where application_name like 'jobs_lib executor%' and state = 'active'
 -- Claims, by a comment in their text. Completions do wait, for a take-over to commit.
 and query like '%is being taken over is skipped%'
@@ -26,8 +29,13 @@ and query like '%is being taken over is skipped%'
 
 
 @contextlib.contextmanager
-def watch_locks(server: Server) -> Iterator[dict[str, int]]:
-    """Count meanwhile the looks, and the claims seen in them: at work, and waiting."""
+def watch_locks(
+    server: Server, tell: Callable[[str], None]
+) -> Iterator[dict[str, int]]:
+    """Count meanwhile the looks, and the claims seen in them: at work, and waiting.
+
+    What they wait for is told.
+    """
     found = {"samples": 0, "running": 0, "claims": 0}
     stop = threading.Event()
 
@@ -39,6 +47,8 @@ def watch_locks(server: Server) -> Iterator[dict[str, int]]:
                 found["samples"] += 1
                 found["running"] += row[0]
                 found["claims"] += row[1]
+                if row[1]:
+                    tell(f"{row[1]} claims wait: {row[2]}")
 
     thread = threading.Thread(target=watch)
     thread.start()

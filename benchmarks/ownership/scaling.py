@@ -41,7 +41,7 @@ def drain(bench: Bench, executors: int) -> Row:
         names = [f"pod-{n}" for n in range(executors)]
         pods.start(*names)
         pods.await_shared(connection, *names)
-        with watch_locks(bench.server) as waiting:
+        with watch_locks(bench.server, bench.tell) as waiting:
             connection.execute(
                 "select count(jobs_lib.enqueue('nothing', '{}', origin => o))"
                 " from (select 'local/' || n %% 16 as o"

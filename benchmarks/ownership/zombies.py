@@ -52,7 +52,7 @@ def measure(bench: Bench, broker: KafkaBroker) -> Figures:
             heartbeat_interval=0.3,
         ) as pods,
         bench.server.connect() as connection,
-        watch_locks(bench.server) as waiting,
+        watch_locks(bench.server, bench.tell) as waiting,
     ):
         pods.start(*names)
         pods.await_shared(connection, *names, seconds=120)

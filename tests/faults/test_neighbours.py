@@ -122,3 +122,32 @@ def test_removing_finished_jobs_holds_up_neither_claims_nor_completions(
         "select count(*), min(keep_until) >= current_date from jobs_lib.history"
     )
     assert left.fetchone() == (1_000, True)
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (
+            "jobs (origin, type, payload)",
+            "select 'local/1', 'work', '{}' from generate_series(1, 2000)",
+        ),
+        (
+            "claims (owner, seq, ids)",
+            "select gen_random_uuid(), n, '{1}' from generate_series(1, 2000) n",
+        ),
+        (
+            "outbox (shard, topic, key)",
+            "select 1, 'orders', n from generate_series(1, 2000) n",
+        ),
+    ],
+)
+def test_a_vacuum_locks_nobody_out_to_cut_off_empty_pages(admin, table, rows):
+    name = f"jobs_lib.{table.partition(' ')[0]}"
+    admin.execute(f"insert into jobs_lib.{table} {rows}")
+    size = admin.execute("select pg_relation_size(%s)", (name,)).fetchone()
+    admin.execute(f"delete from {name}")
+    admin.execute(f"vacuum {name}")
+    assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == size
+    # Their space is used again, and given back when somebody asks for that.
+    admin.execute(f"vacuum (truncate) {name}")
+    assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == (0,)
