@@ -75,7 +75,10 @@ class Sweeper:
         if not ends:
             self._next_at = self._started_at + _PAUSE
             return None
+        busy = [key for key in flight.lanes if key[0] in ends]
         return {
+            "busy_origins": text_array([origin for origin, _ in busy]),
+            "busy_groups": text_array([group for _, group in busy]),
             "origins": text_array(list(ends)),
             "starts": int_array(self._starts.values()),
             "ends": int_array(ends.values()),
@@ -88,7 +91,7 @@ class Sweeper:
 
     def read(
         self,
-        rows: Iterable[tuple[str, int, str | None, bool]],
+        rows: Iterable[tuple[str, int, str | None, int | None]],
         positions: Mapping[str, Position],
         flight: Flight,
         floors: Floors,
@@ -96,10 +99,11 @@ class Sweeper:
         """The late ones, by id, with their origins."""
         late: dict[int, str] = {}
         seen: dict[str, tuple[int, int]] = {}
-        for origin, job_id, group, idle in rows:
-            count, last = seen.get(origin, (0, job_id))
-            seen[origin] = (count + 1, min(last, job_id))
-            if not idle or job_id in flight.jobs:
+        for origin, job_id, group, count in rows:
+            if count is not None:
+                seen[origin] = count, job_id
+                continue
+            if job_id in flight.jobs:
                 continue
             lane = None
             if group is not None:

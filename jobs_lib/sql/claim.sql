@@ -341,25 +341,43 @@ select
 select payload::text from {schema}.jobs where origin = %(origin)s and id = %(id)s
 
 -- name: sweep
--- Rows behind the cursor that are available and not in flight: committed late, or
--- waiting in a group (the claim sorts those out). Reads only, a slice at a time. The
--- rows in flight are left out after the limit, which leaves room for them: inside, they
--- would turn the walk along the index into a sort of all that lies behind the cursor.
-select o.origin, s.id, s."group",
-    not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
-from unnest(
-    %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
-    %(highs)s::bigint[], %(batches)s::bigint[]
-) as o(origin, start, "end", high, batch)
-cross join lateral (
-    select j.id, j."group" from {schema}.jobs j
-    where j.origin = o.origin and j.id > o.start and j.id <= o."end"
-        and j.state = 'available'
-        -- What its own priority's windows have not come to is not late.
-        and (j.priority = 0 or j.id <= case j.priority when 1 then o.high else o.batch end)
-        and j.type = any (%(types)s::text[])
-    order by j.id desc limit %(limit)s
-) s
+-- Rows behind the cursor that are available and not in flight: committed late, or heads of
+-- groups that wait (the claim sorts those out). Reads only, a slice at a time. The rows in
+-- flight are left out after the limit, which leaves room for them: inside, they would
+-- turn the walk along the index into a sort of all that lies behind the cursor.
+with slice as materialized (
+    select o.origin, s.id, s."group"
+    from unnest(
+        %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
+        %(highs)s::bigint[], %(batches)s::bigint[]
+    ) as o(origin, start, "end", high, batch)
+    cross join lateral (
+        select j.id, j."group" from {schema}.jobs j
+        where j.origin = o.origin and j.id > o.start and j.id <= o."end"
+            and j.state = 'available'
+            -- What its own priority's windows have not come to is not late.
+            and (j.priority = 0 or j.id <= case j.priority when 1 then o.high else o.batch end)
+            and j.type = any (%(types)s::text[])
+        order by j.id desc limit %(limit)s
+    ) s
+)
+select s.origin, s.id, s."group", null::int
+from slice s
+left join unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
+    as busy(origin, "group") using (origin, "group")
+where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
+    -- What stands behind another row of its group comes with that one. But a lane in
+    -- flight does not look back. The nearest row before it is asked for: further up there
+    -- may be thousands that have ended, as long as an old snapshot is held.
+    and case when s."group" is not null and busy.origin is null then (
+        select j.id from {schema}.jobs j
+        where j.origin = s.origin and (j."group", j.id) < (s."group", s.id)
+            and j."group" >= s."group"
+        order by j."group" desc, j.id desc limit 1
+    ) is null else true end
+union all
+-- How far it went.
+select s.origin, min(s.id), null, count(*)::int from slice s group by s.origin
 
 -- name: horizon
 -- Once every transaction that was open at `xmax` has ended, nothing with an id drawn
