@@ -36,6 +36,14 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     doomed.wait_for_line("inside")
     # Killed in the middle of handlers, inside their transactions.
     doomed.kill()
+    # What it had sent before may still be at work in the server.
+    sessions = (
+        "select from pg_stat_activity where datname = current_database()"
+        " and application_name like 'jobs_lib %'"
+    )
+    wait_for(
+        lambda: admin.execute(sessions).rowcount == 0, what="its sessions have ended"
+    )
     running = admin.execute(
         "select count(*) from jobs_lib.job_states where derived_state = 'running'"
     )
