@@ -45,6 +45,22 @@ def test_a_lower_id_comes_into_a_group_whose_lane_is_in_flight(scene):
     assert ran.index(second) < ran.index(third)
 
 
+def test_a_late_job_between_two_of_a_lane_in_flight_is_not_forgotten(scene):
+    first = scene.enqueue(group="g", ordered=False)
+    slow = scene.begin()
+    late = scene.enqueue(slow, group="g", ordered=False)
+    second = scene.enqueue(group="g", ordered=False)
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    running = pod.start()
+    slow.commit()
+    # It stands behind another row of its group; but the lane has read on already.
+    pod.rounds(10)
+    pod.finish(running)
+    assert running.id == first
+    assert sorted(run(pod, 5)) == [late, second]
+
+
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
     first, second = scene.begin(), scene.begin()
@@ -77,8 +93,9 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     job = pod.start()
     assert job.id == head
     pod.finish(job, RetryAfter(3600))
-    # What waits behind its head is found again and again, and fills the slices.
+    # What waits behind its head fills the slices, and nobody asks for it.
     assert run(pod, 10) == []
+    assert pod.claimer.extra == {}
     slow.commit()
     assert run(pod, 20) == [late]
     position = pod.claimer.positions[ORIGIN]
