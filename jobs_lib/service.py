@@ -391,6 +391,7 @@ class Service:
         *origins: Callable[[psycopg.Connection[Any]], Iterable[str]],
         is_cut_off: Callable[[], bool] = lambda: False,
     ) -> DatabaseSource:
+        """Shares origins that last, and others that come and go, in this order."""
         return DatabaseSource(
             self.database,
             self.process,
