@@ -108,7 +108,7 @@ def test_an_unknown_type_stays_and_is_reported_and_others_run(
     def known(job: Job, group: str | None = None) -> None: ...
 
     with connect() as connection:
-        unknown.enqueue(connection)
+        unknown.options(origin="local/0").enqueue(connection)
         unknown.enqueue(connection, group="blocked")
         known.enqueue(connection, group="blocked")
         known.enqueue(connection, group="free")
@@ -116,7 +116,8 @@ def test_an_unknown_type_stays_and_is_reported_and_others_run(
     with heard("jobs.unknown") as reported, executing(app, HOME):
         wait_for(lambda: count(admin, "history") == 2, what="the known ones ran")
         wait_for(lambda: len(reported) == 2, what="both origins are reported")
-    assert {fields["type"] for _, fields in reported} == {"unknown"}
+    found = {(fields["type"], fields["origin"]) for _, fields in reported}
+    assert found == {("unknown", "local/0"), ("unknown", "local/15")}
     left = admin.execute("select type, attempt, state from jobs_lib.jobs order by id")
     assert left.fetchall() == [
         ("unknown", 0, "available"),
