@@ -81,8 +81,7 @@ def send_alone(
             # Dropped with psycopg's own, after a rollback; nothing else was done.
             prepared.clear()
     pgconn.send_prepare(statement.name, statement.numbered)
-    (result,) = yield from generators.execute(pgconn)
-    _rows(result)
+    yield from _receive(pgconn)
     prepared.add(statement.name)
     return (yield from _send_prepared(pgconn, statement, values, formats))
 
@@ -114,8 +113,7 @@ def _send(
     formats: list[int] | None,
 ) -> PQGen[Rows]:
     pgconn.send_query_params(query, values, param_formats=formats)
-    (result,) = yield from generators.execute(pgconn)
-    return _rows(result)
+    return (yield from _receive(pgconn))
 
 
 def _send_prepared(
@@ -125,8 +123,7 @@ def _send_prepared(
     formats: list[int] | None,
 ) -> PQGen[Rows]:
     pgconn.send_query_prepared(statement.name, values, param_formats=formats)
-    (result,) = yield from generators.execute(pgconn)
-    return _rows(result)
+    return (yield from _receive(pgconn))
 
 
 def _begin_and_send(
@@ -147,6 +144,11 @@ def _begin_and_send(
     for result in begun:
         _rows(result)
     return _rows(results[0])
+
+
+def _receive(pgconn: PGconn) -> PQGen[Rows]:
+    (result,) = yield from generators.execute(pgconn)
+    return _rows(result)
 
 
 def _rows(result: PGresult) -> Rows:
