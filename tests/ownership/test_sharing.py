@@ -70,10 +70,14 @@ def test_origins_that_come_and_go_move_no_other(start, wait_for):
     one, _ = start(passing=passing.copy)
     other, _ = start(passing=passing.copy)
 
+    def lasting(source: DatabaseSource) -> int:
+        return len(source.wanted & {*ORDERS, *OTHERS})
+
     def share(count: int) -> tuple[frozenset[str], frozenset[str]]:
         wait_for(
             lambda: (
                 len(one.wanted | other.wanted) == 40 + count
+                and lasting(one) == lasting(other) == 20
                 and not one.wanted & other.wanted
             ),
             what=f"{count} passing origins are shared",
