@@ -6,6 +6,7 @@ service as a sidecar (``jobs-lib executor``) and follows its partitions.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -221,6 +222,10 @@ class Service:
         if read_share():
             stop_with_parent(self.ask_to_stop)
         self.start()
+        # What is there by now stays. The garbage collector would go through it with
+        # every few thousand rows.
+        gc.collect()
+        gc.freeze()
         wear = Wear(self.settings, self._count_ran)
         while not self._stopping.wait(_TICK) and not wear.is_over():
             pass

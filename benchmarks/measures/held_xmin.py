@@ -1,19 +1,23 @@
 """An old transaction that stays open: nothing that dies after it began can be removed.
 
-Jobs are sent at a steady rate while somebody else's transaction is idle; then, with it
-still open, a bulk is drained. Before, the same without it.
+Jobs are sent at a steady rate while somebody else's transaction is idle, and for a
+while before that. Then, with it still open, bulks are drained, in turns with the same
+on a server beside it that has no such transaction: in ten minutes a machine may become
+another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import chart, pieces
 from benchmarks.bench import Rows, rounded
 from benchmarks.figures import bucketed, percentile, ratio
 from benchmarks.peers.peer import OURS
+from benchmarks.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +45,7 @@ def measure(bench: Bench) -> Figures:
         prefix = "held_xmin" if peer is OURS else f"held_xmin_{name}"
         figures[f"{prefix}_drain_ratio"] = ratio(
             found.drains["held"].median("jobs_s"),
-            found.drains["before"].median("jobs_s"),
+            found.drains["beside"].median("jobs_s"),
         )
         figures[f"{prefix}_pickup_p99_x"] = ratio(
             found.waits["held"].median("p99_ms"), found.waits["before"].median("p99_ms")
@@ -57,25 +61,27 @@ def measure(bench: Bench) -> Figures:
 
 
 class _Held:
-    """One peer before and under the open transaction."""
+    """One peer under the open transaction, and without it."""
 
     def __init__(self, bench: Bench, peer: Peer) -> None:
         self._bench = bench
         self._peer = peer
         self.waits = {"before": Rows(), "held": Rows()}
-        self.drains = {"before": Rows(), "held": Rows()}
+        self.drains = {"beside": Rows(), "held": Rows()}
         self.curve: list[dict[str, Any]] = []
 
     def run(self) -> None:
-        """Everything, one after the other in one database."""
+        """Everything, one after the other."""
         seconds = self._bench.held_seconds
         self._bench.renew(self._peer)
         self._wait("before", max(15, seconds // 10))
-        self._drain("before")
         self._bench.renew(self._peer)
         with _open_transaction(self._bench):
             self._wait("held", seconds)
-            self._drain("held")
+            with Server() as beside:
+                beside.renew()
+                pieces.run(beside, self._peer, "setup")
+                self._drain({"beside": beside, "held": self._bench.server})
 
     def _wait(self, when: str, seconds: int) -> None:
         gap = 1_000 / PER_SECOND
@@ -96,18 +102,21 @@ class _Held:
         name = f"{self._peer.name} {when}: pick-up at {PER_SECOND}/s for {seconds} s"
         self._note(self.waits[when], self._bench.attempt(name, wait))
 
-    def _drain(self, when: str) -> None:
+    def _drain(self, servers: dict[str, Server]) -> None:
         jobs = self._bench.size(100_000)
 
-        def drain() -> Row:
-            server, peer = self._bench.server, self._peer
-            pieces.run(server, peer, "bulk", jobs=jobs, mode="plain")
+        def drain(server: Server) -> Row:
+            pieces.run(server, self._peer, "bulk", jobs=jobs, mode="plain")
             server.settle()
-            return pieces.drain(server, peer, jobs, _DRAIN_SECONDS)
+            return pieces.drain(server, self._peer, jobs, _DRAIN_SECONDS)
 
-        for number in range(self._bench.rounds):
-            name = f"{self._peer.name} {when}: drain {number + 1}"
-            self._note(self.drains[when], self._bench.attempt(name, drain))
+        drains = {
+            f"{self._peer.name} {when}: drain": partial(drain, server)
+            for when, server in servers.items()
+        }
+        found = self._bench.alternate(drains)
+        for when, rows in zip(servers, found.values(), strict=True):
+            self.drains[when] = rows
 
     def _note(self, rows: Rows, row: Row | None) -> None:
         if row is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from benchmarks.figures import percentile, ratio
+from benchmarks.machine import read_usage
 from benchmarks.relay.debezium.connect import connecting
 from benchmarks.relay.stage import staged
 from jobs_lib import App
@@ -29,6 +31,8 @@ delete from jobs_lib.outbox where ctid = any (array(
 )) returning id, topic, key, value
 """
 _CATCH_UP_INFLOW = 1_000
+_ROWS_OF_A_TRANSACTION = 100
+_COMPUTING = ("relay", "db", "broker", "consumer")
 
 
 def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
@@ -50,6 +54,13 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
         "transactional_vs_idempotent": ratio(ours, rows["idempotent"].median("rows_s")),
         "rss_mb": rows["relay"].median("rss_mb"),
         "debezium_rss_mb": rows["debezium"].median("rss_mb"),
+        **{
+            f"{name}_cpu_s_per_100k": {
+                who: rows[name].median(f"{who}_cpu") for who in _COMPUTING
+            }
+            for name in ("relay", "debezium")
+        },
+        "relay_idle": rows["relay"].median("idle"),
     }
 
 
@@ -59,27 +70,38 @@ def relay(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row
         staged(bench.server, broker) as stage,
         stage.relaying(idempotent=idempotent) as relaying,
     ):
-        rows_s = _relay_rows(bench, stage, warm_up=5_000)
-        return {"rows_s": rows_s, "rss_mb": relaying.rss_mb}
+        row = _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
+        return {**row, "rss_mb": relaying.rss_mb}
 
 
 def debezium(bench: Bench, broker: KafkaBroker) -> Row:
     """Of a warm Debezium; its rows stay where they are."""
     with staged(bench.server, broker) as stage, connecting(stage) as connect:
         # Its compiler wants to see more than ours, which has none.
-        rows_s = _relay_rows(bench, stage, warm_up=bench.size(200_000))
-        return {"rows_s": rows_s, "rss_mb": connect.rss_mb}
+        row = _relay_rows(bench, stage, connect.pid, warm_up=bench.size(500_000))
+        return {**row, "rss_mb": connect.rss_mb}
 
 
-def _relay_rows(bench: Bench, stage: Stage, *, warm_up: int) -> float:
-    """Rows a second, from their commit until the last one is consumed."""
+def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:
+    """Rows a second, from their commit until the last one is consumed; who computed."""
     count = bench.size(200_000)
     with stage.consuming() as consuming, bench.server.connect() as connection:
         stage.fill(connection, warm_up)
         consuming.await_records(warm_up, 300)
         committed = stage.fill(connection, count)
+        before = read_usage(pid, bench.server.pid)
         took = consuming.await_records(warm_up + count, 300) - committed
-    return count / took
+        used = read_usage(pid, bench.server.pid) - before
+    per_100k = 100_000 / count
+    return {
+        "rows_s": count / took,
+        "relay_cpu": used.worker * per_100k,
+        "db_cpu": used.server * per_100k,
+        # Nothing else is at work on the machine.
+        "broker_cpu": used.other * per_100k,
+        "consumer_cpu": used.harness * per_100k,
+        "idle": 1 - used.machine / took / (os.cpu_count() or 1),
+    }
 
 
 def claim_delete(bench: Bench, broker: KafkaBroker) -> Row:
@@ -162,8 +184,8 @@ def measure_order(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
-    """Rows of a transaction each, by one connection."""
-    count = bench.size(3_000)
+    """Rows of one connection, some of them in each transaction: the disk waits too."""
+    count = bench.size(20_000)
     with (
         staged(bench.server, broker) as stage,
         psycopg.connect(bench.server.url) as connection,
@@ -174,7 +196,9 @@ def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
             # Without a key there is nothing to keep in order.
             key = f"key-{n}" if ordered else None
             events.send(connection, key=key, value=b"x" * 300)
-            connection.commit()
+            if n % _ROWS_OF_A_TRANSACTION == 0:
+                connection.commit()
+        connection.commit()
         return {"rows_s": count / (time.monotonic() - began)}
 
 

@@ -82,7 +82,7 @@ class Stage:
             try:
                 owned = "select count(*) from jobs_lib.origins where owner is not null"
                 wait_until(lambda: self.server.ask(owned) == 16, 60, "it owns all")
-                yield Relaying(process)
+                yield Relaying(process.pid)
             finally:
                 process.terminate()
                 process.wait(30)
@@ -110,12 +110,12 @@ class Stage:
 class Relaying:
     """A relay that runs."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
 
     @property
     def rss_mb(self) -> float:
         """The most memory it has had."""
-        return peak_rss_mb(self.process.pid)
+        return peak_rss_mb(self.pid)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from jobs_lib.db import text_array
+from jobs_lib.db import int_array, text_array
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
@@ -99,12 +99,18 @@ class Reader:
         with connection.transaction():
             live = connection.execute(
                 self._database.queries["read_live"],
-                {**parameters, "limit": self._limit, "bytes": _BYTES},
+                {
+                    **parameters,
+                    "limit": self._limit,
+                    # Values that are smaller fit, whatever their number.
+                    "inline": _BYTES // self._limit,
+                },
                 prepare=True,
                 binary=True,
             ).fetchall()
-            self._add_live(connection, block, live)
-            if len(live) < self._limit:
+            fitting = self._fit(connection, shard, live)
+            self._add_live(connection, block, fitting)
+            if len(fitting) < self._limit and len(fitting) == len(live):
                 batch = connection.execute(
                     self._database.queries["read_batch"],
                     {**parameters, "limit": _BATCH_LIMIT},
@@ -132,6 +138,42 @@ class Reader:
                     block.reexports.add(reexport_id)
         return block
 
+    def _fit(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        rows: list[tuple[Any, ...]],
+    ) -> list[tuple[Any, ...]]:
+        """The first of the rows, as many as fit into a block, with all their values."""
+        if all(size is None for *_, size in rows):
+            return rows
+        total = 0
+        fitting: list[tuple[Any, ...]] = []
+        large = []
+        for row in rows:
+            # The first in any case, however large.
+            if total >= _BYTES:
+                break
+            fitting.append(row)
+            row_id, _, _, _, value, *_, held, size = row
+            if size is None:
+                total += len(value or b"")
+            elif not held:
+                total += size
+                large.append(row_id)
+        values = dict(
+            connection.execute(
+                self._database.queries["read_values"],
+                {"shard": shard, "ids": int_array(large)},
+                prepare=True,
+                binary=True,
+            ).fetchall()
+        )
+        return [
+            (*row[:4], values.get(row[0], row[4]), *row[5:]) if row[-1] else row
+            for row in fitting
+        ]
+
     def _add_live(
         self,
         connection: psycopg.Connection[Any],
@@ -142,13 +184,16 @@ class Reader:
         merging = self._merging
         places: dict[tuple[str, str], int] = {}
         records = block.records
+        head: Headers = []
+        last = None
         for (
-            row_id, place, topic, key, value, headers, version, entity, at, held
+            row_id, place, topic, key, value, headers, version, entity, at, held, _
         ) in rows:  # fmt: skip
             if held:
                 block.behind.append((LIVE, row_id, place))
                 continue
-            head = self._head(topic, reexport_id)
+            if topic != last:
+                last, head = topic, self._head(topic, reexport_id)
             record = Sendable(
                 topic,
                 key,
@@ -300,17 +345,19 @@ class Reader:
         if head is None:
             if len(self._heads) > _HEADS:
                 self._heads.clear()
-            declared = self._topics.get(topic)
-            head = [
-                ("ce_specversion", "1.0"),
-                ("ce_type", topic),
-                ("ce_source", self._source),
-                ("ce_cause", "live" if reexport_id is None else "reexport"),
-            ]
+            shared = {
+                "ce_specversion": "1.0",
+                "ce_type": topic,
+                "ce_source": self._source,
+                "ce_cause": "live" if reexport_id is None else "reexport",
+            }
             if reexport_id is not None:
-                head.append(("ce_reexport", str(reexport_id)))
+                shared["ce_reexport"] = str(reexport_id)
+            declared = self._topics.get(topic)
             if declared is not None and not declared.encoder.labels_rows:
-                head.append(("content-type", declared.encoder.content_type))
+                shared["content-type"] = declared.encoder.content_type
+            # As the client wants them: it would encode them for each record.
+            head = [(name, value.encode()) for name, value in shared.items()]
             self._heads[topic, reexport_id] = head
         return head
 

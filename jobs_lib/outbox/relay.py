@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
 
-_SENDERS = 2
-"""While one waits for the database or the broker, the other makes records."""
+_SENDERS = 3
+"""While some wait for the database or the broker, another makes records."""
 
 
 class Relay:

@@ -96,13 +96,13 @@ def install() -> None:
 class Debezium:
     """A worker of Kafka Connect that runs."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
 
     @property
     def rss_mb(self) -> float:
         """The most memory it has had."""
-        return peak_rss_mb(self._process.pid)
+        return peak_rss_mb(self.pid)
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def connecting(stage: Stage) -> Iterator[Debezium]:
             )
         try:
             _await_start(stage, process, log)
-            yield Debezium(process)
+            yield Debezium(process.pid)
         finally:
             process.terminate()
             process.wait(30)

@@ -1,0 +1,102 @@
+"""Blocks of the outbox: as many rows as fit, with all of their values."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from jobs_lib.outbox.reader import Reader
+
+OWNER = UUID(int=7)
+MIB = 2**20
+
+
+@pytest.fixture
+def read(database, admin):
+    """A function that reads the next block of shard 0, and deletes its rows."""
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('relay', 'shard/0', %s, 1)",
+        [OWNER],
+    )
+    reader = Reader(database, OWNER, 1_000, entities={}, topics={}, source="test")
+    with database.connect("test") as connection:
+
+        def read():
+            block = reader.read(connection, 0, 1)
+            ids = [row_id for _, row_id, _ in block.rows + block.behind]
+            admin.execute("delete from jobs_lib.outbox where id = any (%s)", [ids])
+            return block
+
+        yield read
+    reader.close()
+
+
+@pytest.fixture
+def write(admin):
+    """A function that writes rows with values of these sizes; returns those."""
+
+    def write(*sizes: int | None, key: str = "k") -> list[bytes | None]:
+        values = [
+            None if size is None else (b"%d." % n).ljust(size, b"x")
+            for n, size in enumerate(sizes)
+        ]
+        with admin.cursor() as cursor:
+            cursor.executemany(
+                "insert into jobs_lib.outbox (shard, topic, key, value)"
+                " values (0, 'events', %s, %s)",
+                [(key, value) for value in values],
+            )
+        return values
+
+    return write
+
+
+def values_of(*blocks) -> list[bytes | None]:
+    return [record.value for block in blocks for record in block.records]
+
+
+def test_small_values_come_by_number(read, write):
+    written = write(*[8 * MIB // 1_000] * 1_001)
+    first, second = read(), read()
+    assert len(first.records) == 1_000
+    assert values_of(first, second) == written
+
+
+def test_large_values_come_by_their_size(read, write):
+    written = write(*[300, MIB, None, MIB + 1] * 6)
+    blocks = [read() for _ in range(2)]
+    # The one that is over the limit is the last one.
+    assert sum(len(value or b"") for value in values_of(blocks[0])) - MIB - 1 < 8 * MIB
+    assert values_of(*blocks) == written
+    assert not read()
+
+
+def test_a_value_larger_than_a_block_is_one_of_its_own(read, write):
+    written = write(9 * MIB, 10)
+    blocks = [read(), read()]
+    assert [len(block.records) for block in blocks] == [1, 1]
+    assert values_of(*blocks) == written
+
+
+def test_large_values_that_are_held_take_no_room(read, write, admin):
+    admin.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values ('events', 'held', 'too large', now())"
+    )
+    write(*[3 * MIB] * 4, key="held")
+    written = write(MIB, 1)
+    block = read()
+    assert values_of(block) == written
+    assert len(block.behind) == 4
+
+
+def test_batch_rows_wait_while_live_ones_did_not_fit(read, write, admin):
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, class, topic, key, entity)"
+        " values (0, 1, 'events', 'other', 'nobody')"
+    )
+    write(8 * MIB, 10)
+    assert not read().dropped
+    assert not read().records[0].row_class
