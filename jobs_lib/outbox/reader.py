@@ -149,7 +149,7 @@ class Reader:
             return rows
         total = 0
         fitting: list[tuple[Any, ...]] = []
-        large = []
+        large = set()
         for row in rows:
             # The first in any case, however large.
             if total >= _BYTES:
@@ -160,7 +160,7 @@ class Reader:
                 total += len(value or b"")
             elif not held:
                 total += size
-                large.append(row_id)
+                large.add(row_id)
         values = dict(
             connection.execute(
                 self._database.queries["read_values"],
@@ -169,8 +169,9 @@ class Reader:
                 binary=True,
             ).fetchall()
         )
+        # One that were not there would go out as a tombstone: hence no default.
         return [
-            (*row[:4], values.get(row[0], row[4]), *row[5:]) if row[-1] else row
+            (*row[:4], values[row[0]], *row[5:]) if row[0] in large else row
             for row in fitting
         ]
 
