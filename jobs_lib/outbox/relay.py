@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
 
-_SENDERS = 3
+SENDERS = 3
 """While some wait for the database or the broker, another makes records."""
 
 
@@ -62,7 +62,7 @@ class Relay:
                 self._hears,
                 self._stopping,
             )
-            for first in range(_SENDERS)
+            for first in range(SENDERS)
         ]
 
     def start(self) -> None:

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
+from jobs_lib.outbox.relay import SENDERS
 from tests.support.apps import running
-from tests.support.outbox.stage import SENDERS, Stage, count_struck
+from tests.support.outbox.stage import Stage, count_struck
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_for
 

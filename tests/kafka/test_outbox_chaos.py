@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.outbox.relay import SENDERS
 from jobs_lib.testing.databases import Databases, embedded_server
 from tests.support.outbox.judge import find_missing
-from tests.support.outbox.stage import SENDERS, Stage
+from tests.support.outbox.stage import Stage
 from tests.support.outbox.writers import Writers
 from tests.support.waiting import wait_for
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+# Each may have sent a block that it has not deleted yet.
+from jobs_lib.outbox.relay import SENDERS
 from tests.support.apps import make_app
 from tests.support.outbox.history import Slot
 from tests.support.outbox.judge import judge
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from tests.support import Worker
     from tests.support.outbox.history import Row
     from tests.support.outbox.judge import Verdict
-
-SENDERS = 2
-"""Threads of a relay; each may have sent a block that it has not deleted yet."""
 
 
 class Stage:
