@@ -67,14 +67,6 @@ def await_replaced(stage: Stage, pod: str, number: int, version: int) -> None:
     stage.await_empty()
 
 
-def await_fenced(stage: Stage, times: int) -> None:
-    wait_for(
-        lambda: stage.count_lines("^fenced by kafka") > times,
-        timeout=30,
-        what=lambda: f"the broker refuses it\n{stage.output}",
-    )
-
-
 def assert_nothing_is_older(stage: Stage, rounds: int) -> None:
     verdict = stage.judge()
     print(verdict)
@@ -100,7 +92,7 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
         stage.explain("pauses", 2 * SENDERS)
         await_replaced(stage, pod, number, version)
         worker.resume()
-        await_fenced(stage, fenced)
+        stage.await_fenced(fenced)
     stage.await_owners(*pods)
     assert_nothing_is_older(stage, rounds)
 
@@ -131,7 +123,7 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
             await_replaced(stage, "away", number, version)
             own_broker.proxy.thaw()
             database.thaw()
-            await_fenced(stage, fenced)
+            stage.await_fenced(fenced)
         stage.await_owners("away", "here")
         assert_nothing_is_older(stage, rounds)
 

@@ -158,6 +158,8 @@ def test_through_every_fault_the_topics_get_what_was_committed_in_order(
         stage.kill_after_send("r0")
         stage.await_owners("r0", "r1")
         stage.pause("r1")
+        # It would not hear so of a broker that is gone.
+        stage.await_fenced()
         faults.cut()
         faults.kill_database(0)
         faults.kill_broker(0)

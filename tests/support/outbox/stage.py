@@ -190,6 +190,8 @@ class Stage:
             what=lambda: f"{pod} is struck\n{self.output}",
         )
         self.await_replaced(pod)
+        # What it had in its queue was sent by others before it goes on.
+        self.await_left()
         worker.resume()
 
     def await_replaced(self, pod: str) -> None:
@@ -205,6 +207,14 @@ class Stage:
             what=lambda: f"{pod} is replaced: {self.owners()}\n{self.output}",
         )
 
+    def await_fenced(self, times: int = 0) -> None:
+        """Wait until the broker has refused a relay more than so many times."""
+        wait_for(
+            lambda: self.count_lines("^fenced by kafka") > times,
+            timeout=30,
+            what=lambda: f"the broker refuses it\n{self.output}",
+        )
+
     # The end
 
     def count_left(self) -> int:
@@ -217,6 +227,20 @@ class Stage:
             assert row is not None
             return int(row[0])
         return -1
+
+    def await_left(self, timeout: float = 60.0) -> None:
+        """Wait until all that is there now has left."""
+        with self._connect() as admin:
+            row = admin.execute("select max(id) from jobs_lib.outbox").fetchone()
+            wait_for(
+                lambda: (
+                    not admin.execute(
+                        "select from jobs_lib.outbox where id <= %s limit 1", row
+                    ).fetchall()
+                ),
+                timeout=timeout,
+                what=lambda: f"what is there leaves\n{self.output}",
+            )
 
     def await_empty(self, timeout: float = 60.0) -> None:
         """Wait until everything has left."""
