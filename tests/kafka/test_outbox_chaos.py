@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -125,6 +126,9 @@ def linger(seconds: float) -> None:
 def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) -> None:
     """The topics are, and everything that was to happen did."""
     print(f"{dict(stage.struck)} {dict(writers.counts)}\n{verdict}")
+    for violation in verdict.violations[:3]:
+        for row_id in re.findall(r"row (\d+)", violation.what):
+            print(stage.trace(int(row_id)))
     assert not verdict.violations, str(verdict)
     happened = {
         **{kind: stage.struck[kind] for kind in kinds},

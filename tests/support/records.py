@@ -34,11 +34,15 @@ class Seen:
 
 
 def read_topic(
-    bootstrap_servers: str, topic: str, *, timeout: float = 30.0
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    timeout: float = 30.0,
+    isolation: str = "read_committed",
 ) -> list[Seen]:
-    """All committed records that a topic has now, by partition and offset."""
+    """All records that a topic has now, by partition and offset."""
     ends = _read_ends(bootstrap_servers, topic)
-    consumer = _make_consumer(bootstrap_servers, "read_committed")
+    consumer = _make_consumer(bootstrap_servers, isolation)
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in ends])
         seen: list[Seen] = []

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -29,6 +30,7 @@ _FENCED = {
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
 }
+_TOLD = {"block.read", "block.produced", "block.deleted"}
 _armed: dict[str, signal.Signals] = {}
 
 
@@ -52,6 +54,11 @@ class Struck(Producer):
 
 def listen(event: str, fields: dict[str, Any]) -> None:
     """Tell of blocks, fences, and of what it leaves to others."""
+    if event in _TOLD:
+        ids = ",".join(map(str, fields["rows"]))
+        say(f"{time.time():.3f} {event} shard={fields['shard']} rows={ids}")
+    if event in {"rows.held", "rows.let_go"}:
+        say(f"{time.time():.3f} {event} {fields}")
     if event == "block.produced":
         say(f"sent {fields['shard']} {len(fields['rows'])}")
         strike("sent", len(fields["rows"]))

@@ -265,6 +265,29 @@ class Stage:
             repeats=self.explained if repeats is None else repeats,
         )
 
+    def trace(self, row_id: int) -> str:
+        """What became of a row: in the log, by its relays' words, and in the topic."""
+        told = [f"{row}" for row in self._rows if row.id == row_id]
+        mention = re.compile(rf"rows=(?:.*,)?{row_id}(?:,|$)")
+        for pod, worker in [*self.relays.items(), *(("-", one) for one in self._ended)]:
+            lines = list(worker.lines)
+            for n, line in enumerate(lines):
+                if mention.search(line):
+                    told += [f"{pod}: {around}" for around in lines[n : n + 4]]
+        for topic in self.partitions:
+            found = read_topic(
+                self.bootstrap_servers,
+                topic,
+                timeout=600,
+                isolation="read_uncommitted",
+            )
+            told += [
+                f"uncommitted too: {record}"
+                for record in found
+                if record.headers.get("ce_id") == str(row_id)
+            ]
+        return "\n".join(told)
+
     def measure_outbox(self) -> int:
         """Bytes of the outbox, once what was deleted is swept away."""
         with self._connect() as admin:
