@@ -110,7 +110,7 @@ class Reader:
             ).fetchall()
             fitting = self._fit(connection, shard, live)
             self._add_live(connection, block, fitting)
-            if len(fitting) < self._limit and len(fitting) == len(live):
+            if len(fitting) == len(live) < self._limit:
                 batch = connection.execute(
                     self._database.queries["read_batch"],
                     {**parameters, "limit": _BATCH_LIMIT},
