@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
+_ABANDON_WITHIN = 1.0
+"""Seconds for the last word to the database of a process that ends at once."""
 CUT_OFF = 3
 """The exit code of a process that stopped before all running jobs had ended."""
 FAILED = 4
@@ -208,12 +210,13 @@ class Service:
 
         0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
         shutdown timeout. A second signal ends the process at once, with that code, and
-        so does SIGQUIT. :data:`FAILED` when it has stopped by itself: see
+        so does SIGQUIT; what ran is released without a burnt attempt. :data:`FAILED` when it has stopped by itself: see
         :attr:`failure`.
         """
 
         def stop(number: int, _: object) -> None:
             if number == signal.SIGQUIT or self._stopping.is_set():
+                self.process.abandon(_ABANDON_WITHIN)
                 os._exit(CUT_OFF)
             self._stopping.set()
 

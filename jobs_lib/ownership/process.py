@@ -92,6 +92,29 @@ class Process:
         except Exception as error:
             telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
+    def abandon(self, timeout: float) -> None:
+        """Leave everything to others at once, whatever is still running.
+
+        What runs is fenced, and pays no attempt: this end was ordered. Waits up to
+        ``timeout`` seconds for the database; if it does not answer, others find a
+        process that died.
+        """
+
+        def leave() -> None:
+            try:
+                with self._database.connect("heartbeat", impatient=True) as connection:
+                    connection.execute(
+                        self._database.queries["abandon"], {"id": self.id}
+                    )
+            except Exception as error:
+                telemetry.emit("loop.failed", loop="heartbeat", error=error)
+
+        self._stopping.set()
+        # Whoever asks has no time to wait for a server that is gone.
+        leaving = threading.Thread(target=leave, daemon=True)
+        leaving.start()
+        leaving.join(timeout)
+
     def take_part(self, role: str, takes_part: bool) -> None:
         """Have a role, or leave it to others; told by the next heartbeat."""
         roles = {*self.roles} - {role} | ({role} if takes_part else set())

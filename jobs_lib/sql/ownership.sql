@@ -12,6 +12,18 @@ on conflict (id) do update set
 -- name: leave
 delete from {schema}.processes where id = %(id)s
 
+-- name: abandon
+-- Given back without waiting for what runs: an end that was ordered is no crash, and whose
+-- origins have no owner is charged with none. Waits for the claims that are being made.
+with released as (
+    update {schema}.origins set owner = null, since = clock_timestamp()
+    where owner = %(id)s
+),
+forgotten as (
+    delete from {schema}.claims where owner = %(id)s
+)
+delete from {schema}.processes where id = %(id)s
+
 -- name: bury
 -- Processes that have been silent for long: nobody asks about them any more.
 with gone as (
