@@ -210,8 +210,8 @@ class Service:
 
         0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
         shutdown timeout. A second signal ends the process at once, with that code, and
-        so does SIGQUIT; what ran is released without a burnt attempt. :data:`FAILED` when it has stopped by itself: see
-        :attr:`failure`.
+        so does SIGQUIT; what ran is released without a burnt attempt. :data:`FAILED`
+        when it has stopped by itself: see :attr:`failure`.
         """
 
         def stop(number: int, _: object) -> None:

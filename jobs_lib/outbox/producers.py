@@ -143,19 +143,26 @@ class Producers:
                 return producer
 
     def send(
-        self, shard: int, records: list[Sendable]
+        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
     ) -> tuple[list[Sendable], list[Refusal]]:
         """Send records in their order, in as few transactions as can be.
 
         Returns those that are in Kafka, and those that it does not take; what has to
         wait behind the latter is among neither.
 
+        Args:
+            shard: whose they are.
+            records: to be sent.
+            confirm: raises if the shard has another owner. Asked behind each new
+                producer: that one has fenced whoever owns the shard, and the records
+                may have been read before that one took it over.
+
         Raises:
             KafkaException: the shard has to be taken over anew; nothing is known of
                 the records.
         """
         try:
-            sent = self._send(shard, records)
+            sent = self._send(shard, records, confirm)
         except KafkaException as error:
             self._reach.failed(error)
             raise
@@ -164,7 +171,7 @@ class Producers:
         return sent
 
     def _send(
-        self, shard: int, records: list[Sendable]
+        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
     ) -> tuple[list[Sendable], list[Refusal]]:
         if not records:
             return [], []
@@ -181,7 +188,8 @@ class Producers:
             # Of this one the broker has seen numbers that it does not count: librdkafka
             # would go on behind them, and be refused for that. A new one also aborts.
             self._made[shard] = self._make(shard)
-            found = self._search(shard, records, error)
+            confirm()
+            found = self._search(shard, records, error, confirm)
             if found is None:
                 raise
             return found
@@ -191,11 +199,17 @@ class Producers:
         before = records[:place]
         if refusal.whole_topic:
             before = others(before, [refusal])
-        sent, more = self._send(shard, before + others(records[place:], [refusal]))
+        sent, more = self._send(
+            shard, before + others(records[place:], [refusal]), confirm
+        )
         return sent, [refusal, *more]
 
     def _search(
-        self, shard: int, records: list[Sendable], error: KafkaError
+        self,
+        shard: int,
+        records: list[Sendable],
+        error: KafkaError,
+        confirm: Callable[[], None],
     ) -> tuple[list[Sendable], list[Refusal]] | None:
         """Send records one of which was refused by the broker, which names none.
 
@@ -204,15 +218,15 @@ class Producers:
         if error.code() in _OF_TOPIC | _UNCLEAR:
             refusals = _check_topics(self._made[shard], records, self._timeout)
             if refusals:
-                sent, more = self._send(shard, others(records, refusals))
+                sent, more = self._send(shard, others(records, refusals), confirm)
                 return sent, refusals + more
         if error.code() in _UNCLEAR:
             return None
         if len(records) == 1:
             return [], [_explain(records[0], error)]
         middle = len(records) // 2
-        sent, refusals = self._send(shard, records[:middle])
-        later, more = self._send(shard, others(records[middle:], refusals))
+        sent, refusals = self._send(shard, records[:middle], confirm)
+        later, more = self._send(shard, others(records[middle:], refusals), confirm)
         return sent + later, refusals + more
 
 

@@ -214,13 +214,29 @@ class Sender:
             return False
         _tell("block.read", shard, block)
         if block.records:
-            block.keep(*self._producers.send(shard, block.records))
+            self._send(connection, shard, epoch, block)
             _tell("block.produced", shard, block)
         self._delete(connection, shard, epoch, block)
         if block.refusals or block.behind:
             self._hold(connection, shard, epoch, block)
         _tell("block.deleted", shard, block)
         return True
+
+    def _send(
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        block: Block,
+    ) -> None:
+        def confirm() -> None:
+            owned = connection.execute(
+                self._database.queries["owns_shard"], self._reader.own(shard, epoch)
+            ).fetchone()
+            if owned != (True,):
+                raise FencedError(f"another relay has taken over shard {shard}")
+
+        block.keep(*self._producers.send(shard, block.records, confirm))
 
     def _delete(
         self,
@@ -320,7 +336,7 @@ class Sender:
         block = self._reader.read_held(connection, shard, epoch, row_id)
         if not block:
             return False
-        block.keep(*self._producers.send(shard, block.records))
+        self._send(connection, shard, epoch, block)
         if block.refusals:
             # Under what it is now, too: without its topic's hold it may have its own.
             (found,) = (refusal.hold for refusal in block.refusals)

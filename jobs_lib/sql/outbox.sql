@@ -72,6 +72,9 @@ o.topic = any (array(select h.topic from {schema}.holds h)) and exists (
     where h.topic = o.topic and {schema}.is_held_by(h, o.topic, o.key, o.id)
 )
 
+-- name: owns_shard
+select {own_shard}
+
 -- name: read_live
 -- No cursor: a row that was committed late, with a lower id, is simply the next one. Of
 -- large values only the size: thousands of them might not fit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -15,9 +16,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from jobs_lib import operating
 from jobs_lib.cli import cli
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import FencedError, OperatingError
+from jobs_lib.outbox.producers import Producers
 from tests import support
-from tests.support.apps import count, make_app, running
+from tests.support.apps import count, heard, make_app, running
 from tests.support.records import read_topic
 
 LIMIT = 100_000
@@ -128,6 +130,38 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
         expected[place] = b"x" * size
         assert found[key] == expected
     assert not operating.list_holds(database)
+
+
+@pytest.mark.guarantee("I20")
+def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
+    app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for
+):
+    made = Counter()
+    make = Producers._make
+
+    def replaced(self, shard):
+        # Between the broker's refusal and the next producer another relay takes over.
+        made[shard] += 1
+        if made[shard] == 2:
+            admin.execute(
+                "update jobs_lib.origins set owner = gen_random_uuid(),"
+                " epoch = epoch + 1 where role = 'relay' and origin = %s",
+                (f"shard/{shard}",),
+            )
+        return make(self, shard)
+
+    monkeypatch.setattr(Producers, "_make", replaced)
+    with connect() as connection:
+        narrow.send(connection, key="a", value=b"before it")
+        narrow.send(connection, key="a", value=LARGE)
+    with heard("loop.failed") as failed, running(app, "relay"):
+        wait_for(
+            lambda: any(isinstance(f["error"], FencedError) for _, f in failed),
+            timeout=30,
+            what=lambda: f"it is fenced: {failed}",
+        )
+        assert values(bootstrap_servers, narrow) == {}
+        assert count(admin, "holds") == 0
 
 
 @pytest.mark.guarantee("FK9")

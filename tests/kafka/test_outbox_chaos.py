@@ -130,6 +130,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
         for row_id in re.findall(r"row (\d+)", violation.what):
             print(stage.trace(int(row_id)))
     assert not verdict.violations, str(verdict)
+    assert not stage.crashes, stage.crashes
     happened = {
         **{kind: stage.struck[kind] for kind in kinds},
         "rollbacks": writers.counts["rolled back"],

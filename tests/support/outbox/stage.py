@@ -149,8 +149,15 @@ class Stage:
         """What the relays have said last, for messages."""
         parts = []
         for pod, worker in self.relays.items():
-            parts += [f"--- {pod}", *worker.lines[-20:], *worker.errors[-20:]]
+            told = find_crash(worker) or worker.errors[-20:]
+            parts += [f"--- {pod}", *worker.lines[-20:], *told]
         return "\n".join(parts)
+
+    @property
+    def crashes(self) -> str:
+        """What relays have said that ended without being asked to."""
+        workers = [*self.relays.values(), *self._ended]
+        return "\n".join(line for one in workers for line in find_crash(one))
 
     # Faults
 
@@ -300,6 +307,13 @@ class Stage:
 
     def _connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, autocommit=True, connect_timeout=5)
+
+
+def find_crash(worker: Worker) -> list[str]:
+    """Its last words from where it crashed; none if it did not."""
+    lines = list(worker.errors)
+    starts = (n for n, line in enumerate(lines) if line.startswith("Fatal Python"))
+    return lines[next(starts, len(lines)) :]
 
 
 def count_struck(worker: Worker) -> int:
