@@ -12,6 +12,8 @@ from jobs_lib.outbox import relay
 from jobs_lib.outbox.producers import Producers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.outbox.block import Refusal, Sendable
 
 app = App("bench")
@@ -34,7 +36,7 @@ class IdempotentProducers(Producers):
         )
 
     def send(
-        self, shard: int, records: list[Sendable]
+        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
     ) -> tuple[list[Sendable], list[Refusal]]:
         """Send, and wait until all are acknowledged."""
         producer = self._made[shard]

@@ -136,7 +136,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
 def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
     app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for
 ):
-    made = Counter()
+    made: Counter[int] = Counter()
     make = Producers._make
 
     def replaced(self, shard):

@@ -55,5 +55,5 @@ def test_to_send_nothing_is_no_answer(make_reach):
     reach = make_reach(0.0)
     producers = Producers(settings, UUID(int=1), threading.Event(), reach)
     reach.failed(SILENCE)
-    assert producers.send(0, []) == ([], [])
+    assert producers.send(0, [], lambda: None) == ([], [])
     assert reach.is_lost()
