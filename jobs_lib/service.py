@@ -34,7 +34,13 @@ from jobs_lib.ownership.static import StaticSource
 from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
-from jobs_lib.supervisor import STOPPING, read_share, stop_with_parent
+from jobs_lib.supervisor import (
+    CUT_OFF,
+    FAILED,
+    STOPPING,
+    read_share,
+    stop_with_parent,
+)
 from jobs_lib.topics import declare_topic
 from jobs_lib.wear import Wear
 
@@ -53,10 +59,6 @@ PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
 _ABANDON_WITHIN = 1.0
 """Seconds for the last word to the database of a process that ends at once."""
-CUT_OFF = 3
-"""The exit code of a process that stopped before all running jobs had ended."""
-FAILED = 4
-"""The exit code of one that stopped by itself: somebody has something to change."""
 
 
 class Service:

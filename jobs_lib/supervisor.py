@@ -23,6 +23,10 @@ SHARE = "JOBS_LIB_SHARE"
 """What a child is told: which share of the origins it has, as ``2/4``."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """The signals that end a process, each in its way."""
+CUT_OFF = 3
+"""The exit code of a process that stopped before all running jobs had ended."""
+FAILED = 4
+"""The exit code of one that stopped by itself: somebody has something to change."""
 _TICK = 0.2
 
 
@@ -38,6 +42,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until a signal comes; returns the worst exit code of the children.
+
+        A child that has stopped by itself would do so again: the others stop as well.
 
         The first SIGTERM or SIGINT asks the children to stop in order, the second one
         and SIGQUIT to stop at once.
@@ -70,6 +76,10 @@ class Supervisor:
                 # It has used up what it may, said so, and left nothing behind.
                 self._start(share)
                 continue
+            if code == FAILED:
+                # It has said why.
+                self._stop(signal.SIGTERM)
+                return
             self._failures += 1
             telemetry.logger.error(
                 "executor process %d of %d died with exit code %d",
@@ -81,7 +91,7 @@ class Supervisor:
                 self._start(share)
             return
 
-    def _stop(self, number: int, _: object) -> None:
+    def _stop(self, number: int, _: object = None) -> None:
         self._stopping.set()
         for child in self._children.values():
             if child.poll() is None:

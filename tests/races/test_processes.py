@@ -10,12 +10,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs_lib.settings import load_settings
+from jobs_lib.supervisor import FAILED
 from jobs_lib.wear import Wear
 from tests.support.apps import QUICK, heard, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+# The first child has something to complain of, the second one runs.
+FAILING = """
+import sys
+from jobs_lib.supervisor import Supervisor
+
+child = '''
+import signal, sys
+from jobs_lib.supervisor import FAILED, read_share
+
+print("child", *read_share(), flush=True)
+if read_share()[0] == 1:
+    sys.exit(FAILED)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.pause()
+'''
+sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
+"""
 LIMIT = 150  # MiB: a process starts with about a half of it
 APP = """
 import os
@@ -124,6 +142,12 @@ def test_two_processes_share_the_work_and_stop_on_one_signal(
     parent.signal(signal.SIGTERM)
     assert parent.wait(timeout=30) == 0
     assert owners(admin) == 0
+
+
+def test_a_child_that_stops_by_itself_stops_all(run_process):
+    parent = run_process("-c", FAILING)
+    assert parent.wait(timeout=60) == FAILED
+    assert parent.lines.count("child 1 2") == 1
 
 
 def test_a_child_that_dies_is_started_again(start, admin, wait_for):

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.supervisor import CUT_OFF
 from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:
     from jobs_lib import Job
-
-CUT_OFF = 3
 
 
 @pytest.fixture
