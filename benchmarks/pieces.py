@@ -87,8 +87,7 @@ def drain(
         end = worker.await_event("end", seconds + _FINISH_SECONDS)
         complete = end["jobs"] >= jobs
         if complete:
-            await_finish(server, unfinished or peer.unfinished)
-            last = time.monotonic_ns()
+            last = await_finish(server, unfinished or peer.unfinished)
         else:
             last = end["first"] + int(seconds * 1e9)
         used, took = read_usage(pid, server.pid) - before, time.monotonic() - began
@@ -218,17 +217,22 @@ def join_logs(sent: Path, started: Path, skipped: int = 0) -> list[tuple[float, 
     return points
 
 
-def await_finish(server: Server, unfinished: str, *, quietly: bool = False) -> None:
-    """Wait until no unfinished job is left in the table."""
+def await_finish(server: Server, unfinished: str, *, quietly: bool = False) -> int:
+    """Wait until no unfinished job is left in the table.
+
+    Returns when that was so, in nanoseconds of the monotonic clock: when the question
+    was asked, since the answer may take long where an old snapshot keeps dead rows.
+    """
     deadline = time.monotonic() + _FINISH_SECONDS
     with server.connect() as connection:
         while True:
+            asked = time.monotonic_ns()
             row = connection.execute(unfinished.encode()).fetchone()
             if row is None or not row[0]:
-                return
+                return asked
             if time.monotonic() > deadline:
                 if quietly:
-                    return
+                    return asked
                 raise PieceError(f"jobs are left after {_FINISH_SECONDS:g} s")
             time.sleep(0.01)
 
