@@ -54,6 +54,9 @@ class Struck(Producer):
 
 def listen(event: str, fields: dict[str, Any]) -> None:
     """Tell of blocks, fences, and of what it leaves to others."""
+    if event == "process.started":
+        # From here on it outlives any outage.
+        say("started")
     if event in _TOLD:
         ids = ",".join(map(str, fields["rows"]))
         say(f"{time.time():.3f} {event} shard={fields['shard']} rows={ids}")
@@ -93,7 +96,6 @@ def main() -> None:
     for name in topics:
         app.topic(name, merge=name in merging)
     service = Service(app, ["relay"])
-    say("started")
     sys.exit(service.run())
 
 
