@@ -18,7 +18,7 @@ from jobs_lib.outbox.block import Refusal, others
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from uuid import UUID
 
     from jobs_lib.kafka.reach import Reach
@@ -77,6 +77,8 @@ class Producers:
         self._was_let_in = False
         self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
         self._made: dict[int, Producer] = {}
+        self._dropped: list[Producer] = []
+        """Those that may still get an answer."""
 
     @property
     def shards(self) -> set[int]:
@@ -88,7 +90,33 @@ class Producers:
 
     def drop(self, shard: int) -> None:
         """Forget a producer: the next one aborts what this one left open."""
-        self._made.pop(shard, None)
+        producer = self._made.pop(shard, None)
+        if producer is not None:
+            # What has not left yet must not do so behind a newer one's records.
+            producer.purge(in_flight=False, blocking=False)
+            self._dropped.append(producer)
+
+    def keep(self, shards: Collection[int]) -> None:
+        """Drop the producers of all other shards; let go of what was dropped before.
+
+        Not before all that is on its way has been answered, or has timed out. When a
+        producer is destroyed while the broker refuses its records, librdkafka 2.16 may
+        free memory twice (`rd_kafka_txns_term`, `rd_kafka_txn_set_fatal_error`): the
+        process dies, or goes on with what others have overwritten.
+        """
+        for shard in self.shards.difference(shards):
+            self.drop(shard)
+        for producer in self._dropped:
+            hear_out(producer)
+        self._dropped = [producer for producer in self._dropped if len(producer)]
+
+    def close(self) -> None:
+        """Let go of all, once what is on its way was answered."""
+        self.keep(())
+        deadline = time.monotonic() + self._timeout
+        for producer in self._dropped:
+            producer.flush(max(0.0, deadline - time.monotonic()))
+        self._dropped.clear()
 
     def fence_off(self, shards: Iterable[int]) -> dict[int, Exception]:
         """Make producers for shards that were taken over, before anything is read.
@@ -125,22 +153,18 @@ class Producers:
 
         producer = make_producer(self._settings, name, self._timeout, tell)
         deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                producer.init_transactions(self._timeout)
-            except KafkaException as error:
-                denied = find_refusal(error.args[0], self._settings, name, "WRITE")
-                if denied is not None and not self._was_let_in:
-                    self._refused(denied)
-                hear_out(producer)
-                if denied is not None or refusals:
-                    raise denied or refusals[-1] from None
-                # Such as a coordinator that is still loading, on a broker just started.
-                if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise
-                self._stopping.wait(RECONNECT.delay(1))
-            else:
-                return producer
+        while (error := _init(producer, self._timeout)) is not None:
+            denied = find_refusal(error, self._settings, name, "WRITE")
+            if denied is not None and not self._was_let_in:
+                self._refused(denied)
+            hear_out(producer)
+            if denied is not None or refusals:
+                raise denied or refusals[-1]
+            # Such as a coordinator that is still loading, on a broker just started.
+            if not error.retriable() or time.monotonic() > deadline:
+                raise KafkaException(error)
+            self._stopping.wait(RECONNECT.delay(1))
+        return producer
 
     def send(
         self, shard: int, records: list[Sendable], confirm: Callable[[], None]
@@ -176,6 +200,7 @@ class Producers:
         if not records:
             return [], []
         producer = self._made[shard]
+        error = None
         try:
             refusal = _produce(producer, records)
             if refusal is None:
@@ -185,14 +210,11 @@ class Producers:
             error = failure.args[0]
             if not _is_refusal(error) and error.code() not in _UNCLEAR:
                 raise
-            # Of this one the broker has seen numbers that it does not count: librdkafka
-            # would go on behind them, and be refused for that. A new one also aborts.
-            self._made[shard] = self._make(shard)
-            confirm()
-            found = self._search(shard, records, error, confirm)
-            if found is None:
-                raise
-            return found
+        # Not while the failure is handled: one that the client raises meanwhile keeps
+        # it in memory for ever, and the producer with it.
+        if error is not None:
+            return self._search_anew(shard, records, error, confirm)
+        assert refusal is not None
         producer.abort_transaction(self._timeout)
         place = next(n for n, one in enumerate(records) if one is refusal.record)
         # A whole topic's would be refused as well; of a key what came before may go.
@@ -203,6 +225,26 @@ class Producers:
             shard, before + others(records[place:], [refusal]), confirm
         )
         return sent, [refusal, *more]
+
+    def _search_anew(
+        self,
+        shard: int,
+        records: list[Sendable],
+        error: KafkaError,
+        confirm: Callable[[], None],
+    ) -> tuple[list[Sendable], list[Refusal]]:
+        """The same with a new producer, which also aborts what the last one has sent.
+
+        Of that one the broker has seen numbers that it does not count: librdkafka would
+        go on behind them, and be refused for that.
+        """
+        self.drop(shard)
+        self._made[shard] = self._make(shard)
+        confirm()
+        found = self._search(shard, records, error, confirm)
+        if found is None:
+            raise KafkaException(error)
+        return found
 
     def _search(
         self,
@@ -228,6 +270,16 @@ class Producers:
         sent, refusals = self._send(shard, records[:middle], confirm)
         later, more = self._send(shard, others(records[middle:], refusals), confirm)
         return sent + later, refusals + more
+
+
+def _init(producer: Producer, timeout: float) -> KafkaError | None:
+    """Take the transactional id over; what has kept it from that."""
+    try:
+        producer.init_transactions(timeout)
+    except KafkaException as failure:
+        error: KafkaError = failure.args[0]
+        return error
+    return None
 
 
 def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:

@@ -136,6 +136,7 @@ class Sender:
                 failures += 1
                 telemetry.emit("loop.failed", loop="relay", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
+        self._producers.close()
         self._wakeup.close()
 
     def _sleep(self) -> None:
@@ -157,8 +158,7 @@ class Sender:
         with self._lock:
             owned = dict(self._epochs)
             ready = {s for s in owned if self._retry_at.get(s, 0.0) <= now}
-        for shard in self._producers.shards - owned.keys():
-            self._producers.drop(shard)
+        self._producers.keep(owned)
         for shard in ready:
             self._retry_at.pop(shard, None)
         if not ready:

@@ -1,0 +1,134 @@
+"""The producers of the shards: none is destroyed while an answer may come."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from uuid import UUID
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from jobs_lib.kafka import client
+from jobs_lib.kafka.reach import Reach
+from jobs_lib.outbox.block import LIVE, Sendable
+from jobs_lib.outbox.producers import Producers
+from jobs_lib.settings import load_settings
+from tests.support.waiting import wait_for
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def destroyed(monkeypatch):
+    """What each producer that has sent still waited for when it was destroyed."""
+    found: list[int] = []
+
+    class Watched(Producer):
+        sent = False
+
+        def begin_transaction(self) -> None:
+            self.sent = True
+            super().begin_transaction()
+
+        def __del__(self) -> None:
+            if self.sent:
+                found.append(len(self))
+
+    monkeypatch.setattr(client, "Producer", Watched)
+    return found
+
+
+@pytest.fixture
+def make(own_broker):
+    """A function that makes the producers of a relay."""
+
+    def make() -> Producers:
+        settings = load_settings(
+            kafka_bootstrap_servers=own_broker.proxied, session_timeout=4.0
+        )
+        stopping = threading.Event()
+        return Producers(settings, UUID(int=1), stopping, Reach(settings, 2.0))
+
+    return make
+
+
+@pytest.fixture
+def cut_off(own_broker, make, destroyed):
+    """Producers, of which one has sent records and was dropped without an answer."""
+    topic = own_broker.create(4)
+    producers = make()
+    # A coordinator that is still loading may take longer than a producer waits.
+    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    producers.send(0, block(topic), lambda: None)
+    own_broker.proxy.freeze()
+    try:
+        with pytest.raises(KafkaException):
+            producers.send(0, block(topic), lambda: None)
+        producers.drop(0)
+        yield producers
+    finally:
+        own_broker.proxy.thaw()
+
+
+def block(topic: str) -> list[Sendable]:
+    """A few records."""
+    return [
+        Sendable(topic, f"k{n}", b"value", LIVE, n, b"", [("name", "value")])
+        for n in range(5)
+    ]
+
+
+def let_go(producers: Producers) -> None:
+    """What a sender's round does; and what an error may still hold goes, too."""
+    producers.keep(())
+    gc.collect()
+
+
+@pytest.mark.guarantee("FK14")
+@pytest.mark.parametrize("ending", ["rounds", "close"])
+def test_a_producer_is_not_destroyed_before_its_records_are_answered(
+    own_broker, cut_off, destroyed, ending
+):
+    gc.collect()
+    assert destroyed == []
+    own_broker.proxy.thaw()
+    if ending == "close":
+        cut_off.close()
+    wait_for(lambda: let_go(cut_off) or destroyed, timeout=30)
+    assert destroyed == [0]
+
+
+@pytest.mark.guarantee("FK14")
+def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
+    began = time.monotonic()
+    cut_off.close()
+    assert time.monotonic() - began < 10
+    let_go(cut_off)
+    assert len(destroyed) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("FK14")
+@pytest.mark.timeout(SECONDS + 180)
+def test_processes_that_fence_one_another_live_on(own_broker, run_process):
+    topics = ",".join(own_broker.create(4) for _ in range(2))
+    ways = [own_broker.proxied, own_broker.bootstrap_servers]
+    fencers = [
+        run_process("-m", "tests.support.outbox.fencers", way, topics, f"{SECONDS}")
+        for way in [*ways, ways[-1]]
+    ]
+    for fencer in fencers:
+        fencer.wait_for_line("^started$")
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until and all(one.running for one in fencers):
+        with own_broker.down():
+            pass
+        own_broker.proxy.reset()
+        fencers[-1].pause()
+        later = time.monotonic() + 3
+        wait_for(lambda later=later: time.monotonic() > later, timeout=10)
+        fencers[-1].resume()
+    for fencer in fencers:
+        assert fencer.wait(timeout=90) == 0, fencer.output
