@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -80,10 +81,11 @@ def block(topic: str) -> list[Sendable]:
     ]
 
 
-def let_go(producers: Producers) -> None:
+def let_go(producers: Producers, destroyed: list[int]) -> list[int]:
     """What a sender's round does; and what an error may still hold goes, too."""
     producers.keep(())
     gc.collect()
+    return destroyed
 
 
 @pytest.mark.guarantee("FK14")
@@ -96,7 +98,7 @@ def test_a_producer_is_not_destroyed_before_its_records_are_answered(
     own_broker.proxy.thaw()
     if ending == "close":
         cut_off.close()
-    wait_for(lambda: let_go(cut_off) or destroyed, timeout=30)
+    wait_for(lambda: let_go(cut_off, destroyed), timeout=30)
     assert destroyed == [0]
 
 
@@ -105,8 +107,11 @@ def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
     began = time.monotonic()
     cut_off.close()
     assert time.monotonic() - began < 10
-    let_go(cut_off)
-    assert len(destroyed) == 1
+    assert len(let_go(cut_off, destroyed)) == 1
+
+
+def has_passed(at: float) -> bool:
+    return time.monotonic() > at
 
 
 @pytest.mark.slow
@@ -127,8 +132,7 @@ def test_processes_that_fence_one_another_live_on(own_broker, run_process):
             pass
         own_broker.proxy.reset()
         fencers[-1].pause()
-        later = time.monotonic() + 3
-        wait_for(lambda later=later: time.monotonic() > later, timeout=10)
+        wait_for(partial(has_passed, time.monotonic() + 3), timeout=10)
         fencers[-1].resume()
     for fencer in fencers:
         assert fencer.wait(timeout=90) == 0, fencer.output
