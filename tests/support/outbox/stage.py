@@ -201,6 +201,22 @@ class Stage:
         self.await_left()
         worker.resume()
 
+    def pause_until_fenced(self, *pods: str) -> None:
+        """Pause relays in turn until the broker has refused one of them.
+
+        One that stands still for longer than its records may wait gives them up
+        itself, and PostgreSQL tells it that another one has its shard.
+        """
+        noticed = "^fenced by|^failed relay shard"
+        for pod in pods:
+            before = self.count_lines(noticed)
+            self.pause(pod)
+            self._await_lines(noticed, before, "a relay notices")
+            if self.count_lines("^fenced by kafka"):
+                return
+            self.await_owners(*self.relays)
+        pytest.fail(f"the broker has refused none of {pods}\n{self.output}")
+
     def await_replaced(self, pod: str) -> None:
         """Wait until others have the shards of a relay."""
 
@@ -216,10 +232,13 @@ class Stage:
 
     def await_fenced(self, times: int = 0) -> None:
         """Wait until the broker has refused a relay more than so many times."""
+        self._await_lines("^fenced by kafka", times, "the broker refuses it")
+
+    def _await_lines(self, pattern: str, more_than: int, what: str) -> None:
         wait_for(
-            lambda: self.count_lines("^fenced by kafka") > times,
+            lambda: self.count_lines(pattern) > more_than,
             timeout=30,
-            what=lambda: f"the broker refuses it\n{self.output}",
+            what=lambda: f"{what}\n{self.output}",
         )
 
     # The end
