@@ -20,7 +20,7 @@ from jobs_lib.testing.databases import Databases, embedded_server
 from tests.support.outbox.judge import find_missing
 from tests.support.outbox.stage import Stage
 from tests.support.outbox.writers import Writers
-from tests.support.waiting import wait_for
+from tests.support.waiting import linger, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,11 +118,6 @@ class Faults:
         self.broker.proxy.thaw()
 
 
-def linger(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    wait_for(lambda: time.monotonic() >= until, timeout=seconds + 5)
-
-
 def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) -> None:
     """The topics are, and everything that was to happen did."""
     print(f"{dict(stage.struck)} {dict(writers.counts)}\n{verdict}")
@@ -147,7 +142,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
 
 
 @pytest.mark.guarantee("I18", "I19", "I20", "I21")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_through_every_fault_the_topics_get_what_was_committed_in_order(
     stage, server, own_broker
 ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from functools import partial
 from uuid import UUID
 
 import pytest
@@ -16,7 +15,7 @@ from jobs_lib.kafka.reach import Reach
 from jobs_lib.outbox.block import LIVE, Sendable
 from jobs_lib.outbox.producers import Producers
 from jobs_lib.settings import load_settings
-from tests.support.waiting import wait_for
+from tests.support.waiting import linger, wait_for
 
 SECONDS = 60.0
 
@@ -110,10 +109,6 @@ def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
     assert len(let_go(cut_off, destroyed)) == 1
 
 
-def has_passed(at: float) -> bool:
-    return time.monotonic() > at
-
-
 @pytest.mark.slow
 @pytest.mark.guarantee("FK14")
 @pytest.mark.timeout(SECONDS + 180)
@@ -132,7 +127,7 @@ def test_processes_that_fence_one_another_live_on(own_broker, run_process):
             pass
         own_broker.proxy.reset()
         fencers[-1].pause()
-        wait_for(partial(has_passed, time.monotonic() + 3), timeout=10)
+        linger(3)
         fencers[-1].resume()
     for fencer in fencers:
         assert fencer.wait(timeout=90) == 0, fencer.output

@@ -38,3 +38,9 @@ def wait_for(
             told = what if isinstance(what, str) else what()
             pytest.fail(f"waited {timeout:g} s in vain until: {told}")
         time.sleep(_PAUSE_SECONDS)
+
+
+def linger(seconds: float) -> None:
+    """Let time pass, while faults are at work."""
+    until = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() >= until, timeout=seconds + 5)
