@@ -3,7 +3,9 @@
 Points at which it can be struck: ``full``, when a block is with the producer, not yet
 acknowledged, and nothing has asked for the commit; ``sent``, when the block is in Kafka
 and its rows are not deleted. The next block is struck, once, after SIGUSR1 (killed at
-``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first.
+``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first. At
+``sent`` only one of which something must come twice: where rows are merged, a newer one
+may stand for all that are sent again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -32,6 +35,9 @@ _FENCED = {
 }
 _TOLD = {"block.read", "block.produced", "block.deleted"}
 _armed: dict[str, signal.Signals] = {}
+_merging: set[str] = set()
+_block = threading.local()
+"""``repeats``: whether the thread's block has a record that nothing can stand for."""
 
 
 def strike(point: str, told: object) -> None:
@@ -44,6 +50,16 @@ def strike(point: str, told: object) -> None:
 
 class Struck(Producer):
     """A producer that can be struck before it commits."""
+
+    def begin_transaction(self, *args: Any) -> None:
+        """Begin, with a block of which nothing is known."""
+        _block.repeats = False
+        super().begin_transaction(*args)
+
+    def produce(self, topic: str, *args: Any, **options: Any) -> None:
+        """Send a record, and note whether another one can stand for it."""
+        _block.repeats |= topic not in _merging
+        super().produce(topic, *args, **options)
 
     def commit_transaction(self, *args: Any) -> None:
         """Commit, unless this is the point."""
@@ -64,7 +80,8 @@ def listen(event: str, fields: dict[str, Any]) -> None:
         say(f"{time.time():.3f} {event} {fields}")
     if event == "block.produced":
         say(f"sent {fields['shard']} {len(fields['rows'])}")
-        strike("sent", len(fields["rows"]))
+        if _block.repeats:
+            strike("sent", len(fields["rows"]))
     if event == "role.left":
         say(f"left {fields['role']}")
     if event == "loop.failed":
@@ -81,7 +98,7 @@ def listen(event: str, fields: dict[str, Any]) -> None:
 def main() -> None:
     """Run until it is stopped."""
     given = json.loads(sys.argv[1])
-    merging = given.pop("merging")
+    _merging.update(given.pop("merging"))
     topics = given.pop("topics")
     for point, name in given.pop("strikes").items():
         _armed[point] = signal.Signals[name]
@@ -94,7 +111,7 @@ def main() -> None:
     url = given.pop("url")
     app = make_app(given.pop("database_url", url), **given)
     for name in topics:
-        app.topic(name, merge=name in merging)
+        app.topic(name, merge=name in _merging)
     service = Service(app, ["relay"])
     sys.exit(service.run())
 
