@@ -103,7 +103,7 @@ class _TidArrayDumper(Dumper):
     def dump(self, obj: TidArray) -> bytes:
         # One dimension, no nulls, from 1 on; then each place behind its length.
         head = struct.pack("!iiIii", 1, 0, types["tid"].oid, len(obj), 1)
-        return head + b"".join([_TID_LENGTH + place for place in obj])
+        return _TID_LENGTH.join([head, *obj])
 
 
 class Database:

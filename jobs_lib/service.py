@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
+_COLLECT = 20_000, 10, 10
+"""Objects that wait for the garbage collector: four blocks' records."""
 _ABANDON_WITHIN = 1.0
 """Seconds for the last word to the database of a process that ends at once."""
 
@@ -227,10 +229,11 @@ class Service:
         if read_share():
             stop_with_parent(self.ask_to_stop)
         self.start()
-        # What is there by now stays. The garbage collector would go through it with
-        # every few thousand rows.
+        # What is there by now stays, and rows that are read make no cycles: the garbage
+        # collector would go through all of it with every few hundred of them.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_COLLECT)
         wear = Wear(self.settings, self._count_ran)
         while not self._stopping.wait(_TICK) and not wear.is_over():
             pass

@@ -38,7 +38,7 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
         KafkaBroker.ephemeral(jvm=FAST_JVM) as broker,
     ):
         bench = Bench(server, {}, rounds=rounds, quick=quick)
-        warm_up(server, broker, bench.size(3_000_000))
+        warm_up(server, broker, bench.size(6_000_000))
         for name in chosen:
             measure = partial(MEASURES[name], broker=broker)
             figures.update(bench.attempt_measure(name, measure))

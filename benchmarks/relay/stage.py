@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 8
 KEYS = 10_000
-_WARM_UP_BLOCK = 2_000
+_WARM_UP_ROWS = 200_000
 _COMMAND = ["relay", "benchmarks.relay.service:app"]
 _FILL = """
 insert into jobs_lib.outbox (shard, topic, key, value, version)
@@ -131,7 +131,7 @@ class Consuming:
         while self.seen < records:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.seen} of {records} records came")
-            self.seen += len(self.consumer.consume(5_000, 0.05))
+            self.seen += len(self.consumer.consume(5_000, 0.005))
         return time.monotonic()
 
     def await_one(self, seconds: float = 10.0) -> float:
@@ -155,24 +155,19 @@ def staged(server: Server, broker: KafkaBroker) -> Iterator[Stage]:
 
 
 def warm_up(server: Server, broker: KafkaBroker, records: int) -> None:
-    """Let a new broker compile what it does: that takes more than to do it."""
-    stage = Stage(server, broker)
-    _create_topic(stage)
-    settings = {"bootstrap.servers": broker.bootstrap_servers}
-    producer = Producer(
-        settings | {"transactional.id": stage.topic, "compression.type": "lz4"}
-    )
-    producer.init_transactions()
-    headers: list[tuple[str, str | bytes | None]]
-    headers = [(f"ce_header{n}", f"a value {n}") for n in range(8)]
-    with stage.consuming() as consuming:
-        for first in range(0, records, _WARM_UP_BLOCK):
-            producer.begin_transaction()
-            for n in range(first, first + _WARM_UP_BLOCK):
-                key = f"key-{n % KEYS}"
-                producer.produce(stage.topic, b"x" * 300, key, headers=headers)
-            producer.commit_transaction()
-            consuming.await_records(first + _WARM_UP_BLOCK, 60)
+    """Let a new broker compile what it does: that takes more than to do it.
+
+    By a relay, with a consumer: for what others do the broker compiles other code.
+    """
+    with (
+        staged(server, broker) as stage,
+        stage.relaying(),
+        stage.consuming() as consuming,
+        server.connect() as connection,
+    ):
+        for seen in range(0, records, _WARM_UP_ROWS):
+            stage.fill(connection, _WARM_UP_ROWS)
+            consuming.await_records(seen + _WARM_UP_ROWS, 60)
 
 
 def _create_topic(stage: Stage) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
 
 LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
@@ -36,7 +35,8 @@ class Sendable:
     """Where that row lies: its ctid."""
     head: Headers
     """The headers that the topic's records share."""
-    written_at: datetime | None = None
+    written_at: str | None = None
+    """By ISO 8601, in UTC without a zone."""
     version: int | None = None
     more: Mapping[str, str] | None = None
     """The caller's own headers, which count where both have one."""
@@ -64,7 +64,7 @@ class Sendable:
         """All of its headers."""
         headers: Headers = [("ce_id", str(self.row_id)), *self.head]
         if self.written_at is not None:
-            headers.append(("ce_time", f"{self.written_at.isoformat()}Z"))
+            headers.append(("ce_time", f"{self.written_at}Z"))
         if self.version is not None:
             headers.append(("ce_version", str(self.version)))
         return [*{**dict(headers), **self.more}.items()] if self.more else headers
@@ -122,14 +122,15 @@ class Block:
     """The re-exports that rows of the block belong to: these may be their last ones."""
 
     @property
-    def rows(self) -> list[Row]:
-        """Every row that is done once the records are in Kafka."""
-        rows = []
-        for record in self.records:
-            if record.older:
-                rows += record.older
-            rows.append(record.row)
-        return rows + self.dropped
+    def done(self) -> tuple[list[int], list[bytes]]:
+        """Ids and places of every row that is done once the records are in Kafka."""
+        ids = [record.row_id for record in self.records]
+        places = [record.place for record in self.records]
+        merged = [record.older for record in self.records if record.older]
+        for rows in (*merged, self.dropped):
+            ids += [row_id for _, row_id, _ in rows]
+            places += [place for _, _, place in rows]
+        return ids, places
 
     def __bool__(self) -> bool:
         return bool(self.records or self.dropped or self.refusals or self.behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
@@ -29,6 +30,8 @@ _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
 _HEADS = 1_000
 """Kept at once: a topic and a re-export each."""
+_SIZE = itemgetter(-1)
+"""Of a row's value, where that has not come with it."""
 _BYTES = 8 * 2**20
 """Of the values of one block; a single larger one is a block of its own."""
 
@@ -145,7 +148,7 @@ class Reader:
         rows: list[tuple[Any, ...]],
     ) -> list[tuple[Any, ...]]:
         """The first of the rows, as many as fit into a block, with all their values."""
-        if all(size is None for *_, size in rows):
+        if not any(map(_SIZE, rows)):
             return rows
         total = 0
         fitting: list[tuple[Any, ...]] = []
@@ -203,7 +206,8 @@ class Reader:
                 row_id,
                 place,
                 head,
-                at,
+                # Without the quotes of JSON.
+                at[1:-1],
                 version,
                 headers,
                 entity,

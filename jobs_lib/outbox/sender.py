@@ -245,24 +245,24 @@ class Sender:
         epoch: int,
         block: Block,
     ) -> None:
-        rows = block.rows
-        if not rows:
+        ids, places = block.done
+        if not ids:
             return
         row = connection.execute(
             self._database.queries["delete_block"],
             {
                 **self._reader.own(shard, epoch),
-                "places": TidArray([place for _, _, place in rows]),
-                "ids": int_array(row_id for _, row_id, _ in rows),
+                "places": TidArray(places),
+                "ids": int_array(ids),
                 "dropped": int_array(row_id for _, row_id, _ in block.dropped),
             },
             prepare=True,
         ).fetchone()
         self._finish(connection, block)
         deleted = cast("tuple[int]", row)[0]
-        if deleted != len(rows):
+        if deleted != len(ids):
             raise FencedError(
-                f"{len(rows) - deleted} of {len(rows)} rows of shard {shard} were not "
+                f"{len(ids) - deleted} of {len(ids)} rows of shard {shard} were not "
                 "there to delete: another relay has taken it over"
             )
 
@@ -370,5 +370,5 @@ class Sender:
 
 def _tell(event: str, shard: int, block: Block) -> None:
     if telemetry.listened():
-        rows = [row_id for _, row_id, _ in block.rows]
-        telemetry.emit(event, shard=shard, rows=rows)
+        ids, _ = block.done
+        telemetry.emit(event, shard=shard, rows=ids)

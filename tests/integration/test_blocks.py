@@ -25,7 +25,8 @@ def read(database, admin):
 
         def read():
             block = reader.read(connection, 0, 1)
-            ids = [row_id for _, row_id, _ in block.rows + block.behind]
+            done, _ = block.done
+            ids = done + [row_id for _, row_id, _ in block.behind]
             admin.execute("delete from jobs_lib.outbox where id = any (%s)", [ids])
             return block
 

@@ -222,8 +222,8 @@ def use_outbox(database, connection) -> None:
     connection.execute(database.queries["pending_shards"], {"shards": list(range(16))})
     sender, reader = relay._senders[0], relay._reader
     block = reader.read(connection, 3, 1)
-    assert block.rows
-    large = {"shard": 3, "ids": [row_id for _, row_id, _ in block.rows]}
+    ids, _ = block.done
+    large = {"shard": 3, "ids": ids}
     assert connection.execute(database.queries["read_values"], large).fetchall()
     kept = Block(block.records[:10])
     refused, behind = block.records[10:12]
