@@ -42,6 +42,7 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
             "relay": partial(relay, bench, broker),
             "debezium": partial(debezium, bench, broker),
             "idempotent": partial(relay, bench, broker, idempotent=True),
+            "bare": partial(bare, bench, broker),
             "claim_delete": partial(claim_delete, bench, broker),
         }
     )
@@ -52,13 +53,17 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
         "relay_vs_debezium": ratio(ours, rows["debezium"].median("rows_s")),
         "relay_vs_claim_delete": ratio(ours, rows["claim_delete"].median("rows_s")),
         "transactional_vs_idempotent": ratio(ours, rows["idempotent"].median("rows_s")),
+        "relay_vs_bare": ratio(ours, rows["bare"].median("rows_s")),
+        "bare_vs_debezium": ratio(
+            rows["bare"].median("rows_s"), rows["debezium"].median("rows_s")
+        ),
         "rss_mb": rows["relay"].median("rss_mb"),
         "debezium_rss_mb": rows["debezium"].median("rss_mb"),
         **{
             f"{name}_cpu_s_per_100k": {
                 who: rows[name].median(f"{who}_cpu") for who in _COMPUTING
             }
-            for name in ("relay", "debezium")
+            for name in ("relay", "debezium", "bare")
         },
         "relay_idle": rows["relay"].median("idle"),
     }
@@ -80,6 +85,12 @@ def debezium(bench: Bench, broker: KafkaBroker) -> Row:
         # Its compiler wants to see more than ours, which has none.
         row = _relay_rows(bench, stage, connect.pid, warm_up=bench.size(500_000))
         return {**row, "rss_mb": connect.rss_mb}
+
+
+def bare(bench: Bench, broker: KafkaBroker) -> Row:
+    """Of the least that a relay in Python does."""
+    with staged(bench.server, broker) as stage, stage.relaying_barely() as relaying:
+        return _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
 
 
 def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PARTITIONS = 8
 KEYS = 10_000
 _WARM_UP_ROWS = 200_000
-_COMMAND = ["relay", "benchmarks.relay.service:app"]
+_COMMAND = ["jobs_lib.cli", "relay", "benchmarks.relay.service:app"]
 _FILL = """
 insert into jobs_lib.outbox (shard, topic, key, value, version)
 select jobs_lib.place_record(%(topic)s, key), %(topic)s, key,
@@ -62,17 +62,30 @@ class Stage:
     @contextlib.contextmanager
     def relaying(self, *, idempotent: bool = False) -> Iterator[Relaying]:
         """A relay of its own process, which owns all shards by then."""
+        with self._running(_COMMAND, BENCH_IDEMPOTENT="1" if idempotent else "") as pid:
+            owned = "select count(*) from jobs_lib.origins where owner is not null"
+            wait_until(lambda: self.server.ask(owned) == 16, 60, "it owns all")
+            yield Relaying(pid)
+
+    @contextlib.contextmanager
+    def relaying_barely(self) -> Iterator[Relaying]:
+        """The least that a relay does, in a process of its own."""
+        with self._running(["benchmarks.relay.bare"]) as pid:
+            yield Relaying(pid)
+
+    @contextlib.contextmanager
+    def _running(self, module: list[str], **more: str) -> Iterator[int]:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("JOBS_LIB_")},
             "JOBS_LIB_DATABASE_URL": self.server.url,
             "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
             "BENCH_TOPIC": self.topic,
-            "BENCH_IDEMPOTENT": "1" if idempotent else "",
             "PYTHONPATH": str(REPOSITORY),
+            **more,
         }
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "jobs_lib.cli", *_COMMAND],
+                [sys.executable, "-m", *module],
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -80,9 +93,7 @@ class Stage:
                 stderr=log,
             )
             try:
-                owned = "select count(*) from jobs_lib.origins where owner is not null"
-                wait_until(lambda: self.server.ask(owned) == 16, 60, "it owns all")
-                yield Relaying(process.pid)
+                yield process.pid
             finally:
                 process.terminate()
                 process.wait(30)

@@ -1,0 +1,78 @@
+"""The least that any relay in Python does: read, produce, commit, delete.
+
+With the client libraries, the headers, the blocks and the threads of the relay, and
+without all that makes it one: fences, holds, merging, sizes, telling. What this does
+not reach no relay in Python does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.relay.service import app
+from jobs_lib.db import TidArray
+from jobs_lib.kafka.client import make_producer
+from jobs_lib.outbox.relay import SENDERS
+
+if TYPE_CHECKING:
+    import psycopg
+    from confluent_kafka import Producer
+
+SHARDS = 16
+_READ = """
+select ctid, topic, key, value, id::text, version::text,
+    to_json(created_at at time zone 'UTC')::text
+from jobs_lib.outbox where shard = %s and class = 0 order by id limit 5000
+"""
+_DELETE = "delete from jobs_lib.outbox where ctid = any (%s)"
+_HEAD: list[tuple[str, str | bytes | None]] = [
+    ("ce_specversion", b"1.0"),
+    ("ce_type", os.environ.get("BENCH_TOPIC", "bench").encode()),
+    ("ce_source", b"bench"),
+    ("ce_cause", b"live"),
+    ("content-type", b"application/octet-stream"),
+]
+
+
+def relay(first: int) -> None:
+    """Relay every third shard, for ever."""
+    producers: dict[int, Producer] = {}
+    for shard in range(first, SHARDS, SENDERS):
+        producers[shard] = make_producer(app.settings, f"bare-{shard}", 10.0)
+        producers[shard].init_transactions(30)
+    with app.database().connect("bare") as connection:
+        while True:
+            for shard, producer in producers.items():
+                relay_block(connection, shard, producer)
+
+
+def relay_block(
+    connection: psycopg.Connection[Any], shard: int, producer: Producer
+) -> None:
+    """One block of a shard, if it has rows."""
+    rows = connection.execute(_READ, (shard,), prepare=True, binary=True).fetchall()
+    if not rows:
+        return
+    producer.begin_transaction()
+    produce = producer.produce
+    for _, topic, key, value, row_id, version, at in rows:
+        headers = [("ce_id", row_id), *_HEAD, ("ce_time", at), ("ce_version", version)]
+        produce(topic, value, key, headers=headers)
+    producer.commit_transaction(30)
+    places = TidArray([row[0] for row in rows])
+    connection.execute(_DELETE, (places,), prepare=True)
+
+
+def main() -> None:
+    """Relay until it is ended."""
+    gc.disable()
+    for first in range(SENDERS):
+        threading.Thread(target=relay, args=(first,), daemon=True).start()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
