@@ -1,8 +1,8 @@
 """The least that any relay in Python does: read, produce, commit, delete.
 
 With the client libraries, the headers, the blocks and the threads of the relay, and
-without all that makes it one: fences, holds, merging, sizes, telling. What this does
-not reach no relay in Python does.
+without all that makes it one: fences, holds, merging, sizes, telling. It asks an empty
+shard again at once, so it is a little below what could be had.
 """
 
 from __future__ import annotations

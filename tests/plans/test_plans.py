@@ -223,6 +223,7 @@ def use_outbox(database, connection) -> None:
     sender, reader = relay._senders[0], relay._reader
     block = reader.read(connection, 3, 1)
     ids, _ = block.done
+    assert ids
     large = {"shard": 3, "ids": ids}
     assert connection.execute(database.queries["read_values"], large).fetchall()
     kept = Block(block.records[:10])
