@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 import pytest
 
 from jobs_lib.outbox.reader import Reader
+from tests.support.apps import make_app
 
 OWNER = UUID(int=7)
 MIB = 2**20
+CALM = 0.1
+"""Seconds in which the topic `calm` collects a key's rows."""
 
 
 @pytest.fixture
@@ -20,7 +24,10 @@ def read(database, admin):
         " values ('relay', 'shard/0', %s, 1)",
         [OWNER],
     )
-    reader = Reader(database, OWNER, 1_000, entities={}, topics={}, source="test")
+    calm = make_app(database.url).topic("calm", merge=True, settle=CALM)
+    reader = Reader(
+        database, OWNER, 1_000, entities={}, topics={"calm": calm}, source="test"
+    )
     with database.connect("test") as connection:
 
         def read():
@@ -101,3 +108,24 @@ def test_batch_rows_wait_while_live_ones_did_not_fit(read, write, admin):
     write(8 * MIB, 10)
     assert not read().dropped
     assert not read().records[0].row_class
+
+
+@pytest.mark.guarantee("W20")
+def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
+    for _ in range(5):
+        # All of one time, which falls into the time that a statement takes.
+        admin.execute(
+            "insert into jobs_lib.outbox (shard, topic, key, created_at)"
+            " select 0, 'calm', 'k', statement_timestamp() from generate_series(1, 900)"
+        )
+        deadline = time.monotonic() + 20
+        while not (block := read()):
+            assert time.monotonic() < deadline
+        (record,) = block.records
+        assert len(record.rows) == 900
+
+
+@pytest.mark.guarantee("W20")
+def test_what_has_no_key_is_not_collected(read, admin):
+    admin.execute("insert into jobs_lib.outbox (shard, topic) values (0, 'calm')")
+    assert len(read().records) == 1

@@ -155,6 +155,11 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
             assert int(rows) < sorted_at_most, plan
+    # Of a key that settles, no row looks through all the others.
+    reads = [plan for plan in told if "statement_timestamp" in plan]
+    assert reads
+    for plan in reads:
+        assert re.search(r"Filter: .*created_at.*\|\| key\) = \(hashed", plan), plan
 
 
 def use_enqueue(database, connection) -> None:
@@ -216,8 +221,15 @@ def use_jobs(database, connection) -> None:
 def use_outbox(database, connection) -> None:
     """Every statement of a relay's block."""
     app = make_app(database.url)
+    calm = app.topic("calm", compacted=True, settle=60)
     relay = Relay(
-        database, app.settings, OWNER, UUID(int=1), entities={}, topics={}, source="t"
+        database,
+        app.settings,
+        OWNER,
+        UUID(int=1),
+        entities={},
+        topics={"calm": calm},
+        source="t",
     )
     connection.execute(database.queries["pending_shards"], {"shards": list(range(16))})
     sender, reader = relay._senders[0], relay._reader
