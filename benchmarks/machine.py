@@ -36,12 +36,13 @@ def read_usage(worker: int | None, server: int) -> Usage:
     """Read the counters now.
 
     Args:
-        worker: the process that is measured; None while there is none.
+        worker: the process that is measured, its children with it; None while there
+            is none.
         server: PostgreSQL's first process.
     """
     own = os.times()
     return Usage(
-        worker=_cpu(worker)[0] if worker else 0.0,
+        worker=_family_cpu(worker) if worker else 0.0,
         server=_family_cpu(server),
         harness=own.user + own.system,
         machine=_machine_cpu(),
@@ -56,15 +57,15 @@ def peak_rss_mb(pid: int) -> float:
     return 0.0
 
 
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
+    every = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in every if _cpu(pid)[2] == parent]
+
+
 def _family_cpu(parent: int) -> float:
     """Of a process, its children, and those of its children that have ended."""
-    own, ended, _ = _cpu(parent)
-    total = own + ended
-    for entry in Path("/proc").glob("[0-9]*"):
-        used, of_ended, its_parent = _cpu(int(entry.name))
-        if its_parent == parent:
-            total += used + of_ended
-    return total
+    return sum(sum(_cpu(pid)[:2]) for pid in (parent, *children(parent)))
 
 
 def _cpu(pid: int) -> tuple[float, float, int]:

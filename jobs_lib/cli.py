@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from jobs_lib.topic_plan import Change
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Share the work between so many processes.",
+)
 
 
 class _Formatter(logging.Formatter):
@@ -123,13 +130,7 @@ def run(app: str, without: tuple[str, ...]) -> None:
 
 @cli.command()
 @app_argument
-@click.option(
-    "--processes",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Share the work between so many processes.",
-)
+@processes_option
 def executor(app: str, processes: int) -> None:
     """Run the executor as a sidecar of the service with the same pod name.
 
@@ -138,23 +139,33 @@ def executor(app: str, processes: int) -> None:
     """
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
-    from jobs_lib.supervisor import Supervisor
 
+    loaded = load_app(app)
     if processes > 1:
-        load_app(app)  # what is wrong is said once
-        command = [sys.executable, "-m", "jobs_lib.cli", "executor", app]
-        sys.exit(Supervisor(command, processes).run())
-    sys.exit(Service(load_app(app), ["executor"], sidecar=True).run())
+        _supervise("executor", app, processes)
+    sys.exit(Service(loaded, ["executor"], sidecar=True).run())
 
 
 @cli.command()
 @app_argument
-def relay(app: str) -> None:
+@processes_option
+def relay(app: str, processes: int) -> None:
     """Run only the relay of a service."""
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
 
-    sys.exit(Service(load_app(app), ["relay"]).run())
+    loaded = load_app(app)
+    if processes > 1:
+        _supervise("relay", app, processes)
+    sys.exit(Service(loaded, ["relay"]).run())
+
+
+def _supervise(part: str, app: str, processes: int) -> NoReturn:
+    """Run a part in several processes; an app that does not load has said so once."""
+    from jobs_lib.supervisor import Supervisor
+
+    command = [sys.executable, "-m", "jobs_lib.cli", part, app]
+    sys.exit(Supervisor(command, processes).run())
 
 
 @cli.group()

@@ -1,8 +1,9 @@
-"""Several executor processes that share the origins of one pod.
+"""Several processes that share the origins, or the shards, of one pod.
 
-Python runs one thread at a time: handlers that compute want a process for each core.
-The parent starts the children, passes signals on, and starts a child again that ends. A
-child whose parent is gone stops, because the pipe between them ends.
+Python runs one thread at a time: handlers that compute want a process for each core,
+and a relay with very much to send wants two. The parent starts the children, passes
+signals on, and starts a child again that ends. A child whose parent is gone stops,
+because the pipe between them ends.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Supervisor:
                 return
             self._failures += 1
             telemetry.logger.error(
-                "executor process %d of %d died with exit code %d",
+                "process %d of %d died with exit code %d",
                 share,
                 self._count,
                 code,

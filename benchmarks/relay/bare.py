@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.relay.service import app
@@ -43,19 +44,20 @@ def relay(first: int) -> None:
     for shard in range(first, SHARDS, SENDERS):
         producers[shard] = make_producer(app.settings, f"bare-{shard}", 10.0)
         producers[shard].init_transactions(30)
-    with app.database().connect("bare") as connection:
+    with app.database().connect("bare", impatient=True) as connection:
         while True:
-            for shard, producer in producers.items():
-                relay_block(connection, shard, producer)
+            moved = [relay_block(connection, *one) for one in producers.items()]
+            if not any(moved):
+                time.sleep(0.005)
 
 
 def relay_block(
     connection: psycopg.Connection[Any], shard: int, producer: Producer
-) -> None:
-    """One block of a shard, if it has rows."""
+) -> bool:
+    """One block of a shard; whether it had rows."""
     rows = connection.execute(_READ, (shard,), prepare=True, binary=True).fetchall()
     if not rows:
-        return
+        return False
     producer.begin_transaction()
     produce = producer.produce
     for _, topic, key, value, row_id, version, at in rows:
@@ -64,6 +66,7 @@ def relay_block(
     producer.commit_transaction(30)
     places = TidArray([row[0] for row in rows])
     connection.execute(_DELETE, (places,), prepare=True)
+    return True
 
 
 def main() -> None:

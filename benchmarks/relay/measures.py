@@ -24,26 +24,35 @@ if TYPE_CHECKING:
     from benchmarks.worker import Row
     from jobs_lib.devstack import KafkaBroker
 
-_CLAIM = """
-delete from jobs_lib.outbox where ctid = any (array(
+_COLUMNS = "o.id, o.topic, o.key, o.value, o.headers, o.version, o.created_at"
+_CLAIM = f"""
+delete from jobs_lib.outbox o using (
+    select shard, class, id from jobs_lib.outbox order by shard, class, id limit 5000
+    for update skip locked
+) c where (o.shard, o.class, o.id) = (c.shard, c.class, c.id) returning {_COLUMNS}
+"""
+_CLAIM_BY_CTID = f"""
+delete from jobs_lib.outbox o where ctid = any (array(
     select ctid from jobs_lib.outbox order by shard, class, id limit 5000
     for update skip locked
-)) returning id, topic, key, value
+)) returning {_COLUMNS}
 """
 _CATCH_UP_INFLOW = 1_000
 _ROWS_OF_A_TRANSACTION = 100
-_COMPUTING = ("relay", "db", "broker", "consumer")
+_COMPUTING = ("relay", "db", "broker")
 
 
 def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
-    """A backlog that comes at once, and the statement alone that claims and deletes."""
+    """A backlog that comes at once, and statements alone that claim and delete it."""
     rows = bench.alternate(
         {
             "relay": partial(relay, bench, broker),
             "debezium": partial(debezium, bench, broker),
             "idempotent": partial(relay, bench, broker, idempotent=True),
+            "two": partial(relay, bench, broker, processes=2),
             "bare": partial(bare, bench, broker),
-            "claim_delete": partial(claim_delete, bench, broker),
+            "claim_delete": partial(claim_delete, bench, broker, _CLAIM),
+            "by_ctid": partial(claim_delete, bench, broker, _CLAIM_BY_CTID),
         }
     )
     ours = rows["relay"].median("rows_s")
@@ -51,29 +60,39 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
         "relay_rows_s": ours,
         "debezium_rows_s": rows["debezium"].median("rows_s"),
         "relay_vs_debezium": ratio(ours, rows["debezium"].median("rows_s")),
+        "two_vs_debezium": ratio(
+            rows["two"].median("rows_s"), rows["debezium"].median("rows_s")
+        ),
         "relay_vs_claim_delete": ratio(ours, rows["claim_delete"].median("rows_s")),
+        "relay_vs_claim_delete_by_ctid": ratio(ours, rows["by_ctid"].median("rows_s")),
         "transactional_vs_idempotent": ratio(ours, rows["idempotent"].median("rows_s")),
         "relay_vs_bare": ratio(ours, rows["bare"].median("rows_s")),
         "bare_vs_debezium": ratio(
             rows["bare"].median("rows_s"), rows["debezium"].median("rows_s")
         ),
         "rss_mb": rows["relay"].median("rss_mb"),
+        "two_rss_mb": rows["two"].median("rss_mb"),
         "debezium_rss_mb": rows["debezium"].median("rss_mb"),
         **{
             f"{name}_cpu_s_per_100k": {
                 who: rows[name].median(f"{who}_cpu") for who in _COMPUTING
             }
-            for name in ("relay", "debezium", "bare")
+            for name in ("relay", "two", "debezium", "bare")
         },
-        "relay_idle": rows["relay"].median("idle"),
+        "idle_cores": {
+            name: rows[name].median("idle")
+            for name in ("relay", "two", "debezium", "bare")
+        },
     }
 
 
-def relay(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
+def relay(
+    bench: Bench, broker: KafkaBroker, *, idempotent: bool = False, processes: int = 1
+) -> Row:
     """Of a warm relay."""
     with (
         staged(bench.server, broker) as stage,
-        stage.relaying(idempotent=idempotent) as relaying,
+        stage.relaying(idempotent=idempotent, processes=processes) as relaying,
     ):
         row = _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
         return {**row, "rss_mb": relaying.rss_mb}
@@ -94,15 +113,16 @@ def bare(bench: Bench, broker: KafkaBroker) -> Row:
 
 
 def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:
-    """Rows a second, from their commit until the last one is consumed; who computed."""
+    """Rows a second, from their commit until the last can be read; who computed."""
     count = bench.size(200_000)
-    with stage.consuming() as consuming, bench.server.connect() as connection:
+    look = partial(read_usage, pid, bench.server.pid)
+    with bench.server.connect() as connection:
         stage.fill(connection, warm_up)
-        consuming.await_records(warm_up, 300)
+        stage.await_rest(warm_up, 300, look)
         committed = stage.fill(connection, count)
-        before = read_usage(pid, bench.server.pid)
-        took = consuming.await_records(warm_up + count, 300) - committed
-        used = read_usage(pid, bench.server.pid) - before
+        before = look()
+        came, after = stage.await_rest(warm_up + count, 300, look)
+    took, used = came - committed, after - before
     per_100k = 100_000 / count
     return {
         "rows_s": count / took,
@@ -110,18 +130,17 @@ def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:
         "db_cpu": used.server * per_100k,
         # Nothing else is at work on the machine.
         "broker_cpu": used.other * per_100k,
-        "consumer_cpu": used.harness * per_100k,
         "idle": 1 - used.machine / took / (os.cpu_count() or 1),
     }
 
 
-def claim_delete(bench: Bench, broker: KafkaBroker) -> Row:
-    """The same rows, by the statement alone that any relay needs."""
+def claim_delete(bench: Bench, broker: KafkaBroker, claim: str) -> Row:
+    """The same rows, with all that records are made of, by such a statement alone."""
     count = bench.size(200_000)
     with staged(bench.server, broker) as stage, bench.server.connect() as connection:
         stage.fill(connection, count)
         began = time.monotonic()
-        while connection.execute(_CLAIM, binary=True).fetchall():
+        while connection.execute(claim.encode(), binary=True).fetchall():
             pass
         return {"rows_s": count / (time.monotonic() - began)}
 

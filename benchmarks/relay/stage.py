@@ -10,31 +10,39 @@ import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
+    OffsetSpec,
 )
 
-from benchmarks.machine import peak_rss_mb
+from benchmarks.machine import children, peak_rss_mb
 from benchmarks.ownership.pods import wait_until
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib.schema import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import psycopg
 
     from benchmarks.server import Server
     from jobs_lib.devstack import KafkaBroker
 
+T = TypeVar("T")
 PARTITIONS = 8
 KEYS = 10_000
 _WARM_UP_ROWS = 200_000
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_QUIET = 1.0
+"""Seconds without a record, after which none is on its way."""
 _COMMAND = ["jobs_lib.cli", "relay", "benchmarks.relay.service:app"]
+_OWNED = """
+select count(*) from jobs_lib.origins where owner is not null group by owner
+"""
 _FILL = """
 insert into jobs_lib.outbox (shard, topic, key, value, version)
 select jobs_lib.place_record(%(topic)s, key), %(topic)s, key,
@@ -60,12 +68,21 @@ class Stage:
         return time.monotonic()
 
     @contextlib.contextmanager
-    def relaying(self, *, idempotent: bool = False) -> Iterator[Relaying]:
-        """A relay of its own process, which owns all shards by then."""
-        with self._running(_COMMAND, BENCH_IDEMPOTENT="1" if idempotent else "") as pid:
-            owned = "select count(*) from jobs_lib.origins where owner is not null"
-            wait_until(lambda: self.server.ask(owned) == 16, 60, "it owns all")
+    def relaying(
+        self, *, idempotent: bool = False, processes: int = 1
+    ) -> Iterator[Relaying]:
+        """A relay of its own process, or of several, which own all shards by then."""
+        command = [*_COMMAND, "--processes", str(processes)]
+        with self._running(command, BENCH_IDEMPOTENT="1" if idempotent else "") as pid:
+            shares = [16 // processes] * processes
+            wait_until(lambda: self._owned() == shares, 60, "each owns its share")
             yield Relaying(pid)
+
+    def _owned(self) -> list[int]:
+        """How many shards each relay has."""
+        with self.server.connect() as connection:
+            rows = connection.execute(_OWNED).fetchall()
+        return [count for (count,) in rows]
 
     @contextlib.contextmanager
     def relaying_barely(self) -> Iterator[Relaying]:
@@ -110,11 +127,53 @@ class Stage:
                 "fetch.wait.max.ms": 5,
             }
         )
-        consumer.assign([TopicPartition(self.topic, n, 0) for n in range(PARTITIONS)])
+        consumer.assign(self._partitions())
         try:
             yield Consuming(consumer)
         finally:
             consumer.close()
+
+    def await_rest(
+        self, records: int, seconds: float, look: Callable[[], T]
+    ) -> tuple[float, T]:
+        """Wait until nothing comes any more, and that so many records have come.
+
+        Asks where the partitions end for who reads what is committed, and reads them
+        only then: a consumer would compute beside what is measured.
+
+        Returns:
+            The clock's time when the last one came, and what ``look`` gave then.
+
+        Raises:
+            RuntimeError: more or fewer records can be read, or some came later.
+        """
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        deadline = time.monotonic() + seconds
+        last, came, looked = 0, time.monotonic(), look()
+        while last < records or time.monotonic() - came < _QUIET:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{last} of {records} records came")
+            if (end := self._find_end(admin)) != last:
+                last, came = end, time.monotonic()
+                # Dear, and only the last one counts.
+                looked = look() if last >= records else looked
+            time.sleep(0.01)
+        with self.consuming() as consuming:
+            consuming.await_records(records, 60)
+        if consuming.seen != records or self._find_end(admin) != last:
+            raise RuntimeError(f"{consuming.seen} records came instead of {records}")
+        return came, looked
+
+    def _find_end(self, admin: AdminClient) -> int:
+        """Records and marks of transactions that can be read, in all partitions."""
+        found = admin.list_offsets(
+            dict.fromkeys(self._partitions(), _LATEST),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+        )
+        return sum(future.result().offset for future in found.values())
+
+    def _partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, n, 0) for n in range(PARTITIONS)]
 
 
 @dataclass
@@ -125,8 +184,8 @@ class Relaying:
 
     @property
     def rss_mb(self) -> float:
-        """The most memory it has had."""
-        return peak_rss_mb(self.pid)
+        """The most memory it has had, and its children as well."""
+        return sum(peak_rss_mb(pid) for pid in (self.pid, *children(self.pid)))
 
 
 @dataclass

@@ -1,0 +1,76 @@
+"""Several relay processes under one parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.apps import QUICK, make_app
+from tests.support.records import read_topic
+
+APP = """
+from jobs_lib import App
+
+app = App("several")
+app.topic("{topic}", value=int)
+"""
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+@pytest.fixture
+def start(tmp_path, database_url, bootstrap_servers, run_process):
+    """A function that starts the parent of two relay processes."""
+
+    def start(topic: str):
+        (tmp_path / "several.py").write_text(APP.format(topic=topic))
+        quick = {f"JOBS_LIB_{name.upper()}": str(one) for name, one in QUICK.items()}
+        return run_process(
+            *("-m", "jobs_lib.cli", "relay", "several:app", "--processes", "2"),
+            env={
+                **quick,
+                "JOBS_LIB_DATABASE_URL": database_url,
+                "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+                "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}",
+            },
+        )
+
+    return start
+
+
+def test_two_processes_share_the_shards_and_stop_on_one_signal(
+    start, app, admin, topic, connect, bootstrap_servers, wait_for
+):
+    numbers = app.topic(topic(4), value=int)
+    parent = start(numbers.name)
+
+    def shards() -> list[int]:
+        rows = admin.execute(
+            "select count(*) from jobs_lib.origins"
+            " where role = 'relay' and owner is not null group by owner"
+        )
+        return [count for (count,) in rows]
+
+    wait_for(
+        lambda: shards() == [8, 8],
+        timeout=60,
+        what=lambda: f"each has a half: {shards()}\n{parent.output}",
+    )
+    with connect() as connection:
+        for n in range(1_000):
+            numbers.send(connection, key=f"k{n % 50}", value=n)
+    left = "select from jobs_lib.outbox limit 1"
+    wait_for(lambda: not admin.execute(left).fetchall(), timeout=30, what="all is sent")
+    found: dict[str, list[int]] = {}
+    for record in read_topic(bootstrap_servers, numbers.name):
+        found.setdefault(record.key, []).append(record.json)
+    assert found == {f"k{n}": list(range(n, 1_000, 50)) for n in range(50)}
+    parent.signal(signal.SIGTERM)
+    assert parent.wait(timeout=30) == 0
+    assert shards() == []
