@@ -62,7 +62,7 @@ def relay_block(
     produce = producer.produce
     for _, topic, key, value, row_id, version, at in rows:
         headers = [("ce_id", row_id), *_HEAD, ("ce_time", at), ("ce_version", version)]
-        produce(topic, value, key, headers=headers)
+        produce(topic, value, key, -1, None, None, 0, headers)
     producer.commit_transaction(30)
     places = TidArray([row[0] for row in rows])
     connection.execute(_DELETE, (places,), prepare=True)

@@ -46,6 +46,9 @@ _OF_TOPIC = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 """What is wrong with a topic, for all of its records."""
+_ANY_PARTITION = -1
+"""The partitioner chooses."""
+_NOW = 0
 _UNCLEAR = {KafkaError._INCONSISTENT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 """What librdkafka says of topics that are not there, and of much else."""
 
@@ -290,7 +293,17 @@ def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:
         headers = record.make_headers()
         while True:
             try:
-                produce(record.topic, record.value, record.key, headers=headers)
+                # All by their places: to look for names takes a quarter of the call.
+                produce(
+                    record.topic,
+                    record.value,
+                    record.key,
+                    _ANY_PARTITION,
+                    None,
+                    None,
+                    _NOW,
+                    headers,
+                )
                 break
             except BufferError:
                 # The producer's queue is full: let it deliver some.

@@ -185,11 +185,10 @@ class Reader:
         rows: Iterable[tuple[Any, ...]],
         reexport_id: int | None = None,
     ) -> None:
-        merging = self._merging
         places: dict[tuple[str, str], int] = {}
         records = block.records
         head: Headers = []
-        last = None
+        last, merges = None, False
         for (
             row_id, place, topic, key, value, headers, version, entity, at, held, _
         ) in rows:  # fmt: skip
@@ -198,6 +197,7 @@ class Reader:
                 continue
             if topic != last:
                 last, head = topic, self._head(topic, reexport_id)
+                merges = topic in self._merging
             record = Sendable(
                 topic,
                 key,
@@ -212,7 +212,7 @@ class Reader:
                 headers,
                 entity,
             )
-            if key is None or topic not in merging:
+            if key is None or not merges:
                 records.append(record)
                 continue
             # Of a state the last one says it all; it stands for those before it.
