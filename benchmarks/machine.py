@@ -57,7 +57,7 @@ def peak_rss_mb(pid: int) -> float:
     return 0.0
 
 
-def children(parent: int) -> list[int]:
+def find_children(parent: int) -> list[int]:
     """The processes that a process has started."""
     every = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     return [pid for pid in every if _cpu(pid)[2] == parent]
@@ -65,7 +65,7 @@ def children(parent: int) -> list[int]:
 
 def _family_cpu(parent: int) -> float:
     """Of a process, its children, and those of its children that have ended."""
-    return sum(sum(_cpu(pid)[:2]) for pid in (parent, *children(parent)))
+    return sum(sum(_cpu(pid)[:2]) for pid in (parent, *find_children(parent)))
 
 
 def _cpu(pid: int) -> tuple[float, float, int]:

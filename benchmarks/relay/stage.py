@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
-from benchmarks.machine import children, peak_rss_mb
+from benchmarks.machine import find_children, peak_rss_mb
 from benchmarks.ownership.pods import wait_until
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib.schema import migrate
@@ -185,7 +185,7 @@ class Relaying:
     @property
     def rss_mb(self) -> float:
         """The most memory it has had, and its children as well."""
-        return sum(peak_rss_mb(pid) for pid in (self.pid, *children(self.pid)))
+        return sum(peak_rss_mb(pid) for pid in (self.pid, *find_children(self.pid)))
 
 
 @dataclass

@@ -114,5 +114,8 @@ def test_high_runs_before_normal_before_batch_but_batch_never_starves(
             )
     with executing(app, HOME, workers=1, batch=32):
         wait_for(lambda: ended(admin) == 900, timeout=30, what="all ran")
-    half = ran[:450]
-    assert half.count("high") > half.count("normal") > half.count("batch") > 0
+    # High and normal ones share the claims, in each of which the high ones are first.
+    places = {level: [n for n, one in enumerate(ran) if one == level] for level in ran}
+    high, normal, batch = (sum(places[one]) for one in ("high", "normal", "batch"))
+    assert high < normal < batch
+    assert ran[:450].count("batch") > 0
