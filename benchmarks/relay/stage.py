@@ -58,6 +58,8 @@ class Stage:
 
     server: Server
     broker: KafkaBroker
+    admin: AdminClient
+    """One for all questions: a new one may take seconds to answer its first."""
     topic: str = field(default_factory=lambda: f"bench-{uuid.uuid4().hex[:8]}")
 
     def fill(self, connection: psycopg.Connection[Any], rows: int) -> float:
@@ -147,26 +149,25 @@ class Stage:
         Raises:
             RuntimeError: more or fewer records can be read, or some came later.
         """
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
         deadline = time.monotonic() + seconds
         last, came, looked = 0, time.monotonic(), look()
         while last < records or time.monotonic() - came < _QUIET:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{last} of {records} records came")
-            if (end := self._find_end(admin)) != last:
+            if (end := self._find_end()) != last:
                 last, came = end, time.monotonic()
                 # Dear, and only the last one counts.
                 looked = look() if last >= records else looked
             time.sleep(0.01)
         with self.consuming() as consuming:
             consuming.await_records(records, 60)
-        if consuming.seen != records or self._find_end(admin) != last:
+        if consuming.seen != records or self._find_end() != last:
             raise RuntimeError(f"{consuming.seen} records came instead of {records}")
         return came, looked
 
-    def _find_end(self, admin: AdminClient) -> int:
+    def _find_end(self) -> int:
         """Records and marks of transactions that can be read, in all partitions."""
-        found = admin.list_offsets(
+        found = self.admin.list_offsets(
             dict.fromkeys(self._partitions(), _LATEST),
             isolation_level=IsolationLevel.READ_COMMITTED,
         )
@@ -219,8 +220,9 @@ def staged(server: Server, broker: KafkaBroker) -> Iterator[Stage]:
     """A fresh database and topic."""
     server.renew()
     migrate(server.url)
-    stage = Stage(server, broker)
-    _create_topic(stage)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    stage = Stage(server, broker, admin)
+    admin.create_topics([NewTopic(stage.topic, PARTITIONS, 1)])[stage.topic].result()
     yield stage
 
 
@@ -238,8 +240,3 @@ def warm_up(server: Server, broker: KafkaBroker, records: int) -> None:
         for seen in range(0, records, _WARM_UP_ROWS):
             stage.fill(connection, _WARM_UP_ROWS)
             consuming.await_records(seen + _WARM_UP_ROWS, 60)
-
-
-def _create_topic(stage: Stage) -> None:
-    admin = AdminClient({"bootstrap.servers": stage.broker.bootstrap_servers})
-    admin.create_topics([NewTopic(stage.topic, PARTITIONS, 1)])[stage.topic].result()
