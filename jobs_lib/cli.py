@@ -137,13 +137,7 @@ def executor(app: str, processes: int) -> None:
     It runs the jobs of the partitions that the service beside it has, without joining
     the service's consumer group. Give both the same JOBS_LIB_POD.
     """
-    from jobs_lib.app import load_app
-    from jobs_lib.service import Service
-
-    loaded = load_app(app)
-    if processes > 1:
-        _supervise("executor", app, processes)
-    sys.exit(Service(loaded, ["executor"], sidecar=True).run())
+    _run_part("executor", app, processes, sidecar=True)
 
 
 @cli.command()
@@ -151,21 +145,23 @@ def executor(app: str, processes: int) -> None:
 @processes_option
 def relay(app: str, processes: int) -> None:
     """Run only the relay of a service."""
+    _run_part("relay", app, processes)
+
+
+def _run_part(
+    part: str, app: str, processes: int, *, sidecar: bool = False
+) -> NoReturn:
+    """Run one part of a service, in this process or in several."""
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
-
-    loaded = load_app(app)
-    if processes > 1:
-        _supervise("relay", app, processes)
-    sys.exit(Service(loaded, ["relay"]).run())
-
-
-def _supervise(part: str, app: str, processes: int) -> NoReturn:
-    """Run a part in several processes; an app that does not load has said so once."""
     from jobs_lib.supervisor import Supervisor
 
-    command = [sys.executable, "-m", "jobs_lib.cli", part, app]
-    sys.exit(Supervisor(command, processes).run())
+    # Of several, too: an app that does not load says so once.
+    loaded = load_app(app)
+    if processes > 1:
+        command = [sys.executable, "-m", "jobs_lib.cli", part, app]
+        sys.exit(Supervisor(command, processes).run())
+    sys.exit(Service(loaded, [part], sidecar=sidecar).run())
 
 
 @cli.group()

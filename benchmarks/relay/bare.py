@@ -39,7 +39,7 @@ _HEAD: list[tuple[str, str | bytes | None]] = [
 
 
 def relay(first: int) -> None:
-    """Relay every third shard, for ever."""
+    """Relay a share of the shards, for ever."""
     producers: dict[int, Producer] = {}
     for shard in range(first, SHARDS, SENDERS):
         producers[shard] = make_producer(app.settings, f"bare-{shard}", 10.0)

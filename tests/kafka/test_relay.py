@@ -13,6 +13,7 @@ from jobs_lib import telemetry
 from jobs_lib.capture import capture_changes
 from jobs_lib.errors import PayloadError
 from tests.support.apps import heard, make_app, running
+from tests.support.pods import count_shares
 from tests.support.records import read_topic
 
 
@@ -355,15 +356,8 @@ def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
         for _ in range(2)
     ]  # fmt: skip
 
-    def owners() -> list[int]:
-        rows = admin.execute(
-            "select count(*) from jobs_lib.origins"
-            " where role = 'relay' and owner is not null group by owner"
-        )
-        return [count for (count,) in rows]
-
     wait_for(
-        lambda: len(owners()) == 2 and sum(owners()) == 16,
+        lambda: len(shares := count_shares(admin, "relay")) == 2 and sum(shares) == 16,
         timeout=30,
         what="two relays share 16 shards",
     )

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.support.apps import QUICK, make_app
+from tests.support.pods import count_shares
 from tests.support.records import read_topic
 
 APP = """
@@ -50,17 +51,10 @@ def test_two_processes_share_the_shards_and_stop_on_one_signal(
     numbers = app.topic(topic(4), value=int)
     parent = start(numbers.name)
 
-    def shards() -> list[int]:
-        rows = admin.execute(
-            "select count(*) from jobs_lib.origins"
-            " where role = 'relay' and owner is not null group by owner"
-        )
-        return [count for (count,) in rows]
-
     wait_for(
-        lambda: shards() == [8, 8],
+        lambda: count_shares(admin, "relay") == [8, 8],
         timeout=60,
-        what=lambda: f"each has a half: {shards()}\n{parent.output}",
+        what=lambda: f"each has a half: {parent.output}",
     )
     with connect() as connection:
         for n in range(1_000):
@@ -73,4 +67,4 @@ def test_two_processes_share_the_shards_and_stop_on_one_signal(
     assert found == {f"k{n}": list(range(n, 1_000, 50)) for n in range(50)}
     parent.signal(signal.SIGTERM)
     assert parent.wait(timeout=30) == 0
-    assert shards() == []
+    assert count_shares(admin, "relay") == []

@@ -61,3 +61,13 @@ def read_owners(admin: Any, role: str) -> dict[str, set[str]]:
         (role,),
     )
     return {pod: set(origins) for pod, origins in rows.fetchall()}
+
+
+def count_shares(admin: Any, role: str) -> list[int]:
+    """How many origins each process has in a role, of those that have any."""
+    rows = admin.execute(
+        "select count(*) from jobs_lib.origins"
+        " where role = %s and owner is not null group by owner",
+        (role,),
+    )
+    return [count for (count,) in rows]
