@@ -33,6 +33,8 @@ class Position:
     """Whether what came last was plain: see the query ``claim_plain``."""
     growth: int = 1
     """Above 1 nothing could run lately: so many windows are jumped over, if need be."""
+    urgent: bool = False
+    """Whether there was more of the highest priority than the last claim looked at."""
     left_out: int = 0
     """Claims since the last one that looked at the lowest priority, too."""
     found: bool = False

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.floors import Floors
 
 _BATCH_SHARE = 16
+_NORMAL_SHARE = 4
 _MOST_PER_ROW = 16.0
 _FURTHER = 64
 
@@ -107,12 +108,19 @@ class Windows:
         """
         share = math.ceil(room / max(1, len(deep)))
         size = max(2, math.ceil(share / self._per_row))
-        plain = [o for o in deep if self.positions[o].growth == 1]
-        self._asked = dict.fromkeys(((o, 0) for o in plain), size)
+        # Where more of high priority waits than a claim takes, it comes first.
+        less = max(2, size // _NORMAL_SHARE)
+        sizes = {
+            o: less if self.positions[o].urgent else size
+            for o in deep
+            if self.positions[o].growth == 1
+        }
+        self._asked = {(o, 0): size for o, size in sizes.items()}
         leveled: list[tuple[str, int, int]] = []
         for origin in deep:
             position = self.positions[origin]
             position.deep = position.growth > 1
+            position.urgent = False
             if self.prioritized:
                 few = _take_turn(position, share)
                 leveled += [(origin, 1, share)] + [(origin, -1, few)] * (few > 0)
@@ -120,9 +128,9 @@ class Windows:
                 position.deep |= not few
         self._asked |= {(o, level): size for o, level, size in leveled}
         return {
-            "window_origins": text_array(plain),
-            "cursors": int_array(self.positions[o].cursor for o in plain),
-            "sizes": int_array(size for _ in plain),
+            "window_origins": text_array([*sizes]),
+            "cursors": int_array(self.positions[o].cursor for o in sizes),
+            "sizes": int_array(sizes.values()),
             "level_origins": text_array([o for o, _, _ in leveled]),
             "levels": int_array(level for _, level, _ in leveled),
             "level_cursors": int_array(
@@ -158,6 +166,8 @@ class Windows:
         full = count >= self._asked[origin, level]
         if level:
             position.levels[level] = max(position.levels[level], furthest or 0)
+            if level > 0:
+                position.urgent = full
         else:
             position.cursor = max(position.cursor, furthest or 0)
             position.plain = plain
