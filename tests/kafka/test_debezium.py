@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from benchmarks.relay.debezium.connect import DebeziumError, connecting, install
 from benchmarks.relay.stage import Stage
@@ -39,7 +40,9 @@ def stage(database_url, admin, kafka_broker, topic):
         install()
     except DebeziumError as error:
         pytest.skip(f"no Debezium: {error}")
-    return Stage(cast("Any", Server(database_url, admin)), kafka_broker, topic(4))
+    server = cast("Any", Server(database_url, admin))
+    client = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    return Stage(server, kafka_broker, client, topic(4))
 
 
 @pytest.mark.slow
