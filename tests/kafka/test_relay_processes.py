@@ -54,7 +54,9 @@ def test_two_processes_share_the_shards_and_stop_on_one_signal(
     wait_for(
         lambda: count_shares(admin, "relay") == [8, 8],
         timeout=60,
-        what=lambda: f"each has a half: {parent.output}",
+        what=lambda: (
+            f"each has a half: {count_shares(admin, 'relay')}\n{parent.output}"
+        ),
     )
     with connect() as connection:
         for n in range(1_000):
