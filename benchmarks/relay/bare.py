@@ -2,7 +2,8 @@
 
 With the client libraries, the headers, the blocks and the threads of the relay, and
 without all that makes it one: fences, holds, merging, sizes, telling. It asks an empty
-shard again at once, so it is a little below what could be had.
+shard again, where the server walks over what was deleted, so it is a little below what
+could be had.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 SHARDS = 16
+_PAUSE = 0.02
+"""Seconds until a thread that has found nothing looks again."""
 _READ = """
 select ctid, topic, key, value, id::text, version::text,
     to_json(created_at at time zone 'UTC')::text
@@ -48,7 +51,7 @@ def relay(first: int) -> None:
         while True:
             moved = [relay_block(connection, *one) for one in producers.items()]
             if not any(moved):
-                time.sleep(0.005)
+                time.sleep(_PAUSE)
 
 
 def relay_block(

@@ -119,17 +119,17 @@ class Transaction:
                 with committing(connection, self._lender.answer_within):
                     connection.execute(text, prepare=False)
                 self._note_committed()
-            else:
-                refuse_lost(connection, error)
         except BaseException as failure:
             error = failure
             raise
         finally:
             if error is not None and _is_open(connection):
-                # One that fails, too, must not hide why: the pool drops what is broken.
-                with suppress(psycopg.Error):
+                with undoing(connection, self._lender.answer_within):
                     connection.rollback()
+            lost = connection.broken
             self._borrowed.__exit__(None, None, None)
+        if error is not None:
+            refuse_lost(lost, error)
 
     async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
         self._borrowed = self._lender.borrow_async()
@@ -158,17 +158,17 @@ class Transaction:
                 with committing(connection, self._lender.answer_within):
                     await connection.execute(text, prepare=False)
                 self._note_committed()
-            else:
-                refuse_lost(connection, error)
         except BaseException as failure:
             error = failure
             raise
         finally:
             if error is not None and _is_open(connection):
-                # One that fails, too, must not hide why: the pool drops what is broken.
-                with suppress(psycopg.Error):
+                with undoing(connection, self._lender.answer_within):
                     await connection.rollback()
+            lost = connection.broken
             await self._borrowed.__aexit__(None, None, None)
+        if error is not None:
+            refuse_lost(lost, error)
 
     def _check(self, connection: Any) -> None:
         closed = connection.closed and not connection.broken
@@ -239,6 +239,17 @@ def committing(connection: Any, answer_within: float | None) -> Iterator[None]:
 
 
 @contextmanager
+def undoing(connection: Any, answer_within: float | None) -> Iterator[None]:
+    """A rollback: where it fails, why it was made must not be hidden.
+
+    The driver may have raised an error, and not yet seen that the connection has gone;
+    this asks it.
+    """
+    with suppress(psycopg.Error), _hurried(connection, answer_within):
+        yield
+
+
+@contextmanager
 def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
     connection.answer_within = answer_within
     try:
@@ -247,19 +258,21 @@ def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
         connection.answer_within = None
 
 
-def refuse_lost(connection: Any, error: BaseException) -> None:
+def refuse_lost(lost: bool, error: BaseException) -> None:
     """Raise an UnavailableError if the handler failed for want of the database."""
-    if isinstance(error, psycopg.Error) and (
-        connection.broken or error.sqlstate in _AWAY
-    ):
+    if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
         raise UnavailableError(
             f"the connection was lost inside the job's transaction: {error}"
         ) from error
 
 
 def is_passing(error: psycopg.Error) -> bool:
-    """Whether an error of our own statement says nothing about the job."""
-    return isinstance(error, psycopg.OperationalError) or error.sqlstate in _AWAY
+    """Whether an error of our own statement says nothing about the job.
+
+    One without a state is not the server's.
+    """
+    passing = isinstance(error, psycopg.OperationalError)
+    return passing or error.sqlstate is None or error.sqlstate in _AWAY
 
 
 # Read-only, no room, going down: whatever the statement was, it may work later. The

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
 
-SENDERS = 3
+SENDERS = 4
 """While some wait for the database or the broker, another makes records."""
 
 

@@ -248,8 +248,9 @@ class Sender:
         ids, places = block.done
         if not ids:
             return
+        query = "delete_block" if block.reexports else "delete_live"
         row = connection.execute(
-            self._database.queries["delete_block"],
+            self._database.queries[query],
             {
                 **self._reader.own(shard, epoch),
                 "places": TidArray(places),

@@ -134,9 +134,15 @@ order by o.id limit %(limit)s
 -- name: take_records
 select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 
--- name: delete_block
+-- name: delete_live
 -- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
--- with whatever id, stays. Progress of re-exports is counted in the same transaction.
+-- with whatever id, stays.
+select {schema}.delete_rows(
+    %(shard)s::int, %(owner)s, %(epoch)s, %(places)s::tid[], %(ids)s::bigint[]
+)
+
+-- name: delete_block
+-- The same for a block with rows of re-exports, whose progress is counted with it.
 with own as materialized ({fenced_shard}),
 there as (
     -- Where they were read: no look into the index for each. Something may have moved the

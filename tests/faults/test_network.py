@@ -32,7 +32,7 @@ def assert_all_ran_once(url: str, worker, wait_for) -> None:
     )
     assert worker.running
     assert effects(url) == sorted([*range(JOBS)] * 2)
-    assert attempts(url) == {("completed", 1)}
+    assert attempts(url) == {("completed", 1)}, worker.output
 
 
 @pytest.mark.guarantee("FP8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -125,6 +126,41 @@ def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name
     with executing(app, [f"local/{n}" for n in range(16)]):
         wait_for(lambda: count(url) == 0, what="it has run")
     assert killed
+    assert attempts(url) == {("completed", 1)}
+
+
+@pytest.mark.guarantee("FP11")
+@pytest.mark.parametrize("name", ["add", "aadd"])
+def test_an_error_of_the_driver_whose_connection_has_gone_costs_no_attempt(
+    url, app, wait_for, name
+):
+    cut: list[socket.socket] = []
+
+    def cut_once(connection) -> None:
+        """The driver raises, and the client library has not seen it yet."""
+        if not cut:
+            cut.append(socket.socket(fileno=os.dup(connection.fileno())))
+            cut[0].shutdown(socket.SHUT_RDWR)
+            assert not connection.broken
+            raise psycopg.OperationalError("connection socket closed")
+
+    @app.job(retry=exponential(first=0.01, cap=0.01))
+    def add(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into effects values (%s, %s)", (n, job.id))
+            cut_once(connection)
+
+    @app.job(retry=exponential(first=0.01, cap=0.01))
+    async def aadd(job, n: int) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("insert into effects values (%s, %s)", (n, job.id))
+            cut_once(connection)
+
+    enqueue(url, name, 1)
+    with executing(app, [f"local/{n}" for n in range(16)]):
+        wait_for(lambda: count(url) == 0, what="it has run")
+    cut[0].close()
+    assert effects(url) == [0]
     assert attempts(url) == {("completed", 1)}
 
 

@@ -7,7 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from jobs_lib.errors import FencedError
 from jobs_lib.outbox.reader import Reader
+from jobs_lib.outbox.relay import Relay
 from tests.support.apps import make_app
 
 OWNER = UUID(int=7)
@@ -17,13 +19,27 @@ CALM = 0.1
 
 
 @pytest.fixture
-def read(database, admin):
-    """A function that reads the next block of shard 0, and deletes its rows."""
+def owned(admin):
+    """Shard 0 has an owner."""
     admin.execute(
         "insert into jobs_lib.origins (role, origin, owner, epoch)"
         " values ('relay', 'shard/0', %s, 1)",
         [OWNER],
     )
+
+
+@pytest.fixture
+def relay(database, owned):
+    """That owner's relay, which does nothing by itself."""
+    settings = make_app(database.url).settings
+    return Relay(
+        database, settings, OWNER, UUID(int=1), entities={}, topics={}, source="test"
+    )
+
+
+@pytest.fixture
+def read(database, admin, owned):
+    """A function that reads the next block of shard 0, and deletes its rows."""
     calm = make_app(database.url).topic("calm", merge=True, settle=CALM)
     reader = Reader(
         database, OWNER, 1_000, entities={}, topics={"calm": calm}, source="test"
@@ -129,3 +145,38 @@ def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
 def test_what_has_no_key_is_not_collected(read, admin):
     admin.execute("insert into jobs_lib.outbox (shard, topic) values (0, 'calm')")
     assert len(read().records) == 1
+
+
+@pytest.mark.guarantee("W9")
+@pytest.mark.parametrize("reexports", [set(), {1}], ids=["live", "re-export"])
+@pytest.mark.parametrize(
+    "taken", ["owner = gen_random_uuid()", "owner = null", "epoch = epoch + 1"]
+)
+def test_who_has_lost_the_shard_deletes_nothing(
+    database, admin, write, relay, taken, reexports
+):
+    write(1, 2, 3)
+    with database.connect("test") as connection:
+        block = relay._reader.read(connection, 0, 1)
+        block.reexports |= reexports
+        admin.execute(f"update jobs_lib.origins set {taken}")
+        with pytest.raises(FencedError, match="3 of 3 rows of shard 0"):
+            relay._senders[0]._delete(connection, 0, 1, block)
+    assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (3,)
+
+
+@pytest.mark.guarantee("W10")
+@pytest.mark.parametrize("reexports", [set(), {1}], ids=["live", "re-export"])
+def test_rows_that_came_meanwhile_stay(database, admin, write, relay, reexports):
+    write(1, 2, 3)
+    with database.connect("test") as connection:
+        block = relay._reader.read(connection, 0, 1)
+        block.reexports |= reexports
+        # In the place of another, even: what was there is deleted where it lies now.
+        write(4)
+        admin.execute("vacuum full jobs_lib.outbox")
+        newest = relay._reader.read(connection, 0, 1).records[-1]
+        block.records[0].place = newest.place
+        relay._senders[0]._delete(connection, 0, 1, block)
+    left = admin.execute("select id from jobs_lib.outbox").fetchall()
+    assert left == [(newest.row_id,)]

@@ -45,8 +45,12 @@ def write(stage: Stage, number: int, version: int) -> None:
 
 
 def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
-    """Write until the relay has a full queue; returns the version written last."""
+    """Have a relay struck, and write until it is; returns the version written last.
+
+    At a full queue, which it may have at once: of what was written before.
+    """
     struck = count_struck(worker)
+    worker.signal(signal.SIGUSR2)
     version = 1
 
     def is_struck() -> bool:
@@ -87,7 +91,6 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
         fenced = stage.count_lines("^fenced by kafka")
         pod = pods[number % 2]
         worker = stage.relays[pod]
-        worker.signal(signal.SIGUSR2)
         version = write_until_struck(stage, worker, number)
         stage.explain("pauses", 2 * SENDERS)
         await_replaced(stage, pod, number, version)
@@ -115,7 +118,6 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
             stage.await_empty()
             fenced = stage.count_lines("^fenced by kafka")
             own_broker.proxy.freeze()
-            away.signal(signal.SIGUSR2)
             version = write_until_struck(stage, away, number)
             # It would keep its shards while PostgreSQL hears of it.
             database.freeze()

@@ -140,6 +140,8 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
                 " select %s, unnest(%s::text[]), %s, 1",
                 (role, origins, OWNER),
             )
+        # Until PostgreSQL 17 a plan does not say what is compared with a list.
+        compared = r"\|\| key\) = " if connection.info.server_version >= 170_000 else ""
         plans = Plans(connection)
         with plans.told(generic=generic) as told:
             use_enqueue(database, connection)
@@ -159,7 +161,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
     reads = [plan for plan in told if "statement_timestamp" in plan]
     assert reads
     for plan in reads:
-        assert re.search(r"Filter: .*created_at.*\|\| key\) = \(hashed", plan), plan
+        assert re.search(rf"Filter: .*created_at.*{compared}\(hashed", plan), plan
 
 
 def use_enqueue(database, connection) -> None:
@@ -243,6 +245,11 @@ def use_outbox(database, connection) -> None:
     kept.refusals.append(Refusal(refused, "too large"))
     kept.behind += behind.rows
     sender._delete(connection, 3, 1, kept)
+    # Two that lie elsewhere by now, and a block that has rows of a re-export.
+    for record in block.records[12:14]:
+        record.place = block.records[20].place
+    sender._delete(connection, 3, 1, Block(block.records[12:15]))
+    sender._delete(connection, 3, 1, Block(block.records[15:18], reexports={1}))
     sender._hold(connection, 3, 1, kept)
     connection.execute("update jobs_lib.holds set retry_at = now()")
     due = connection.execute(database.queries["due_holds"], {"shards": [3]}).fetchall()
