@@ -198,7 +198,12 @@ class Producers:
         return sent
 
     def _send(
-        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
+        self,
+        shard: int,
+        records: list[Sendable],
+        confirm: Callable[[], None],
+        *,
+        asked: bool = False,
     ) -> tuple[list[Sendable], list[Refusal]]:
         if not records:
             return [], []
@@ -219,6 +224,11 @@ class Producers:
             return self._search_anew(shard, records, error, confirm)
         assert refusal is not None
         producer.abort_transaction(self._timeout)
+        if refusal.whole_topic and not asked:
+            # The client says that from memory, which topics made since are not in until
+            # it asks; its answer is another one then.
+            _check_topics(producer, records, self._timeout)
+            return self._send(shard, records, confirm, asked=True)
         place = next(n for n, one in enumerate(records) if one is refusal.record)
         # A whole topic's would be refused as well; of a key what came before may go.
         before = records[:place]

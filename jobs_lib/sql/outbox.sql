@@ -196,9 +196,13 @@ made as (
     ) as n(topic, key, row_id, error)
     where exists (select from own)
     on conflict (topic, coalesce(key, ''), coalesce(row_id, 0)) do update set
-        error = excluded.error, attempts = h.attempts + 1,
-        retry_at = clock_timestamp()
-            + least(600, 5 * power(2, least(h.attempts, 10))) * interval '1 second'
+        -- Other shards find a topic missing, too: an attempt is what was due.
+        error = excluded.error,
+        attempts = h.attempts + (h.retry_at <= statement_timestamp())::int,
+        retry_at = case when h.retry_at > statement_timestamp() then h.retry_at
+            else clock_timestamp()
+                + least(600, 5 * power(2, least(h.attempts, 10))) * interval '1 second'
+        end
     returning h.*
 ),
 standing as materialized (

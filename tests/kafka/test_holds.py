@@ -61,7 +61,7 @@ def widen(kafka_admin, narrow):
 
 
 @pytest.fixture
-def await_left(admin, wait_for):
+def await_left(admin, database, wait_for):
     """A function that waits until so many rows are left, all of them held."""
 
     # In one snapshot: between two, rows can go from the one to the other.
@@ -71,10 +71,14 @@ def await_left(admin, wait_for):
     )
 
     def await_left(rows: int) -> None:
+        def tell() -> str:
+            held, holds = count(admin, "held_rows"), operating.list_holds(database)
+            return f"{rows} rows are held: {held}, by {holds}"
+
         wait_for(
             lambda: admin.execute(query).fetchone() == (0, rows),
             timeout=30,
-            what=lambda: f"{rows} rows are held: {count(admin, 'held_rows')}",
+            what=tell,
         )
 
     return await_left
@@ -180,6 +184,8 @@ def test_the_rows_of_a_topic_that_is_not_there_wait_for_it(
         (hold,) = operating.list_holds(database)
         assert (hold.topic, hold.key, hold.rows) == (missing.name, None, 100)
         assert "UNKNOWN_TOPIC" in hold.error
+        # However many shards have found it missing before they knew of the hold.
+        assert hold.attempts == 1
         support.create_topic(kafka_admin, missing.name, 4, None)
         try:
             operating.retry_holds(database, topic=missing.name)

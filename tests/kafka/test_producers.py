@@ -8,13 +8,14 @@ import time
 from uuid import UUID
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from jobs_lib.kafka import client
 from jobs_lib.kafka.reach import Reach
 from jobs_lib.outbox.block import LIVE, Sendable
 from jobs_lib.outbox.producers import Producers
 from jobs_lib.settings import load_settings
+from tests.support import create_topic, delete_topics
 from tests.support.waiting import linger, wait_for
 
 SECONDS = 60.0
@@ -41,12 +42,12 @@ def destroyed(monkeypatch):
 
 
 @pytest.fixture
-def make(own_broker):
+def make():
     """A function that makes the producers of a relay."""
 
-    def make() -> Producers:
+    def make(bootstrap_servers: str) -> Producers:
         settings = load_settings(
-            kafka_bootstrap_servers=own_broker.proxied, session_timeout=4.0
+            kafka_bootstrap_servers=bootstrap_servers, session_timeout=4.0
         )
         stopping = threading.Event()
         return Producers(settings, UUID(int=1), stopping, Reach(settings, 2.0))
@@ -58,7 +59,7 @@ def make(own_broker):
 def cut_off(own_broker, make, destroyed):
     """Producers, of which one has sent records and was dropped without an answer."""
     topic = own_broker.create(4)
-    producers = make()
+    producers = make(own_broker.proxied)
     # A coordinator that is still loading may take longer than a producer waits.
     wait_for(lambda: not producers.fence_off({0}), timeout=30)
     producers.send(0, block(topic), lambda: None)
@@ -107,6 +108,37 @@ def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
     cut_off.close()
     assert time.monotonic() - began < 10
     assert len(let_go(cut_off, destroyed)) == 1
+
+
+def remembers_missing(producers: Producers, topic: str) -> bool:
+    """Whether shard 0's client refuses a topic without asking the broker."""
+    (producer,) = producers._made.values()
+    producer.begin_transaction()
+    try:
+        producer.produce(topic, b"value")
+    except KafkaException as error:
+        return error.args[0].code() == KafkaError._UNKNOWN_TOPIC
+    finally:
+        producer.abort_transaction(10)
+    return False
+
+
+@pytest.mark.guarantee("FK9")
+def test_a_topic_is_sent_to_as_soon_as_it_is_there(
+    bootstrap_servers, kafka_admin, topic, make
+):
+    name = f"{topic()}-missing"
+    producers = make(bootstrap_servers)
+    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    sent, refused = producers.send(0, block(name), lambda: None)
+    assert (sent, [one.whole_topic for one in refused]) == ([], [True])
+    wait_for(lambda: remembers_missing(producers, name), timeout=30)
+    create_topic(kafka_admin, name, 4)
+    try:
+        records = block(name)
+        assert producers.send(0, records, lambda: None) == (records, [])
+    finally:
+        delete_topics(kafka_admin, [name])
 
 
 @pytest.mark.slow
