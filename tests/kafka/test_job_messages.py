@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tests.support.records import Seen
 
 QUICK = exponential(first=0.02, cap=0.1)
+_WAITING = """
+select 'job', id, attempt, crashes, run_at::text, errors::text from jobs_lib.jobs
+union all select 'row', id, null, null, null, null from jobs_lib.outbox
+"""
 
 
 def seconds(quick: float, slow: float):
@@ -82,7 +86,10 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
             wait_for(
                 lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
                 timeout=40,
-                what="the rest has run, and all is sent",
+                what=lambda: (
+                    "the rest has run, and all is sent: "
+                    f"{admin.execute(_WAITING).fetchall()}"
+                ),
             )
         # Each change once, whoever made it; each message is there; no other is.
         rows = slot.read()

@@ -27,11 +27,13 @@ STEPS = [
     "ran",  # the handler has ended
     "settled",  # the dispatcher knows
 ]
+_last: list[str] = []
+"""The step of this process, if it is to die at one."""
 
 
 def die(step: str) -> None:
     """Kill the process, if this is its step."""
-    if step == sys.argv[3]:
+    if step in _last:
         say(f"dying: {step}")
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -53,8 +55,9 @@ def listen(event: str, _: dict[str, Any]) -> None:
         die("ran")
 
 
-def watch() -> None:
-    """Die at the steps that are the library's."""
+def watch(last: str) -> None:
+    """Die at this step, be it a handler's or the library's."""
+    _last.append(last)
     for name, step in (("__enter__", "borrow"), ("__aenter__", "borrow")):
         before(Transaction, name, step)
     for name, step in (("__exit__", "left"), ("__aexit__", "left")):
@@ -74,8 +77,8 @@ def watch() -> None:
 
 def main() -> NoReturn:
     """Run until the step comes, or for ever."""
-    url, pod, _ = sys.argv[1:]
-    watch()
+    url, pod, last = sys.argv[1:]
+    watch(last)
     app = make_app(url, pod=pod)
     insert = "insert into effects (job, pod) values (%s, %s)"
 

@@ -36,6 +36,6 @@ def make(url: str, topic: str, **settings: Any) -> App:
 
 
 if __name__ == "__main__":
-    url, pod, _, topic = sys.argv[1:]
-    watch()
+    url, pod, last, topic = sys.argv[1:]
+    watch(last)
     sys.exit(Service(make(url, topic, pod=pod), ["executor"]).run())
