@@ -225,8 +225,8 @@ class Producers:
         assert refusal is not None
         producer.abort_transaction(self._timeout)
         if refusal.whole_topic and not asked:
-            # The client says that from memory, which topics made since are not in until
-            # it asks; its answer is another one then.
+            # The client says that from memory, and may still miss a topic that was made
+            # since. To ask the broker renews what it knows.
             _check_topics(producer, records, self._timeout)
             return self._send(shard, records, confirm, asked=True)
         place = next(n for n, one in enumerate(records) if one is refusal.record)
