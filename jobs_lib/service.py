@@ -6,7 +6,6 @@ service as a sidecar (``jobs-lib executor``) and follows its partitions.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
@@ -22,6 +21,7 @@ from jobs_lib.executor import Executor
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.memory import settle_memory
 from jobs_lib.naming import check_environment
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
-_COLLECT = 20_000, 10, 10
-"""Objects that wait for the garbage collector: four blocks' records."""
 _ABANDON_WITHIN = 1.0
 """Seconds for the last word to the database of a process that ends at once."""
 
@@ -229,11 +227,7 @@ class Service:
         if read_share():
             stop_with_parent(self.ask_to_stop)
         self.start()
-        # What is there by now stays, and rows that are read make no cycles: the garbage
-        # collector would go through all of it with every few hundred of them.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_COLLECT)
+        settle_memory()
         wear = Wear(self.settings, self._count_ran)
         while not self._stopping.wait(_TICK) and not wear.is_over():
             pass

@@ -37,7 +37,6 @@ _HEAD: list[tuple[str, str | bytes | None]] = [
     ("ce_type", os.environ.get("BENCH_TOPIC", "bench").encode()),
     ("ce_source", b"bench"),
     ("ce_cause", b"live"),
-    ("content-type", b"application/octet-stream"),
 ]
 
 

@@ -9,12 +9,13 @@ from confluent_kafka import KafkaException, Producer
 
 from jobs_lib import App
 from jobs_lib.outbox import relay
+from jobs_lib.outbox.block import make_messages
 from jobs_lib.outbox.producers import Producers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobs_lib.outbox.block import Refusal, Sendable
+    from jobs_lib.outbox.block import Records, Refusal
 
 app = App("bench")
 events = app.topic(os.environ.get("BENCH_TOPIC", "bench"), value=bytes, partitions=8)
@@ -36,8 +37,8 @@ class IdempotentProducers(Producers):
         )
 
     def send(
-        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
-    ) -> tuple[list[Sendable], list[Refusal]]:
+        self, shard: int, records: Records, confirm: Callable[[], None]
+    ) -> tuple[Records, list[Refusal]]:
         """Send, and wait until all are acknowledged."""
         producer = self._made[shard]
         failed: list[Any] = []
@@ -46,15 +47,11 @@ class IdempotentProducers(Producers):
             if error is not None:
                 failed.append(error)
 
-        for record in records:
+        for topic, value, key, headers in make_messages(records):
             while True:
                 try:
                     producer.produce(
-                        record.topic,
-                        record.value,
-                        record.key,
-                        headers=record.make_headers(),
-                        on_delivery=delivered,
+                        topic, value, key, headers=headers, on_delivery=delivered
                     )
                     break
                 except BufferError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
@@ -14,6 +16,19 @@ LIVE, BATCH = 0, 1
 Headers: TypeAlias = "list[tuple[str, str | bytes | None]]"
 Row: TypeAlias = "tuple[int, int, bytes]"
 """(class, id, ctid) of a row of the outbox."""
+LiveRow: TypeAlias = "tuple[Any, ...]"
+"""(id, ctid, topic, key, value, headers, version, entity, time, held, size), as read.
+
+The time is in UTC, in JSON; the size is that of a value that has not come with the row.
+"""
+Message: TypeAlias = (
+    "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
+)
+"""(topic, value, key, headers), as the producer takes them."""
+
+ID, PLACE, TOPIC, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 7, 9, 10))
+"""Of a live row."""
+KEY_OF_TOPIC = itemgetter(2, 3)
 
 
 @dataclass(slots=True)
@@ -70,6 +85,93 @@ class Sendable:
         return [*{**dict(headers), **self.more}.items()] if self.more else headers
 
 
+class PlainRows:
+    """Live rows each of which leaves as it lies: none is held, merged or loaded.
+
+    Most blocks are of such, and a backlog is. They are sent without being made into
+    records first, which would take Python a third of the time that it has for them.
+    """
+
+    def __init__(self, rows: Sequence[LiveRow], heads: Mapping[str, Headers]) -> None:
+        """Take them as they were read.
+
+        Args:
+            rows: in the order of sending.
+            heads: by topic, the headers that its records share.
+        """
+        self._rows = rows
+        self._heads = heads
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def records(self) -> list[Sendable]:
+        """The same as records, for when one of them is not taken."""
+        return [make_record(row, self._heads[TOPIC(row)]) for row in self._rows]
+
+    @property
+    def done(self) -> tuple[list[int], list[bytes]]:
+        """The ids and places of all."""
+        return [*map(ID, self._rows)], [*map(PLACE, self._rows)]
+
+    def make_messages(self) -> Iterator[Message]:
+        """What each of them is to the producer.
+
+        The headers are one object, filled anew each time: the producer copies them.
+        """
+        last, time = None, None
+        headers: dict[str, str | bytes | None] = {}
+        for row_id, _, topic, key, value, more, version, _, at, _, _ in self._rows:
+            if topic != last:
+                last, time = topic, None
+                headers = {"ce_id": None, **dict(self._heads[topic])}
+            headers["ce_id"] = str(row_id)
+            # Rows of one transaction have the same.
+            if at != time:
+                time = at
+                headers["ce_time"] = f"{at[1:-1]}Z"
+            if version is not None:
+                headers["ce_version"] = str(version)
+            else:
+                headers.pop("ce_version", None)
+            yield topic, value, key, {**headers, **more} if more else headers
+
+
+Records: TypeAlias = "list[Sendable] | PlainRows"
+
+
+def make_record(row: LiveRow, head: Headers) -> Sendable:
+    """The record of a row; ``head`` are the headers that it shares with others."""
+    row_id, place, topic, key, value, more, version, entity, at, _, _ = row
+    return Sendable(
+        topic,
+        key,
+        value,
+        LIVE,
+        row_id,
+        place,
+        head,
+        # Without the quotes of JSON.
+        at[1:-1],
+        version,
+        more,
+        entity,
+    )
+
+
+def spell_out(records: Records) -> list[Sendable]:
+    """Records, whatever they were."""
+    return records.records if isinstance(records, PlainRows) else records
+
+
+def make_messages(records: Records) -> Iterator[Message]:
+    """What records are to the producer, one after the other."""
+    if isinstance(records, PlainRows):
+        return records.make_messages()
+    return ((one.topic, one.value, one.key, one.make_headers()) for one in records)
+
+
 class Hold(NamedTuple):
     """What keeps rows back: those of a key, one without a key, or a whole topic's."""
 
@@ -111,7 +213,8 @@ class Refusal:
 class Block:
     """What goes out in one Kafka transaction, and the rows that it empties."""
 
-    records: list[Sendable] = field(default_factory=list)
+    outgoing: Records = field(default_factory=list)
+    """The records, or rows of which none have been made."""
     dropped: list[Row] = field(default_factory=list)
     """Rows that are done without a record."""
     refusals: list[Refusal] = field(default_factory=list)
@@ -122,32 +225,43 @@ class Block:
     """The re-exports that rows of the block belong to: these may be their last ones."""
 
     @property
+    def records(self) -> list[Sendable]:
+        """The records; plain rows are made into them when somebody asks."""
+        self.outgoing = spell_out(self.outgoing)
+        return self.outgoing
+
+    @property
     def done(self) -> tuple[list[int], list[bytes]]:
         """Ids and places of every row that is done once the records are in Kafka."""
-        ids = [record.row_id for record in self.records]
-        places = [record.place for record in self.records]
-        merged = [record.older for record in self.records if record.older]
+        if isinstance(self.outgoing, PlainRows):
+            ids, places = self.outgoing.done
+            merged = []
+        else:
+            ids = [record.row_id for record in self.outgoing]
+            places = [record.place for record in self.outgoing]
+            merged = [record.older for record in self.outgoing if record.older]
         for rows in (*merged, self.dropped):
             ids += [row_id for _, row_id, _ in rows]
             places += [place for _, _, place in rows]
         return ids, places
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.dropped or self.refusals or self.behind)
+        return bool(self.outgoing or self.dropped or self.refusals or self.behind)
 
     def refuse(self, refusal: Refusal) -> None:
         """Take out a record that is not to be sent, and what waits behind it."""
         self.keep(others(self.records, [refusal]), [refusal])
 
-    def keep(self, sent: list[Sendable], refusals: Sequence[Refusal]) -> None:
+    def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
         """Keep these records; the others are refused, or wait behind those that are."""
         if not refusals:
             return
-        known = {id(one) for one in sent} | {id(one.record) for one in refusals}
+        kept = spell_out(sent)
+        known = {id(one) for one in kept} | {id(one.record) for one in refusals}
         for record in self.records:
             if id(record) not in known:
                 self.behind += record.rows
-        self.records = sent
+        self.outgoing = kept
         self.refusals += refusals
 
 

@@ -14,7 +14,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import hear_out, make_producer
 from jobs_lib.kafka.refusal import find_refusal
-from jobs_lib.outbox.block import Refusal, others
+from jobs_lib.outbox.block import Refusal, make_messages, others, spell_out
 
 if TYPE_CHECKING:
     import threading
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.kafka.reach import Reach
-    from jobs_lib.outbox.block import Sendable
+    from jobs_lib.outbox.block import Records, Sendable
     from jobs_lib.settings import Settings
 
 _FENCED_AT_ONCE = 8
@@ -170,8 +170,8 @@ class Producers:
         return producer
 
     def send(
-        self, shard: int, records: list[Sendable], confirm: Callable[[], None]
-    ) -> tuple[list[Sendable], list[Refusal]]:
+        self, shard: int, records: Records, confirm: Callable[[], None]
+    ) -> tuple[Records, list[Refusal]]:
         """Send records in their order, in as few transactions as can be.
 
         Returns those that are in Kafka, and those that it does not take; what has to
@@ -200,42 +200,44 @@ class Producers:
     def _send(
         self,
         shard: int,
-        records: list[Sendable],
+        records: Records,
         confirm: Callable[[], None],
         *,
         asked: bool = False,
-    ) -> tuple[list[Sendable], list[Refusal]]:
+    ) -> tuple[Records, list[Refusal]]:
         if not records:
             return [], []
         producer = self._made[shard]
         error = None
         try:
-            refusal = _produce(producer, records)
-            if refusal is None:
+            found = _produce(producer, records)
+            if found is None:
                 producer.commit_transaction(self._timeout)
                 return records, []
         except KafkaException as failure:
             error = failure.args[0]
             if not _is_refusal(error) and error.code() not in _UNCLEAR:
                 raise
+        spelled = spell_out(records)
         # Not while the failure is handled: one that the client raises meanwhile keeps
         # it in memory for ever, and the producer with it.
         if error is not None:
-            return self._search_anew(shard, records, error, confirm)
-        assert refusal is not None
+            return self._search_anew(shard, spelled, error, confirm)
+        assert found is not None
+        place, why = found
+        refusal = _explain(spelled[place], why)
         producer.abort_transaction(self._timeout)
         if refusal.whole_topic and not asked:
             # The client says that from memory, and may still miss a topic that was made
             # since. To ask the broker renews what it knows.
-            _check_topics(producer, records, self._timeout)
-            return self._send(shard, records, confirm, asked=True)
-        place = next(n for n, one in enumerate(records) if one is refusal.record)
+            _check_topics(producer, spelled, self._timeout)
+            return self._send(shard, spelled, confirm, asked=True)
         # A whole topic's would be refused as well; of a key what came before may go.
-        before = records[:place]
+        before = spelled[:place]
         if refusal.whole_topic:
             before = others(before, [refusal])
         sent, more = self._send(
-            shard, before + others(records[place:], [refusal]), confirm
+            shard, before + others(spelled[place:], [refusal]), confirm
         )
         return sent, [refusal, *more]
 
@@ -245,7 +247,7 @@ class Producers:
         records: list[Sendable],
         error: KafkaError,
         confirm: Callable[[], None],
-    ) -> tuple[list[Sendable], list[Refusal]]:
+    ) -> tuple[Records, list[Refusal]]:
         """The same with a new producer, which also aborts what the last one has sent.
 
         Of that one the broker has seen numbers that it does not count: librdkafka would
@@ -265,7 +267,7 @@ class Producers:
         records: list[Sendable],
         error: KafkaError,
         confirm: Callable[[], None],
-    ) -> tuple[list[Sendable], list[Refusal]] | None:
+    ) -> tuple[Records, list[Refusal]] | None:
         """Send records one of which was refused by the broker, which names none.
 
         None if it is not about them.
@@ -282,7 +284,7 @@ class Producers:
         middle = len(records) // 2
         sent, refusals = self._send(shard, records[:middle], confirm)
         later, more = self._send(shard, others(records[middle:], refusals), confirm)
-        return sent + later, refusals + more
+        return [*spell_out(sent), *spell_out(later)], refusals + more
 
 
 def _init(producer: Producer, timeout: float) -> KafkaError | None:
@@ -295,25 +297,15 @@ def _init(producer: Producer, timeout: float) -> KafkaError | None:
     return None
 
 
-def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:
-    """Put records into a transaction; returns the one that is refused at once."""
+def _produce(producer: Producer, records: Records) -> tuple[int, KafkaError] | None:
+    """Put records into a transaction; which is refused at once, and why."""
     producer.begin_transaction()
     produce = producer.produce
-    for record in records:
-        headers = record.make_headers()
+    for place, (topic, value, key, headers) in enumerate(make_messages(records)):
         while True:
             try:
                 # All by their places: to look for names takes a quarter of the call.
-                produce(
-                    record.topic,
-                    record.value,
-                    record.key,
-                    _ANY_PARTITION,
-                    None,
-                    None,
-                    _NOW,
-                    headers,
-                )
+                produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
                 break
             except BufferError:
                 # The producer's queue is full: let it deliver some.
@@ -321,7 +313,7 @@ def _produce(producer: Producer, records: Sequence[Sendable]) -> Refusal | None:
             except KafkaException as failure:
                 if not _is_refusal(failure.args[0]):
                     raise
-                return _explain(record, failure.args[0])
+                return place, failure.args[0]
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
@@ -11,11 +10,18 @@ from jobs_lib.db import int_array, text_array
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
+    ENTITY,
+    HELD,
+    KEY_OF_TOPIC,
     LIVE,
+    SIZE,
+    TOPIC,
     Block,
     Headers,
+    PlainRows,
     Refusal,
     Sendable,
+    make_record,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.db import Database
+    from jobs_lib.outbox.block import LiveRow
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
 
@@ -30,8 +37,6 @@ _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
 _HEADS = 1_000
 """Kept at once: a topic and a re-export each."""
-_SIZE = itemgetter(-1)
-"""Of a row's value, where that has not come with it."""
 _BYTES = 8 * 2**20
 """Of the values of one block; a single larger one is a block of its own."""
 
@@ -112,7 +117,12 @@ class Reader:
                 binary=True,
             ).fetchall()
             fitting = self._fit(connection, shard, live)
-            self._add_live(connection, block, fitting)
+            topics = {*map(TOPIC, fitting)}
+            if self._are_plain(fitting, topics):
+                heads = {topic: self._head(topic, None) for topic in topics}
+                block.outgoing = PlainRows(fitting, heads)
+            else:
+                self._add_live(connection, block, fitting)
             if len(fitting) == len(live) < self._limit:
                 batch = connection.execute(
                     self._database.queries["read_batch"],
@@ -145,13 +155,13 @@ class Reader:
         self,
         connection: psycopg.Connection[Any],
         shard: int,
-        rows: list[tuple[Any, ...]],
-    ) -> list[tuple[Any, ...]]:
+        rows: list[LiveRow],
+    ) -> list[LiveRow]:
         """The first of the rows, as many as fit into a block, with all their values."""
-        if not any(map(_SIZE, rows)):
+        if not any(map(SIZE, rows)):
             return rows
         total = 0
-        fitting: list[tuple[Any, ...]] = []
+        fitting: list[LiveRow] = []
         large = set()
         for row in rows:
             # The first in any case, however large.
@@ -178,50 +188,47 @@ class Reader:
             for row in fitting
         ]
 
+    def _are_plain(self, rows: list[LiveRow], topics: set[str]) -> bool:
+        """Whether each of the rows of these topics leaves as it lies."""
+        if any(map(HELD, rows)) or any(map(ENTITY, rows)):
+            return False
+        if not topics.isdisjoint(self._checked):
+            return False
+        merging = topics & self._merging
+        if not merging:
+            return True
+        keys = [
+            (topic, key)
+            for topic, key in map(KEY_OF_TOPIC, rows)
+            if topic in merging and key is not None
+        ]
+        return len({*keys}) == len(keys)
+
     def _add_live(
         self,
         connection: psycopg.Connection[Any],
         block: Block,
-        rows: Iterable[tuple[Any, ...]],
+        rows: Iterable[LiveRow],
         reexport_id: int | None = None,
     ) -> None:
         places: dict[tuple[str, str], int] = {}
         records = block.records
-        head: Headers = []
-        last, merges = None, False
-        for (
-            row_id, place, topic, key, value, headers, version, entity, at, held, _
-        ) in rows:  # fmt: skip
-            if held:
+        for row in rows:
+            row_id, place, topic, key, *_ = row
+            if HELD(row):
                 block.behind.append((LIVE, row_id, place))
                 continue
-            if topic != last:
-                last, head = topic, self._head(topic, reexport_id)
-                merges = topic in self._merging
-            record = Sendable(
-                topic,
-                key,
-                value,
-                LIVE,
-                row_id,
-                place,
-                head,
-                # Without the quotes of JSON.
-                at[1:-1],
-                version,
-                headers,
-                entity,
-            )
-            if key is None or not merges:
+            record = make_record(row, self._head(topic, reexport_id))
+            if key is None or topic not in self._merging:
                 records.append(record)
                 continue
             # Of a state the last one says it all; it stands for those before it.
-            place = places.setdefault((topic, key), len(records))
-            if place == len(records):
+            number = places.setdefault((topic, key), len(records))
+            if number == len(records):
                 records.append(record)
             else:
-                record.supersede(records[place])
-                records[place] = record
+                record.supersede(records[number])
+                records[number] = record
         if self._checked:
             self._check(block)
         self._load(connection, block, [one for one in block.records if one.entity])
@@ -278,7 +285,7 @@ class Reader:
                     topic, key, None, BATCH, row_id, place, head, entity=entity
                 )
                 records.append(record)
-        block.records += records
+        block.records.extend(records)
         self._load(connection, block, records)
 
     def _load(
@@ -359,8 +366,9 @@ class Reader:
             if reexport_id is not None:
                 shared["ce_reexport"] = str(reexport_id)
             declared = self._topics.get(topic)
-            if declared is not None and not declared.encoder.labels_rows:
-                shared["content-type"] = declared.encoder.content_type
+            encoder = None if declared is None else declared.encoder
+            if encoder is not None and encoder.content_type and not encoder.labels_rows:
+                shared["content-type"] = encoder.content_type
             # As the client wants them: it would encode them for each record.
             head = [(name, value.encode()) for name, value in shared.items()]
             self._heads[topic, reexport_id] = head

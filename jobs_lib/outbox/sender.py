@@ -213,7 +213,7 @@ class Sender:
         if not block:
             return False
         _tell("block.read", shard, block)
-        if block.records:
+        if block.outgoing:
             self._send(connection, shard, epoch, block)
             _tell("block.produced", shard, block)
         self._delete(connection, shard, epoch, block)
@@ -236,7 +236,7 @@ class Sender:
             if owned != (True,):
                 raise FencedError(f"another relay has taken over shard {shard}")
 
-        block.keep(*self._producers.send(shard, block.records, confirm))
+        block.keep(*self._producers.send(shard, block.outgoing, confirm))
 
     def _delete(
         self,

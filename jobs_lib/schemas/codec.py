@@ -25,7 +25,7 @@ class Encoder(Protocol):
     """Makes the bytes of a topic's values."""
 
     content_type: str
-    """The media type of the bytes."""
+    """The media type of the bytes; empty where nobody knows it."""
     labels_rows: bool
     """Whether each row holds its content type: it is right whatever is declared when
     the row leaves."""
@@ -115,7 +115,9 @@ class JsonCodec:
 class BytesCodec(JsonCodec):
     """Values that are bytes, whatever they hold."""
 
-    content_type = "application/octet-stream"
+    # To name one that says nothing is not asked for (RFC 9110, 8.3), and costs each
+    # record a header.
+    content_type = ""
 
     def decode(self, data: bytes) -> bytes:
         """The bytes as they are."""

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from jobs_lib.errors import FencedError
+from jobs_lib.outbox.block import PlainRows
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.relay import Relay
 from tests.support.apps import make_app
@@ -139,6 +140,42 @@ def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
             assert time.monotonic() < deadline
         (record,) = block.records
         assert len(record.rows) == 900
+
+
+@pytest.fixture
+def write_calm(admin):
+    """A function that writes rows of these keys, which have settled by now."""
+
+    def write_calm(*keys: str | None) -> None:
+        for key in keys:
+            admin.execute(
+                "insert into jobs_lib.outbox (shard, topic, key, created_at)"
+                " values (0, 'calm', %s, now() - interval '1 minute')",
+                [key],
+            )
+
+    return write_calm
+
+
+def test_rows_that_leave_as_they_lie_are_sent_as_they_were_read(
+    read, write, write_calm
+):
+    write(1, 9 * MIB // 1_000, None)
+    write_calm("a", None, "b", None)
+    block = read()
+    assert isinstance(block.outgoing, PlainRows)
+    assert [(one.topic, one.key) for one in block.records] == [
+        *[("events", "k")] * 3,
+        *[("calm", key) for key in ("a", None, "b", None)],
+    ]
+
+
+def test_rows_of_which_some_are_merged_are_made_into_records(read, write_calm):
+    write_calm("a", "b", "a")
+    block = read()
+    assert not isinstance(block.outgoing, PlainRows)
+    assert [one.key for one in block.records] == ["a", "b"]
+    assert len(block.records[0].rows) == 2
 
 
 @pytest.mark.guarantee("W20")

@@ -1,0 +1,53 @@
+"""How a process that runs for long keeps its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from types import SimpleNamespace
+
+import pytest
+
+from jobs_lib.memory import settle_memory
+
+
+@pytest.fixture
+def collector():
+    """The garbage collector, which is afterwards as it was."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the C library is told; ``None`` for one that knows nothing of it."""
+
+    def told(*, knows: bool) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        library = SimpleNamespace()
+        if knows:
+            library.mallopt = lambda *given: found.append(given)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+        return found
+
+    return told
+
+
+def test_what_has_started_is_not_looked_through_again(collector):
+    settle_memory()
+    assert gc.get_freeze_count() > 10_000
+    assert gc.get_threshold()[0] >= 20_000
+
+
+def test_freed_memory_is_not_kept_apart(collector, told):
+    found = told(knows=True)
+    settle_memory()
+    # M_MXFAST of malloc.h.
+    assert found == [(1, 0)]
+
+
+def test_a_library_without_such_a_setting_will_do(collector, told):
+    assert told(knows=False) == []
+    settle_memory()
