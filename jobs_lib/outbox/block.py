@@ -118,7 +118,8 @@ class PlainRows:
     def make_messages(self) -> Iterator[Message]:
         """What each of them is to the producer.
 
-        The headers are one object, filled anew each time: the producer copies them.
+        The headers are those of its record, in one object that is filled anew each
+        time: the producer copies them.
         """
         last, time = None, None
         headers: dict[str, str | bytes | None] = {}

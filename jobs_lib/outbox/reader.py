@@ -25,7 +25,7 @@ from jobs_lib.outbox.block import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Set
     from uuid import UUID
 
     from jobs_lib.db import Database
@@ -117,12 +117,11 @@ class Reader:
                 binary=True,
             ).fetchall()
             fitting = self._fit(connection, shard, live)
-            topics = {*map(TOPIC, fitting)}
-            if self._are_plain(fitting, topics):
-                heads = {topic: self._head(topic, None) for topic in topics}
+            heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
+            if self._are_plain(fitting, heads.keys()):
                 block.outgoing = PlainRows(fitting, heads)
             else:
-                self._add_live(connection, block, fitting)
+                self._add_live(connection, block, fitting, heads)
             if len(fitting) == len(live) < self._limit:
                 batch = connection.execute(
                     self._database.queries["read_batch"],
@@ -146,7 +145,8 @@ class Reader:
                 binary=True,
             ).fetchall()
             for *row, reexport_id in rows:
-                self._add_live(connection, block, [tuple(row)], reexport_id)
+                heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
+                self._add_live(connection, block, [tuple(row)], heads)
                 if reexport_id is not None:
                     block.reexports.add(reexport_id)
         return block
@@ -188,7 +188,7 @@ class Reader:
             for row in fitting
         ]
 
-    def _are_plain(self, rows: list[LiveRow], topics: set[str]) -> bool:
+    def _are_plain(self, rows: list[LiveRow], topics: Set[str]) -> bool:
         """Whether each of the rows of these topics leaves as it lies."""
         if any(map(HELD, rows)) or any(map(ENTITY, rows)):
             return False
@@ -209,7 +209,7 @@ class Reader:
         connection: psycopg.Connection[Any],
         block: Block,
         rows: Iterable[LiveRow],
-        reexport_id: int | None = None,
+        heads: Mapping[str, Headers],
     ) -> None:
         places: dict[tuple[str, str], int] = {}
         records = block.records
@@ -218,7 +218,7 @@ class Reader:
             if HELD(row):
                 block.behind.append((LIVE, row_id, place))
                 continue
-            record = make_record(row, self._head(topic, reexport_id))
+            record = make_record(row, heads[topic])
             if key is None or topic not in self._merging:
                 records.append(record)
                 continue

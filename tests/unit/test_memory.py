@@ -22,7 +22,7 @@ def collector():
 
 @pytest.fixture
 def told(monkeypatch):
-    """What the C library is told; ``None`` for one that knows nothing of it."""
+    """A function that returns what the C library is told, if it knows `mallopt`."""
 
     def told(*, knows: bool) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

@@ -50,7 +50,6 @@ def all_of(messages):
     ]
 
 
-@pytest.mark.guarantee("W1")
 def test_they_are_sent_as_their_records_would_be(plain):
     assert all_of(make_messages(plain)) == all_of(make_messages(plain.records))
 
