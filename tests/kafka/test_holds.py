@@ -136,6 +136,27 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
     assert not operating.list_holds(database)
 
 
+@pytest.mark.guarantee("FK10")
+def test_a_record_without_a_key_is_held_alone_where_kafka_wants_one(
+    app, database, topic, connect, bootstrap_servers, await_left
+):
+    # Python's door asks for a key; SQL does not know which topics are compacted.
+    states = app.topic(topic(1, config={"cleanup.policy": "compact"}), value=int)
+    write = "select jobs_lib.send(%s, %s, %s)"
+    with connect() as connection:
+        for key, value in (("a", "1"), (None, "2"), ("a", "3"), (None, "4")):
+            connection.execute(write, (states.name, key, value))
+    with running(app, "relay"):
+        await_left(2)
+        with connect() as connection:
+            states.send(connection, key="a", value=5)
+        await_left(2)
+        assert values(bootstrap_servers, states) == {"a": [b"1", b"3", b"5"]}
+        holds = operating.list_holds(database)
+        assert [(hold.key, hold.rows) for hold in holds] == [(None, 1), (None, 1)]
+        assert all("INVALID_RECORD" in hold.error for hold in holds), holds
+
+
 @pytest.mark.guarantee("I20")
 def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
     app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for

@@ -70,7 +70,7 @@ def table(admin) -> dict[str, object]:
     return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
 
 
-@pytest.mark.guarantee("W1")
+@pytest.mark.guarantee("W1", "W45", "W49")
 def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table(
     shop, database, admin, connect, bootstrap_servers, wait_for
 ):
@@ -129,8 +129,10 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
     versions: dict[str, int] = {}
     for record in records:
         if record.value is not None:
-            assert record.json["version"] >= versions.get(record.key, 0)
-            versions[record.key] = record.json["version"]
+            version = record.json["version"]
+            assert record.headers["ce_version"] == str(version)
+            assert version >= versions.get(record.key, 0)
+            versions[record.key] = version
 
 
 def test_a_state_that_changes_while_it_is_read_never_goes_back(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -62,6 +64,49 @@ def relay(app, admin, bootstrap_servers, wait_for):
         return read_topic(bootstrap_servers, states.name)
 
     return relay
+
+
+class Feed:
+    """The changes of the table of aircraft, by logical decoding."""
+
+    def __init__(self, admin) -> None:
+        self._admin = admin
+        self._slot = f"feed_{uuid4().hex}"
+        self._seen = None
+        admin.execute(
+            "select pg_create_logical_replication_slot(%s, 'test_decoding')",
+            (self._slot,),
+        )
+
+    def peek(self) -> list[tuple[str, str]]:
+        """The kind and the key of each change since the place that it was told."""
+        changes = self._admin.execute(
+            "select lsn, data from pg_logical_slot_peek_changes(%s, null, null)",
+            (self._slot,),
+        ).fetchall()
+        self._seen = changes[-1][0]
+        found = (
+            re.search(r"aircraft: (\w+): tail\[text\]:'(\w+)'", c) for _, c in changes
+        )
+        return [(one[1], one[2]) for one in found if one]
+
+    def advance(self) -> None:
+        """Tell it that all up to the last peek is done."""
+        self._admin.execute(
+            "select pg_replication_slot_advance(%s, %s)", (self._slot, self._seen)
+        )
+
+    def drop(self) -> None:
+        """Let go of the log."""
+        self._admin.execute("select pg_drop_replication_slot(%s)", (self._slot,))
+
+
+@pytest.fixture
+def feed(admin):
+    """A feed of the changes from now on."""
+    feed = Feed(admin)
+    yield feed
+    feed.drop()
 
 
 def change(connection, tail: str) -> None:
@@ -240,6 +285,41 @@ def test_of_an_id_the_state_at_the_time_of_sending_is_sent(
     assert found == {
         "N1": ({"tail": "N1", "seats": 99, "version": 3}, "3"),
         "N2": (None, None),
+    }
+
+
+@pytest.mark.guarantee("W14")
+def test_a_feed_of_changes_may_say_what_is_to_be_sent(
+    aircraft, admin, connect, relay, feed
+):
+    for tail in ("N1", "N2", "N3"):
+        change(admin, tail)
+    change(admin, "N2")
+    admin.execute("delete from aircraft where tail = 'N3'")
+    with connect() as connection:
+        change(connection, "N4")
+        connection.rollback()
+
+    def follow() -> list[str]:
+        """Write a row for each change that the feed tells of."""
+        with connect() as connection:
+            tails = [tail for _, tail in feed.peek()]
+            for tail in tails:
+                aircraft.send_current(connection, key=tail)
+        return tails
+
+    changed = ["N1", "N2", "N3", "N2", "N3"]
+    assert follow() == changed
+    # It has died before it could tell the feed how far it is: all comes again.
+    assert follow() == changed
+    feed.advance()
+    change(admin, "N1")
+    assert follow() == ["N1"]
+    found = {r.key: (r.json, r.headers.get("ce_version")) for r in relay(aircraft)}
+    assert found == {
+        "N1": ({"tail": "N1", "seats": 2, "version": 2}, "2"),
+        "N2": ({"tail": "N2", "seats": 2, "version": 2}, "2"),
+        "N3": (None, None),
     }
 
 

@@ -86,6 +86,7 @@ def test_a_broker_that_does_not_answer_is_named_with_the_way_out(database_url):
         declare_topic(app, "orders")
 
 
+@pytest.mark.guarantee("W47")
 def test_what_differs_is_planned_and_set_but_for_partitions(app, topic):
     name = topic(2, config={"delete.retention.ms": "60000", "segment.ms": "70000"})
     declared = app.topic(

@@ -63,31 +63,54 @@ def secured_topic(secured_admin) -> Iterator[Callable[[], str]]:
 @pytest.fixture
 def grant(secured_admin, wait_for) -> Iterator[Callable[..., None]]:
     """`grant(user, kind, name, right, prefixed=False)`; all end with the test."""
-    given: list[AclBindingFilter] = []
+    given: set[AclBindingFilter] = set()
 
     def grant(
         user: str, kind: str, name: str, right: str, *, prefixed: bool = False
     ) -> None:
-        place = (
-            ResourceType[kind],
-            name,
-            ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            AclOperation[right],
-            AclPermissionType.ALLOW,
-        )
-        given.append(AclBindingFilter(*place))
+        place = place_right(user, kind, name, right, prefixed=prefixed)
+        given.add(AclBindingFilter(*place))
         for future in secured_admin.create_acls([AclBinding(*place)]).values():
             future.result()
         wait_for(
-            lambda: secured_admin.describe_acls(given[-1]).result(),
+            lambda: secured_admin.describe_acls(AclBindingFilter(*place)).result(),
             what=f"{user} may {right} {name}",
         )
 
     yield grant
-    for future in secured_admin.delete_acls(given).values() if given else ():
+    for future in secured_admin.delete_acls([*given]).values() if given else ():
         future.result()
+
+
+@pytest.fixture
+def revoke(secured_admin, wait_for) -> Callable[..., None]:
+    """`revoke(user, kind, name, right)` takes back what was granted."""
+
+    def revoke(user: str, kind: str, name: str, right: str) -> None:
+        wanted = AclBindingFilter(*place_right(user, kind, name, right))
+        for future in secured_admin.delete_acls([wanted]).values():
+            assert future.result(), f"{user} had no right to {right} {name}"
+        wait_for(
+            lambda: not secured_admin.describe_acls(wanted).result(),
+            what=f"{user} may not {right} {name}",
+        )
+
+    return revoke
+
+
+def place_right(
+    user: str, kind: str, name: str, right: str, *, prefixed: bool = False
+) -> tuple[Any, ...]:
+    """What an ACL is made of, and what it is found by."""
+    return (
+        ResourceType[kind],
+        name,
+        ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        AclOperation[right],
+        AclPermissionType.ALLOW,
+    )
 
 
 @pytest.fixture

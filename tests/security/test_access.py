@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from jobs_lib import operating
 from jobs_lib.errors import AccessError
 from jobs_lib.service import Service
 from jobs_lib.topic_plan import apply_topics
@@ -180,6 +181,48 @@ def test_whoever_has_all_rights_consumes_and_sends(
             timeout=30,
             what="it is sent",
         )
+
+
+@pytest.mark.parametrize("kept", ["READ", None])
+def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
+    secured, secured_app, secured_topic, grant, revoke, admin, connect, wait_for, kept
+):
+    denied, granted = secured_topic(), secured_topic()
+    allow(grant, "alice", denied, denied)
+    allow(grant, "alice", granted, granted)
+    if not kept:
+        # Who may read a topic is also told that it is there.
+        revoke("alice", "TOPIC", denied, "READ")
+    app = secured_app()
+    topics = [app.topic(name, value=int) for name in (denied, granted)]
+
+    def send(numbers: range) -> None:
+        with connect() as connection:
+            for n in numbers:
+                for topic in topics:
+                    topic.send(connection, key=f"k{n % 3}", value=n)
+
+    def left() -> tuple[int, int]:
+        return count(admin, "outbox"), count(admin, "held_rows")
+
+    with running(app, "relay"):
+        send(range(30))
+        wait_for(lambda: left() == (0, 0), timeout=30, what="all is sent")
+        revoke("alice", "TOPIC", denied, "WRITE")
+        send(range(30, 60))
+        wait_for(lambda: left() == (0, 30), timeout=30, what=lambda: f"held: {left()}")
+        (hold,) = operating.list_holds(app.database())
+        assert (hold.topic, hold.key, hold.rows) == (denied, None, 30)
+        assert "TOPIC_AUTHORIZATION_FAILED" in hold.error
+        assert CANARY not in hold.error
+        grant("alice", "TOPIC", denied, "WRITE")
+        operating.retry_holds(app.database(), topic=denied)
+        wait_for(lambda: left() == (0, 0), timeout=30, what=lambda: f"sent: {left()}")
+    for name in (denied, granted):
+        found: dict[str, list[int]] = {}
+        for record in read_topic(secured.bootstrap_servers, name):
+            found.setdefault(record.key, []).append(record.json)
+        assert found == {f"k{n}": [*range(n, 60, 3)] for n in range(3)}
 
 
 def allow(grant, user, read, written):
