@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.apps import make_app, running
+from tests.support.apps import count, make_app, running
 from tests.support.pods import Pods, read_owners
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
             timeout=SESSION + 30,
             what="each job runs in a sidecar",
         )
+        # One that ran, and whose end was not committed, would run again after a kill.
+        wait_for(lambda: not count(admin, "jobs"), what="all have ended")
 
     first, beside_first = start("pod-a", "service"), start("pod-a", "sidecar")
     await_all(pods, "pod-a")
