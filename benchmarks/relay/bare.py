@@ -29,7 +29,9 @@ _PAUSE = 0.02
 _READ = """
 select ctid, topic, key, value, id::text, version::text,
     to_json(created_at at time zone 'UTC')::text
-from jobs_lib.outbox where shard = %s and class = 0 order by outbox.id limit 5000
+from jobs_lib.outbox where shard = %s and class = 0
+-- `id` alone would be the result's, which is text: all of the shard would be sorted.
+order by outbox.id limit 5000
 """
 _DELETE = "delete from jobs_lib.outbox where ctid = any (%s)"
 _HEAD: list[tuple[str, str | bytes | None]] = [
