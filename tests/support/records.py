@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,14 +79,25 @@ def _read_ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
     try:
         ends = {}
         for number in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
-            _, high = consumer.get_watermark_offsets(
-                TopicPartition(topic, number), timeout=10
-            )
-            if high:
+            if high := _read_end(consumer, TopicPartition(topic, number)):
                 ends[number] = high
         return ends
     finally:
         consumer.close()
+
+
+def _read_end(consumer: Consumer, partition: TopicPartition) -> int:
+    def read() -> tuple[int, int] | None:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=10)
+        except KafkaException as error:
+            # Of a topic just made a broker names the leader before it acts as one.
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+        return None
+
+    _, high = wait_for(read, what=f"{partition} has a leader") or (0, 0)
+    return high
 
 
 def _make_consumer(bootstrap_servers: str, isolation: str) -> Consumer:
