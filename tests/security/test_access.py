@@ -13,7 +13,7 @@ from jobs_lib.errors import AccessError
 from jobs_lib.service import Service
 from jobs_lib.topic_plan import apply_topics
 from tests.security.helpers import CANARY, User
-from tests.support.apps import count, heard, running
+from tests.support.apps import count, count_unsent, heard, running
 from tests.support.records import produce, read_topic
 from tests.support.secured import ELSEWHERE, EXPIRED, SECURED
 
@@ -202,27 +202,26 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
                 for topic in topics:
                     topic.send(connection, key=f"k{n % 3}", value=n)
 
-    def left() -> tuple[int, int]:
-        """Rows that wait and that are held, in one snapshot: they change places."""
-        rows: tuple[int, int] = admin.execute(
-            "select (select count(*) from jobs_lib.outbox),"
-            " (select count(*) from jobs_lib.held_rows)"
-        ).fetchone()
-        return rows
+    def await_unsent(waiting: int, held: int) -> None:
+        wait_for(
+            lambda: count_unsent(admin) == (waiting, held),
+            timeout=30,
+            what=lambda: f"{waiting} wait, {held} are held: {count_unsent(admin)}",
+        )
 
     with running(app, "relay"):
         send(range(30))
-        wait_for(lambda: left() == (0, 0), timeout=30, what="all is sent")
+        await_unsent(0, 0)
         revoke("alice", "TOPIC", denied, "WRITE")
         send(range(30, 60))
-        wait_for(lambda: left() == (0, 30), timeout=30, what=lambda: f"held: {left()}")
+        await_unsent(0, 30)
         (hold,) = operating.list_holds(app.database())
         assert (hold.topic, hold.key, hold.rows) == (denied, None, 30)
         assert "TOPIC_AUTHORIZATION_FAILED" in hold.error
         assert CANARY not in hold.error
         grant("alice", "TOPIC", denied, "WRITE")
         operating.retry_holds(app.database(), topic=denied)
-        wait_for(lambda: left() == (0, 0), timeout=30, what=lambda: f"sent: {left()}")
+        await_unsent(0, 0)
     for name in (denied, granted):
         found: dict[str, list[int]] = {}
         for record in read_topic(secured.bootstrap_servers, name):

@@ -37,6 +37,15 @@ def count(admin: Any, table: str) -> int:
     return number
 
 
+def count_unsent(admin: Any) -> tuple[int, int]:
+    """Rows that wait and that are held, in one snapshot: they change places."""
+    waiting, held = admin.execute(
+        "select (select count(*) from jobs_lib.outbox),"
+        " (select count(*) from jobs_lib.held_rows)"
+    ).fetchone()
+    return waiting, held
+
+
 def make_app(url: str, *, home: str | None = None, **settings: Any) -> App:
     """An app on the database at ``url``, with quick settings."""
     return App(

@@ -96,8 +96,9 @@ def _read_end(consumer: Consumer, partition: TopicPartition) -> int:
                 raise
         return None
 
-    _, high = wait_for(read, what=f"{partition} has a leader") or (0, 0)
-    return high
+    ends = wait_for(read, what=f"{partition} has a leader")
+    assert ends is not None
+    return ends[1]
 
 
 def _make_consumer(bootstrap_servers: str, isolation: str) -> Consumer:

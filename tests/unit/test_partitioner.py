@@ -62,6 +62,7 @@ def test_uuid_keys_spread_evenly_over_partitions():
     keys = (str(UUID(int=number * 0x9E3779B97F4A7C15)) for number in range(32_000))
     counts = Counter(choose_partition(key, 16) for key in keys)
     assert len(counts) == 16
+    assert max(counts.values()) / min(counts.values()) < 1.2
     assert all(1_800 < count < 2_200 for count in counts.values())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 # Each may have sent a block that it has not deleted yet.
 from jobs_lib.outbox.relay import SENDERS
-from tests.support.apps import make_app
+from tests.support.apps import count_unsent, make_app
 from tests.support.outbox.history import Slot
 from tests.support.outbox.judge import judge
 from tests.support.pods import read_owners
@@ -246,12 +246,7 @@ class Stage:
     def count_left(self) -> int:
         """Rows that have not left, held ones as well; -1 while the server is away."""
         with contextlib.suppress(psycopg.OperationalError), self._connect() as admin:
-            row = admin.execute(
-                "select (select count(*) from jobs_lib.outbox)"
-                " + (select count(*) from jobs_lib.held_rows)"
-            ).fetchone()
-            assert row is not None
-            return int(row[0])
+            return sum(count_unsent(admin))
         return -1
 
     def await_left(self, timeout: float = 60.0) -> None:
