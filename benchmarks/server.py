@@ -73,6 +73,7 @@ class Server:
             "PGHOST": str(parts.hostname),
             "PGPORT": str(parts.port),
             "PGUSER": str(parts.username),
+            "PGPASSWORD": str(parts.password),
             "PGDATABASE": DATABASE,
         }
 

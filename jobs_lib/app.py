@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.db import Database, load_queries
@@ -12,7 +13,7 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
-from jobs_lib.settings import Settings, default_settings, require_database_url
+from jobs_lib.settings import Settings, default_settings
 from jobs_lib.transaction import Pools
 
 if TYPE_CHECKING:
@@ -76,13 +77,7 @@ class App(JobDeclarations, TopicDeclarations):
         Raises:
             ConfigurationError: no URL is set.
         """
-        return Database(
-            require_database_url(self.settings),
-            self.settings.schema_name,
-            direct_url=self.settings.direct_url,
-            pgbouncer=self.settings.pgbouncer,
-            timeout=self.settings.database_timeout,
-        )
+        return Database.of(self.settings)
 
     def registry(self) -> Registry:
         """The schema registry; connects when it is first asked.
@@ -160,10 +155,7 @@ def load_app(path: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the module of {path!r} cannot be imported: {error}. Is it on the path, "
-            "or in the working folder?"
-        ) from None
+        raise _explain_missing(path, module_name, error) from None
     app = getattr(module, attribute, None)
     if not isinstance(app, App):
         raise ConfigurationError(
@@ -171,3 +163,26 @@ def load_app(path: str) -> App:
             f"{module_name}"
         )
     return app
+
+
+def _explain_missing(
+    path: str, module_name: str, error: ModuleNotFoundError
+) -> ConfigurationError:
+    """Which module is missing: the app's own, or one that it imports."""
+    missing = error.name or str(error)
+    if module_name == missing or module_name.startswith(f"{missing}."):
+        return ConfigurationError(
+            f"the module of {path!r} cannot be imported: {error}. Is it on the path, "
+            "or in the working folder?"
+        )
+    # The frames of the import system itself have no file.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+    ]
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+    return ConfigurationError(
+        f"the module of {path!r} is there, but {place} imports {missing!r}, which is "
+        "not: install what it is part of, or correct the name"
+    )

@@ -34,6 +34,7 @@ def capture_changes(
     topic: str,
     key: str,
     entity: str | None = None,
+    version: str = "version",
     schema: str = "jobs_lib",
 ) -> None:
     """Send the state of each row of a table that is inserted, updated or deleted.
@@ -48,11 +49,14 @@ def capture_changes(
         topic: where the states go.
         key: the column whose text form is the record's key.
         entity: as ``app.entity`` names it. Defaults to ``table``.
+        version: the column of the version that the states carry, if the table has it:
+            the tombstone of a deleted row has the version that follows. Give ``""``
+            where the states carry none.
         schema: where the tables of this library lie.
     """
     statement = sql.SQL(
         "create trigger {name} after insert or update or delete on {table}"
-        " for each row execute function {function}({topic}, {entity}, {key})"
+        " for each row execute function {function}({topic}, {entity}, {key}, {version})"
     ).format(
         name=sql.Identifier(_NAME),
         table=_table(table),
@@ -60,6 +64,7 @@ def capture_changes(
         topic=sql.Literal(topic),
         entity=sql.Literal(entity or table),
         key=sql.Literal(key),
+        version=sql.Literal(version),
     )
     _run(op, statement)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import traceback
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
-from jobs_lib.masking import mask
+from jobs_lib.masking import mask, one_line, plain_lines
 from jobs_lib.settings import default_settings, require_database_url
 from jobs_lib.terminal import json_option, show
 
@@ -33,10 +34,16 @@ processes_option = click.option(
 
 
 class _Formatter(logging.Formatter):
-    """Hides secrets in what any library logs, tracebacks included."""
+    """Hides secrets in what any library logs, and keeps each record in one line.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return mask(super().format(record))
+    Only a traceback has lines of its own, which are set in.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(mask(super().formatMessage(record)))
+
+    def formatException(self, ei: Any) -> str:
+        return plain_lines(super().formatException(ei))
 
 
 class LazyGroup(click.Group):
@@ -44,6 +51,7 @@ class LazyGroup(click.Group):
 
     _groups = {
         "check": ("jobs_lib.operating.commands", "check"),
+        "grants": ("jobs_lib.operating.grant_commands", "grants"),
         "jobs": ("jobs_lib.operating.commands", "jobs"),
         "owners": ("jobs_lib.operating.commands", "owners"),
         "outbox": ("jobs_lib.operating.outbox_commands", "outbox"),
@@ -96,13 +104,34 @@ def cli(verbose: bool) -> None:
     help="Parts of the outbox, each with one relay at a time; fixed when the tables "
     "are installed. Defaults to 16.",
 )
-def migrate(copied_from: str, shards: int | None) -> None:
+@click.option(
+    "--sql", "as_sql", is_flag=True, help="Print the SQL instead, and ask no database."
+)
+@click.option(
+    "--since",
+    metavar="VERSION",
+    help="With --sql: the version that the tables have. By default there are none.",
+)
+def migrate(
+    copied_from: str, shards: int | None, as_sql: bool, since: str | None
+) -> None:
     """Install or upgrade the tables."""
     from jobs_lib.schema import migrate as upgrade
+    from jobs_lib.schema import write_sql
 
     settings = default_settings()
+    if as_sql:
+        if copied_from:
+            raise click.UsageError("--copied-from needs the database: leave --sql out")
+        text = write_sql(settings.schema_name, settings, since=since, shards=shards)
+        click.echo(text, nl=False)
+        return
+    if since is not None:
+        raise click.UsageError("--since needs --sql: a database knows its version")
+    url = require_database_url(settings)
     version = upgrade(
-        require_database_url(settings),
+        # Past PgBouncer, where that is known.
+        settings.direct_url or url,
         settings.schema_name,
         settings,
         copied_from=copied_from,
@@ -124,6 +153,7 @@ def run(app: str, without: tuple[str, ...]) -> None:
     from jobs_lib.app import load_app
     from jobs_lib.service import PARTS, Service
 
+    _end_while_loading()
     parts = [part for part in PARTS if part not in without]
     sys.exit(Service(load_app(app), parts).run())
 
@@ -156,12 +186,18 @@ def _run_part(
     from jobs_lib.service import Service
     from jobs_lib.supervisor import Supervisor
 
+    _end_while_loading()
     # Of several, too: an app that does not load says so once.
     loaded = load_app(app)
     if processes > 1:
         command = [sys.executable, "-m", "jobs_lib.cli", part, app]
         sys.exit(Supervisor(command, processes).run())
     sys.exit(Service(loaded, [part], sidecar=sidecar).run())
+
+
+def _end_while_loading() -> None:
+    """End in order when asked to while the app is imported: nothing has begun."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 @cli.group()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import psycopg
 from psycopg import sql
@@ -20,22 +20,31 @@ from psycopg.types.numeric import Int8Dumper
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from jobs_lib.errors import (
+    ConfigurationError,
     FencedError,
     JobsError,
     SchemaVersionError,
     UnavailableError,
 )
-from jobs_lib.masking import find_passwords, keep_secret, masked_url
+from jobs_lib.masking import describe, find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
 from jobs_lib.session import AsyncSession, Session
+from jobs_lib.settings import check_schema, require_database_url
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from jobs_lib.settings import Settings
 
 _HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
+BEGIN = "begin isolation level read committed"
+"""Begins each transaction of ours that psycopg does not begin by itself. A statement
+that has waited for a lock must see what was committed meanwhile."""
+_ISOLATION = "set default_transaction_isolation = 'read committed'"
+_HINT = "Is the server running on that host"
 _TID_LENGTH = struct.pack("!i", 6)
 _SIGNATURE = 12
 """Digits of a process's id; `end_silent_sessions` compares as many."""
@@ -85,8 +94,22 @@ def _read_queries() -> dict[str, str]:
 
 
 @cache
+def _reason(error: psycopg.Error) -> str:
+    """What libpq says, of each address if it has tried several."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    tried = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    # Its hint asks what our own text asks.
+    said = tried or [line for line in lines if line and not line.startswith(_HINT)]
+    return "; ".join(dict.fromkeys(said)) or type(error).__name__
+
+
 def load_queries(schema: str) -> Queries:
-    """The named queries for one schema, read once per process."""
+    """The named queries for one schema, read once per process.
+
+    Raises:
+        ConfigurationError: there can be no such schema.
+    """
+    check_schema(schema)
     return Queries(schema)
 
 
@@ -128,6 +151,24 @@ class Database:
         """Seconds without an answer after which a connection counts as lost."""
         self._direct_url = direct_url or ("" if pgbouncer else url)
         self._process = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The database that the settings name, reached as they say.
+
+        Services, commands and tasks all get theirs here, so none of them forgets
+        PgBouncer, the direct URL or the timeout.
+
+        Raises:
+            ConfigurationError: no URL is set.
+        """
+        return cls(
+            require_database_url(settings),
+            settings.schema_name,
+            direct_url=settings.direct_url,
+            pgbouncer=settings.pgbouncer,
+            timeout=settings.database_timeout,
+        )
 
     def sign(self, process: UUID) -> None:
         """Let the connections made from now on say whose they are.
@@ -177,13 +218,15 @@ class Database:
             self.unavailable(error)
         connection.answer_within = self.timeout if impatient else None
         prepare_connection(connection)
+        if not self.prepares and not direct:
+            self._check_isolation(connection)
         if self.prepares:
             # Our statements are made to have one good plan; making it anew each time
             # would cost more than many of them. Behind PgBouncer no setting stays.
             # And no compiling: costs of plans for any parameters are high guesses, and
             # JIT takes seconds for what runs a millisecond.
             connection.execute(
-                "set plan_cache_mode = force_generic_plan; set jit = off"
+                f"set plan_cache_mode = force_generic_plan; set jit = off; {_ISOLATION}"
             )
             if impatient:
                 # A plan that was made while a table seemed empty may read all of it,
@@ -204,7 +247,7 @@ class Database:
             timeout=30,
             connection_class=Session,
             kwargs={"autocommit": True, **self.options(name)},
-            configure=prepare_connection,
+            configure=self._configure,
         )
 
     def async_pool(
@@ -219,7 +262,7 @@ class Database:
             timeout=30,
             connection_class=AsyncSession,
             kwargs={"autocommit": True, **self.options(name)},
-            configure=_prepare_async_connection,
+            configure=self._configure_async,
         )
 
     def options(self, name: str) -> dict[str, Any]:
@@ -228,12 +271,30 @@ class Database:
             name, self.timeout, prepares=self.prepares, process=self._process
         )
 
+    def _configure(self, connection: psycopg.Connection[Any]) -> None:
+        prepare_connection(connection)
+        settle_isolation(connection, stays=self.prepares)
+
+    async def _configure_async(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        connection.adapters.register_dumper(int, Int8Dumper)
+        await settle_isolation_async(connection, stays=self.prepares)
+
+    def _check_isolation(self, connection: psycopg.Connection[Any]) -> None:
+        """Refuse a default that no setting of ours can change behind PgBouncer."""
+        row = connection.execute("show default_transaction_isolation").fetchone()
+        if row is not None and row[0] != "read committed":
+            connection.close()
+            raise ConfigurationError(
+                f"behind PgBouncer the default isolation is {row[0]!r}, and jobs_lib "
+                "works by 'read committed': give it a role of its own, and run `alter "
+                "role ROLE set default_transaction_isolation = 'read committed'`"
+            )
+
     def unavailable(self, error: psycopg.Error) -> NoReturn:
         """Raise what a person can act on instead of the driver's error."""
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UnavailableError(
-            f"the database at {masked_url(self.url)} does not answer: {reason[-1]}. "
-            "Is it running, and is JOBS_LIB_DATABASE_URL right?"
+            f"the database at {masked_url(self.url)} does not answer: "
+            f"{_reason(error)}. Is it running, and is JOBS_LIB_DATABASE_URL right?"
         ) from None
 
     def check_version(self, expected: str) -> str:
@@ -330,10 +391,35 @@ def prepare_connection(connection: psycopg.Connection[Any]) -> None:
     """
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(TidArray, _TidArrayDumper)
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
 
-async def _prepare_async_connection(connection: psycopg.AsyncConnection[Any]) -> None:
-    connection.adapters.register_dumper(int, Int8Dumper)
+def settle_isolation(connection: psycopg.Connection[Any], *, stays: bool) -> None:
+    """Let each transaction read what is committed, whatever the server's default is.
+
+    Args:
+        connection: to the database, with no transaction open.
+        stays: whether a setting of the session is there again next time.
+    """
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    if stays:
+        # For single statements in autocommit mode, which nothing begins.
+        before = connection.autocommit
+        connection.autocommit = True
+        connection.execute(_ISOLATION)
+        connection.autocommit = before
+
+
+async def settle_isolation_async(
+    connection: psycopg.AsyncConnection[Any], *, stays: bool
+) -> None:
+    """The same on an event loop."""
+    await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+    if stays:
+        before = connection.autocommit
+        await connection.set_autocommit(True)
+        await connection.execute(_ISOLATION)
+        await connection.set_autocommit(before)
 
 
 def quote(identifier: str) -> str:
@@ -366,6 +452,25 @@ def channel(schema: str, kind: str = "jobs") -> str:
     if len(encoded) + 1 + len(kind) <= _CHANNEL_LIMIT:
         return f"{schema}.{kind}"
     return f"{murmur2(encoded):08x}.{kind}"
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Inside a driver's transaction: raise what it can take for an error.
+
+    The driver commits if an error of the application's says that it is false, and does
+    not roll back if it fails when asked for its class.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            plain = error.__class__ is type(error) and bool(error)
+        except BaseException:
+            plain = False
+        if plain:
+            raise
+        raise JobsError(describe(error)) from None
 
 
 @contextmanager

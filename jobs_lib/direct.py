@@ -26,6 +26,10 @@ _OPEN = pq.TransactionStatus.INTRANS
 _NO_PIPELINE = pq.PipelineStatus.OFF
 _prepared: WeakKeyDictionary[psycopg.Connection[Any], set[bytes]] = WeakKeyDictionary()
 """The names of the statements that are prepared on connections of our own."""
+_BEGIN = {
+    None: b"BEGIN",
+    psycopg.IsolationLevel.READ_COMMITTED: b"BEGIN ISOLATION LEVEL READ COMMITTED",
+}
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -51,11 +55,12 @@ def exchange(
         return _send(pgconn, statement.numbered, values, formats)
     if (
         status == _IDLE
-        and connection.isolation_level is None
+        and connection.isolation_level in _BEGIN
         and connection.read_only is None
         and connection.deferrable is None
     ):
-        return _begin_and_send(pgconn, statement.numbered, values, formats)
+        begin = _BEGIN[connection.isolation_level]
+        return _begin_and_send(pgconn, begin, statement.numbered, values, formats)
     return None
 
 
@@ -128,12 +133,13 @@ def _send_prepared(
 
 def _begin_and_send(
     pgconn: PGconn,
+    begin: bytes,
     query: bytes,
     values: list[bytes | None],
     formats: list[int] | None,
 ) -> PQGen[Rows]:
     pgconn.enter_pipeline_mode()
-    pgconn.send_query_params(b"BEGIN", None)
+    pgconn.send_query_params(begin, None)
     pgconn.send_query_params(query, values, param_formats=formats)
     pgconn.pipeline_sync()
     yield from generators.send(pgconn)

@@ -35,6 +35,9 @@ class ConfigurationError(JobsError):
 class UnavailableError(JobsError):
     """A server that is needed does not answer."""
 
+    lost_since: float | None = None
+    """Of a job's own transaction that lost its connection: when it had begun."""
+
 
 class AccessError(UnavailableError):
     """Kafka refuses a password or certificate, or lacks one, or denies a permission."""

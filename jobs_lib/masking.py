@@ -7,22 +7,30 @@ log, a column or a terminal goes through :func:`mask`.
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_MASK = "***"
+MASK = "***"
+"""Stands where a secret stood."""
 _SHORTEST = 4
 """Characters; hiding fewer would make texts unreadable and nothing safe."""
 _ANYWHERE = 8
 """Characters from which on a secret is hidden inside a longer word, too."""
+_LONGEST = 2_000
+"""Characters that are kept of a text which others made."""
+_LOOKED_AT = 20_000
+"""Characters of it in which secrets are looked for: it may be of any size."""
 _SECRET = re.compile(
     r"password|secret|jaas|ssl[._]key|oauthbearer\.config|user\.info|auth\.token"
 )
 """In the names of settings of Kafka's and the registry's client with secret values."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _secrets: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 
@@ -41,12 +49,60 @@ def keep_secret(words: Iterable[str]) -> None:
 
 def mask(text: str) -> str:
     """The text, with ``***`` in the place of each secret."""
-    return text if _pattern is None else _pattern.sub(_MASK, text)
+    return text if _pattern is None else _pattern.sub(MASK, text)
 
 
-def describe(error: BaseException) -> str:
-    """What is kept of an error: its type and its text, masked."""
-    return mask(f"{type(error).__name__}: {error}")
+def one_line(text: str) -> str:
+    """The text with its control characters as escapes: it cannot forge a log line."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def plain_lines(text: str) -> str:
+    """The lines of a traceback, set in: none of them looks like a record of a log."""
+    return "\n".join(f"    {one_line(line)}" for line in mask(text).split("\n"))
+
+
+class PlainRecords(logging.Filter):
+    """Makes each record one line without secrets, whoever formats it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record through."""
+        record.msg, record.args = one_line(mask(record.getMessage())), None
+        if record.exc_info and not record.exc_text:
+            try:
+                told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            except BaseException:  # of an error whose attributes are anybody's code
+                told = describe(record.exc_info[1])
+            record.exc_text = plain_lines(told)
+        return True
+
+
+def describe(error: object) -> str:
+    """What is kept of an error: its type and the start of its text; never raises."""
+    return f"{_name(error)}: {spell(error)}"[:_LONGEST]
+
+
+def spell(value: object) -> str:
+    """The start of a value's text, masked, fit for a log and a column; never raises.
+
+    The code that makes an error's text is the application's, and may fail itself.
+    """
+    try:
+        # Not by the text's own methods: a subclass of str has what its author likes.
+        text = str.__getitem__(str(value), slice(_LOOKED_AT))
+    except BaseException as failure:
+        return f"(its text cannot be made: {_name(failure)})"
+    whole = len(text) < _LOOKED_AT
+    text = mask(text.replace("\0", "").encode("utf-8", "replace").decode())
+    # A secret that the cut went through is not recognized: it goes as a whole.
+    longest = max(map(len, _secrets), default=0)
+    return (text if whole else text[: max(0, len(text) - longest)])[:_LONGEST]
+
+
+def _name(value: object) -> str:
+    # Past a metaclass that has a property of this name.
+    name: str = type.__dict__["__name__"].__get__(type(value))
+    return name
 
 
 def find_secrets(settings: Mapping[str, str]) -> set[str]:

@@ -7,66 +7,53 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
+from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from starlette.requests import Request
-    from starlette.responses import Response
-
 _STOP_WITHIN = 2.0
+_TICK = 0.1
+_AT_ONCE = 32
+"""Clients that are heard at once; a thread waits for each."""
+_HEARD_FOR = 5.0
+"""Seconds after which a client that does not speak is given up."""
 
 
 class Probes:
     """Answers ``/livez`` and ``/readyz`` from a thread of its own."""
 
-    def __init__(self, port: int, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        port: int,
+        is_ready: Callable[[], bool],
+        find_silent: Callable[[], list[str]] = list,
+    ) -> None:
         """Take the port.
 
         Args:
-            port: on all addresses, since it is the node that asks.
+            port: on all addresses, IPv6's too, since it is the node that asks.
             is_ready: whether ``/readyz`` answers 200, else it is 503.
+            find_silent: the threads that stand still: ``/livez`` answers 503 for them.
 
         Raises:
-            ConfigurationError: the port is taken, or the extra ``web`` is missing.
+            ConfigurationError: the port is taken.
         """
         try:
-            import uvicorn
-            from starlette.applications import Starlette
-            from starlette.responses import PlainTextResponse
-            from starlette.routing import Route
-        except ImportError as error:
-            raise ConfigurationError(
-                f"JOBS_LIB_PROBES_PORT needs {error.name}: pip install 'jobs-lib[web]'"
-            ) from None
-        try:
-            self._socket = socket.create_server(("", port))
+            listener = _listen(port)
         except OSError as error:
             raise ConfigurationError(
                 f"port {port} for the probes cannot be had: {error.strerror}. Set "
                 "JOBS_LIB_PROBES_PORT to another one"
             ) from None
-
-        async def livez(_: Request) -> Response:
-            return PlainTextResponse("live")
-
-        async def readyz(_: Request) -> Response:
-            if is_ready():
-                return PlainTextResponse("ready")
-            return PlainTextResponse("starting or stopping", status_code=503)
-
-        routes = [Route("/livez", livez), Route("/readyz", readyz)]
-        # Neither the application's logging nor its signals are the server's business.
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_config=None, access_log=False, lifespan="off"
-        )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(listener, is_ready, find_silent)
         self._thread = threading.Thread(
-            target=self._server.run,
-            args=([self._socket],),
+            target=self._server.serve_forever,
+            args=(_TICK,),
             name="jobs_lib probes",
             daemon=True,
         )
@@ -77,6 +64,96 @@ class Probes:
 
     def stop(self) -> None:
         """Answer no more, and give the port back."""
-        self._server.should_exit = True
-        self._thread.join(_STOP_WITHIN)
-        self._socket.close()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(_STOP_WITHIN)
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each client: one that does not speak keeps nobody waiting."""
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        is_ready: Callable[[], bool],
+        find_silent: Callable[[], list[str]],
+    ) -> None:
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()  # the base class has made one, for IPv4 alone
+        self.socket = listener
+        self.is_ready = is_ready
+        self.find_silent = find_silent
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hear a client, unless too many are heard already."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The same, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle is none of our troubles."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "jobs_lib"
+    sys_version = ""
+    timeout = _HEARD_FOR
+
+    def do_GET(self) -> None:
+        """Answer."""
+        path = self.path.partition("?")[0]
+        if path == "/livez":
+            silent = self.server.find_silent()
+            told = f"these threads stand still: {', '.join(silent)}"
+            self._answer(*((503, told) if silent else (200, "live")))
+        elif path == "/readyz":
+            ready = self._is_ready()
+            self._answer(*((200, "ready") if ready else (503, "starting or stopping")))
+        else:
+            self._answer(404, "there are /livez and /readyz")
+
+    do_HEAD = do_GET
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.server.is_ready()
+        except Exception as error:
+            telemetry.emit("loop.failed", loop="probes", error=error)
+            return False
+
+    def _answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """An orchestrator asks each second: nobody wants to read that."""
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        except OSError:
+            # Where IPv6 is switched off, or the port is taken: the next line tells.
+            pass
+    return socket.create_server(("", port))

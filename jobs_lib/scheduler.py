@@ -13,6 +13,7 @@ import psycopg
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.db import plain_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +90,7 @@ class Scheduler:
                         seconds = self._look(connection)
                         failures = 0
                         self._clock.wait(self._stopping, min(seconds, _LONGEST_WAIT))
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="scheduler", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
@@ -141,7 +142,8 @@ class Scheduler:
             self._tick(connection, schedule, after, now)
         except psycopg.OperationalError:
             raise
-        except Exception as error:
+        # Hooks around enqueue are the application's.
+        except BaseException as error:
             telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
 
     def _tick(
@@ -154,7 +156,7 @@ class Scheduler:
         due = schedule.choose(after, now)
         if due.until is None:
             return
-        with connection.transaction():
+        with connection.transaction(), plain_errors():
             connection.execute(self._queries["limit_idling"])
             moved = connection.execute(
                 self._queries["move_schedule"],

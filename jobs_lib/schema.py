@@ -11,6 +11,7 @@ it steps out of the queue, lets the writers through, and tries again.
 
 from __future__ import annotations
 
+import io
 import random
 import time
 from itertools import count
@@ -21,12 +22,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
-from jobs_lib.db import check_fit, quote
+from jobs_lib.db import check_fit, connection_options, quote
 from jobs_lib.environment import adopt, record_environment
 from jobs_lib.errors import (
     ConfigurationError,
@@ -35,6 +37,8 @@ from jobs_lib.errors import (
     UnavailableError,
 )
 from jobs_lib.masking import masked_url
+from jobs_lib.naming import make_template
+from jobs_lib.settings import check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +49,15 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 VERSION_TABLE = "jobs_lib_version"
-# One number for the advisory lock that lets several pods migrate at once.
-_MIGRATE_LOCK = 0x6A6F6273_6C696200
+MIGRATE_LOCK = 0x6A6F6273_6C696200
+"""The number of the advisory lock that lets several pods migrate at once."""
 LOCK_SECONDS = 0.5
 """How long a migration waits for one lock, and so a writer behind it. Less than the
 server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
 _PATIENCE = 300.0
 """Seconds after which a migration gives up that was never let in."""
+_TIMEOUT = 30.0
+"""Seconds without an answer, where no settings say."""
 _NOT_LET_IN = {"55P03", "40P01"}
 _MOST_SHARDS = 1_024
 
@@ -68,9 +74,13 @@ def migrations_path() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
+def _script() -> ScriptDirectory:
+    return ScriptDirectory(str(migrations_path()))
+
+
 def latest_version() -> str:
     """The version of the tables that this release is made for."""
-    head = ScriptDirectory(str(migrations_path())).get_current_head()
+    head = _script().get_current_head()
     if head is None:
         raise SchemaVersionError(f"no migrations lie in {migrations_path()}")
     return head
@@ -97,11 +107,12 @@ def upgrade(
 
     Raises:
         ConfigurationError: the database serves another environment, or there can be no
-            such number of shards.
+            such schema or number of shards.
         OperatingError: other transactions did not let it change the tables in time, or
             they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
+    check_schema(schema)
     _lock_out_others(connection)
     pending = _pending(connection, schema)
     new = _is_new(connection, schema, shards)
@@ -139,13 +150,21 @@ def migrate(
 
     Raises:
         ConfigurationError: the database serves another environment, or there can be no
-            such number of shards.
+            such schema or number of shards.
         UnavailableError: the database does not answer.
         OperatingError: other transactions did not let it change the tables in time, or
             they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
-    engine = create_engine(sqlalchemy_url(url), poolclass=NullPool)
+    check_schema(schema)
+    timeout = settings.database_timeout if settings else _TIMEOUT
+    engine = create_engine(
+        sqlalchemy_url(url),
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
+        # What is prepared would be gone behind PgBouncer, and nothing is asked often.
+        connect_args=connection_options("migrate", timeout, prepares=False),
+    )
     try:
         while True:
             with engine.begin() as connection:
@@ -170,16 +189,75 @@ def migrate(
         engine.dispose()
 
 
+def write_sql(
+    schema: str = "jobs_lib",
+    settings: Settings | None = None,
+    *,
+    since: str | None = None,
+    shards: int | None = None,
+) -> str:
+    """The migrations as SQL that psql runs, in one transaction; no database is asked.
+
+    Args:
+        schema: where the tables lie.
+        settings: whose environment the database serves. Defaults to none.
+        since: the version that the tables have. Defaults to none: they are installed.
+        shards: as for :func:`migrate`.
+
+    Raises:
+        ConfigurationError: there can be no such schema or number of shards, or tables
+            that are there were given a number of shards.
+        SchemaVersionError: there is no such version.
+    """
+    check_schema(schema)
+    _check_shards(shards)
+    known = [one.revision for one in _script().walk_revisions()]
+    if since is not None and since not in known:
+        raise SchemaVersionError(
+            f"there is no version {since!r} of the tables: it is one of "
+            f"{known[-1]} to {known[0]}, as the table {VERSION_TABLE} says"
+        )
+    if since is not None and shards is not None:
+        raise ConfigurationError(
+            "the number of shards is fixed when the tables are installed: leave it out"
+        )
+    printed = io.StringIO()
+    config = _config(schema)
+    config.output_buffer = printed
+    if since is None:
+        config.attributes["last"] = _first_values(schema, settings, shards)
+    command.upgrade(config, "head" if since is None else f"{since}:head", sql=True)
+    return printed.getvalue()
+
+
+def _first_values(
+    schema: str, settings: Settings | None, shards: int | None
+) -> list[str]:
+    values: dict[str, str | int] = {} if shards is None else {"shards": shards}
+    if settings is not None:
+        values["environment"] = settings.environment
+        values["topic_template"] = make_template(settings)
+    return [
+        sql.SQL("update {} set {} = {}")
+        .format(
+            sql.Identifier(schema, "installation"),
+            sql.Identifier(name),
+            sql.Literal(value),
+        )
+        .as_string()
+        for name, value in values.items()
+    ]
+
+
 def _lock_out_others(connection: Connection) -> None:
     connection.execute(
-        text("select pg_advisory_xact_lock(:key)"), {"key": _MIGRATE_LOCK}
+        text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATE_LOCK}
     )
 
 
 def _pending(connection: Connection, schema: str) -> list[str]:
     """The migrations that the tables still lack, in their order."""
-    script = ScriptDirectory(str(migrations_path()))
-    known = [revision.revision for revision in script.walk_revisions()][::-1]
+    known = [revision.revision for revision in _script().walk_revisions()][::-1]
     installed = installed_version(connection, schema)
     if installed is None:
         return known
@@ -194,10 +272,7 @@ def _pending(connection: Connection, schema: str) -> list[str]:
 
 def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
     """Whether there are no tables yet; those there are must have so many shards."""
-    if shards is not None and not 1 <= shards <= _MOST_SHARDS:
-        raise ConfigurationError(
-            f"the outbox cannot have {shards} shards: choose 1 to {_MOST_SHARDS}"
-        )
+    _check_shards(shards)
     if installed_version(connection, schema) is None:
         return True
     found = connection.execute(
@@ -210,6 +285,13 @@ def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
             f"Ask for {found}, or for none"
         )
     return False
+
+
+def _check_shards(shards: int | None) -> None:
+    if shards is not None and not 1 <= shards <= _MOST_SHARDS:
+        raise ConfigurationError(
+            f"the outbox cannot have {shards} shards: choose 1 to {_MOST_SHARDS}"
+        )
 
 
 def _set_shards(connection: Connection, schema: str, shards: int) -> None:
@@ -261,11 +343,16 @@ def _sqlstate(error: OperationalError) -> str | None:
 
 
 def _upgrade(connection: Connection, schema: str, target: str) -> None:
+    config = _config(schema)
+    config.attributes["connection"] = connection
+    command.upgrade(config, target)
+
+
+def _config(schema: str) -> Config:
     config = Config()
     config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
-    config.attributes["connection"] = connection
     config.attributes["schema"] = schema
-    command.upgrade(config, target)
+    return config
 
 
 def installed_version(connection: Connection, schema: str = "jobs_lib") -> str | None:

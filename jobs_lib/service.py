@@ -6,12 +6,15 @@ service as a sidecar (``jobs-lib executor``) and follows its partitions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import psycopg
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
@@ -21,6 +24,7 @@ from jobs_lib.executor import Executor
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.liveness import SILENT, Liveness
 from jobs_lib.memory import settle_memory
 from jobs_lib.naming import check_environment
 from jobs_lib.operating.maintenance import Maintenance
@@ -48,17 +52,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
-    import psycopg
-
     from jobs_lib.app import App
     from jobs_lib.consuming.declared import Declared
     from jobs_lib.errors import JobsError
+    from jobs_lib.liveness import Pulse
     from jobs_lib.ownership import Holder, Source
 
+T = TypeVar("T")
 PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
 _ABANDON_WITHIN = 1.0
 """Seconds for the last word to the database of a process that ends at once."""
+
+
+class _AskedToStop(Exception):
+    """Somebody asks to stop while the parts are still to be started."""
 
 
 class Service:
@@ -101,15 +109,22 @@ class Service:
         self._maintenance = Maintenance(self.database, self._kept_days())
         self._stopping = threading.Event()
         self._probes: Probes | None = None
+        settings = self.settings
+        longest = max(settings.poll_interval, settings.relay_poll_interval)
+        silent = max(SILENT, 4 * settings.database_timeout, 20 * longest)
+        self._liveness = Liveness(self._find_pulses, silent)
         self.is_ready = False
         """Whether all parts have started, and none is asked to stop."""
+        self._has_begun = False
+        """Whether there is more to stop than the probes."""
 
     def start(self) -> None:
         """Start every part and return.
 
+        A database, a Kafka or a registry that does not answer is waited for, until
+        somebody asks to stop: then nothing more is started.
+
         Raises:
-            UnavailableError: the database does not answer. A Kafka or a registry that
-                does not answer is waited for.
             AccessError: Kafka does not let this service in, or denies it a right.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
@@ -118,13 +133,18 @@ class Service:
         """
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
-            self._probes = Probes(self._probes_port(), lambda: self.is_ready)
+            silent = self._liveness.find_silent
+            self._probes = Probes(self._probes_port(), lambda: self.is_ready, silent)
             self._probes.start()
         if self.settings.kafka_bootstrap_servers:
             # A setting that nobody knows is told now, and not by each part for ever.
             check_settings(self.settings)
-        self.database.check_version(latest_version())
-        installation, shards, environment = self._read_installation()
+        with contextlib.suppress(_AskedToStop):
+            self._start()
+
+    def _start(self) -> None:
+        self._patiently(lambda: self.database.check_version(latest_version()))
+        installation, shards, environment = self._patiently(self._read_installation)
         check_environment(self.settings, environment)
         self.app.names_in_kafka()  # a name of another environment is refused now
         if self.settings.kafka_bootstrap_servers:
@@ -144,12 +164,17 @@ class Service:
         )
         self.process.types = sorted(self.app.jobs) if executes else []
         self.process.topics = self._followed_topics() if executes else []
-        self.process.start()
+        chosen = self._patiently(self._choose_origins)
+        self._patiently(self.process.start)
+        if executes and not (self.process.topics or chosen):
+            # After the first heartbeat: of two that start at once, each sees the other.
+            self._patiently(self._refuse_strangers)
+        self._has_begun = True
         self._maintenance.start()
         for group, of_group in groups.items():
             self._add_consumer(group, of_group)
         if executes:
-            self._add_executor(installation)
+            self._add_executor(installation, chosen)
         if relays:
             self._add_relay(installation, shards)
         for worker in self._workers:
@@ -188,8 +213,9 @@ class Service:
             ownership.stop()
         for worker in self._workers:
             worker.stop()
-        self._maintenance.stop()
-        self.process.stop()
+        if self._has_begun:
+            self._maintenance.stop()
+            self.process.stop()
         self.app.close_registry()
         if self._probes is not None:
             self._probes.stop()
@@ -242,6 +268,13 @@ class Service:
         self.failure = error
         self._stopping.set()
 
+    def _find_pulses(self) -> list[Pulse]:
+        """Of the threads that should live now: of none while it starts or stops."""
+        if not self.is_ready or self._stopping.is_set():
+            return []
+        pulses = [pulse for worker in self._workers for pulse in worker.pulses]
+        return pulses + [member.pulse for member in self._members]
+
     def _probes_port(self) -> int:
         """Of several processes of one pod each has the next port."""
         share, _ = read_share() or (1, 1)
@@ -254,6 +287,30 @@ class Service:
         """For how many days finished jobs are kept, by any type or by command."""
         kept = {job_type.keep for job_type in self.app.jobs.values()}
         return {days for days in kept | {self.settings.history_days} if days}
+
+    def _refuse_strangers(self) -> None:
+        """Refuse to share origins with an application that has other types."""
+        with self.database.connect("start") as connection:
+            row = connection.execute(
+                self.database.queries["strangers"],
+                {
+                    "id": self.process.id,
+                    "types": self.process.types,
+                    "stale_after": self.settings.stale_after,
+                },
+            ).fetchone()
+        if row is None:
+            return
+        self.process.stop()
+        pod, types = row
+        raise ConfigurationError(
+            f"the executor of pod {pod!r} shares the schema {self.database.schema!r} "
+            f"and has other job types ({', '.join(types[:5])}; here "
+            f"{', '.join(self.process.types[:5])}): each would own origins with jobs "
+            "that only the other can run. Give each application a schema of its own "
+            "(JOBS_LIB_SCHEMA), or declare the types of both in one. Where a release "
+            "replaces every type, stop the old executors first"
+        )
 
     def _read_installation(self) -> tuple[UUID, int, str]:
         with self.database.connect("start") as connection:
@@ -289,20 +346,19 @@ class Service:
             is_home = topic == self.app.home
             self._patiently(partial(declare_topic, self.app, topic, home=is_home))
 
-    def _patiently(self, act: Callable[[], None]) -> None:
-        """Wait for a Kafka or a registry that does not answer: it may be starting."""
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Wait for a server that does not answer: it may be starting, too."""
         failures = 0
         while not self._stopping.is_set():
             try:
-                act()
+                return act()
             except AccessError:
                 raise
-            except UnavailableError as error:
+            except (UnavailableError, psycopg.OperationalError) as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
-            else:
-                return
+        raise _AskedToStop
 
     def _add_consumer(self, group: str, declared: list[Declared]) -> None:
         member = GroupMember(
@@ -323,7 +379,7 @@ class Service:
         source.serve(self._own(f"consume:{group}", source, consumer))
         self._members.append(member)
 
-    def _add_executor(self, installation: UUID) -> None:
+    def _add_executor(self, installation: UUID, chosen: frozenset[str]) -> None:
         executor = Executor(
             self.database,
             self.app.jobs,
@@ -331,10 +387,11 @@ class Service:
             installation,
             self.settings,
             self.app.around,
+            lambda: self.process.lease,
         )
         handled = self._handled
         if self.settings.origins:
-            self._own("execute", StaticSource(self._choose_origins()), executor)
+            self._own("execute", StaticSource(chosen), executor)
         elif not handled:
             shared = self._shared("execute", self._all_origins, self._filled_origins)
             self._own("execute", shared, executor)
@@ -422,6 +479,8 @@ class Service:
 
     def _choose_origins(self) -> frozenset[str]:
         """Those that the settings name."""
+        if not self.settings.origins:
+            return frozenset()
         with self.database.connect("start") as connection:
             every = frozenset(self._all_origins(connection))
         if self.settings.origins == "all":

@@ -25,6 +25,8 @@ class Session(psycopg.Connection[Row]):
 
     answer_within: float | None = None
     """Seconds; None while it is the handler's own business."""
+    server: int | None = None
+    """Which server answers, once that was asked; see the query ``read_server``."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""
@@ -35,6 +37,7 @@ class AsyncSession(psycopg.AsyncConnection[Row]):
     """The same for an event loop."""
 
     answer_within: float | None = None
+    server: int | None = None
 
     async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""

@@ -17,7 +17,13 @@ from typing import Annotated, Any, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, ValidationError, field_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -27,7 +33,7 @@ from pydantic_settings import (
 )
 
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.masking import find_passwords, find_secrets, keep_secret
+from jobs_lib.masking import MASK, find_passwords, find_secrets, keep_secret, masked_url
 
 # Read where they are needed, not settings of a running service.
 _OTHER_VARIABLES = {
@@ -39,6 +45,21 @@ _OTHER_VARIABLES = {
     "JOBS_LIB_SHARE",
 }
 
+_FILE = "jobs_lib.toml"
+"""In the working folder: read unless the environment names another one."""
+RUNS_CODE = {
+    "plugin.library.paths": "loads libraries",
+    "sasl.kerberos.kinit.cmd": "is a command for a shell",
+    "ssl.engine.id": "loads an engine of OpenSSL",
+    "ssl.engine.location": "loads an engine of OpenSSL",
+    "ssl.providers": "loads providers of OpenSSL",
+}
+"""Settings of Kafka's client by which this process runs what somebody else wrote."""
+
+_SCHEMA_BYTES = 63
+_NOT_IN_SCHEMA = re.compile(r"[%:\x00-\x1f\x7f\ud800-\udfff]")
+# In a search path the second means the role's own schema, quoted or not.
+_TAKEN_SCHEMAS = {"public", "$user", "information_schema"}
 _PLACEHOLDER = re.compile("{[^{}]*}")
 _NAME = re.compile("[a-zA-Z0-9._-]*")
 
@@ -125,9 +146,8 @@ class Settings(BaseSettings):
     schema_name: str = Field(
         "jobs_lib",
         validation_alias="JOBS_LIB_SCHEMA",
-        min_length=1,
-        max_length=63,
-        description="The database schema that holds every table of this library.",
+        description="The database schema that holds every table of this library, and "
+        "nothing else: 1 to 63 bytes.",
     )
     pod: str = Field(
         default_factory=platform.node,
@@ -162,7 +182,10 @@ class Settings(BaseSettings):
         1.0, description="Seconds between two heartbeats of a process."
     )
     stale_after: Seconds = Field(
-        5.0, description="Seconds without a heartbeat until a process counts as dead."
+        5.0,
+        validate_default=True,
+        description="Seconds without a heartbeat until a process counts as dead. After "
+        "nine tenths of them it begins no more jobs itself.",
     )
     session_timeout: Seconds = Field(
         10.0, description="Kafka's session timeout in seconds, for consumer groups."
@@ -253,6 +276,22 @@ class Settings(BaseSettings):
         registry = {key: str(value) for key, value in self.schema_registry.items()}
         keep_secret(find_secrets(registry))
 
+    @field_serializer("database_url", "direct_url")
+    def _hide_password(self, url: str) -> str:
+        """Whoever dumps the settings, such as an error tracker, gets no secret."""
+        return masked_url(url) if url else url
+
+    @field_serializer("schema_registry_url")
+    def _hide_passwords(self, urls: str) -> str:
+        return ",".join(masked_url(url.strip()) for url in urls.split(",") if url)
+
+    @field_serializer("kafka", "schema_registry")
+    def _hide_secrets(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: MASK if find_secrets({key: str(value)}) else value
+            for key, value in given.items()
+        }
+
     @field_validator("database_url", "direct_url")
     @classmethod
     def _is_postgres(cls, url: str) -> str:
@@ -271,6 +310,26 @@ class Settings(BaseSettings):
         if not _is_readable(url):
             raise ValueError(_UNREADABLE)
         return url
+
+    @field_validator("schema_name")
+    @classmethod
+    def _is_schema(cls, name: str) -> str:
+        try:
+            check_schema(name)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("stale_after")
+    @classmethod
+    def _outlasts_heartbeats(cls, seconds: float, info: ValidationInfo) -> float:
+        interval = info.data.get("heartbeat_interval", 0.0)
+        if seconds < 2 * interval:
+            raise ValueError(
+                f"{seconds:g} s are less than two of heartbeat_interval, {interval:g} "
+                "s: a process would count as dead between two heartbeats"
+            )
+        return seconds
 
     @field_validator("topic_template")
     @classmethod
@@ -294,12 +353,57 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        path = Path(os.environ.get("JOBS_LIB_CONFIG_FILE", "jobs_lib.toml"))
-        return (
-            init_settings,
-            env_settings,
-            TomlConfigSettingsSource(settings_cls, toml_file=path),
-        )
+        return init_settings, env_settings, _FileSource(settings_cls)
+
+
+class _FileSource(TomlConfigSettingsSource):
+    """The file that the environment names, else the one of the working folder."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        named = os.environ.get("JOBS_LIB_CONFIG_FILE")
+        self._is_named = bool(named)
+        file = Path(_FILE if named is None else named)
+        super().__init__(settings_cls, toml_file=file)
+
+    def __call__(self) -> dict[str, Any]:
+        """What the file sets.
+
+        Raises:
+            ConfigurationError: nobody has named it, and it would have code run: it
+                may have come with a folder that somebody only looks at.
+        """
+        found = super().__call__()
+        kafka = found.get("kafka")
+        if self._is_named or not isinstance(kafka, dict):
+            return found
+        for key in sorted(RUNS_CODE.keys() & kafka.keys()):
+            raise ConfigurationError(
+                f"the Kafka setting {key} {RUNS_CODE[key]}, and the {_FILE} of the "
+                "working folder may not set it: set it in JOBS_LIB_KAFKA, or name the "
+                f"file by JOBS_LIB_CONFIG_FILE={_FILE}"
+            )
+        return found
+
+
+def check_schema(name: str) -> None:
+    """Refuse a name that cannot be that of the library's schema.
+
+    Raises:
+        ConfigurationError: it cannot; the text says why.
+    """
+    size = len(name.encode(errors="replace"))
+    if not 1 <= size <= _SCHEMA_BYTES:
+        problem = f"has {size} bytes, and may have 1 to {_SCHEMA_BYTES}"
+    elif found := _NOT_IN_SCHEMA.search(name):
+        # Drivers would take the first two for parameters.
+        problem = f"has {found[0]!r} in it, and may have no %, : or control character"
+    elif name.startswith("pg_") or name in _TAKEN_SCHEMAS:
+        problem = "is taken: the tables need a schema of their own"
+    else:
+        return
+    raise ConfigurationError(
+        f"the schema's name {name!r} {problem}. Choose another, such as jobs_lib"
+    )
 
 
 def load_settings(**given: object) -> Settings:
@@ -319,7 +423,7 @@ def load_settings(**given: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except TOMLDecodeError as error:
         raise ConfigurationError(
-            f"{file or 'jobs_lib.toml'} is not valid TOML: {error}"
+            f"{file or _FILE} is not valid TOML: {error}"
         ) from None
     except SettingsError as error:
         # Its cause would show the value, which may hold a password.

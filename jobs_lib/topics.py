@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -10,12 +11,23 @@ from jobs_lib.errors import TopicError
 from jobs_lib.kafka.client import count_partitions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jobs_lib.app import App
     from jobs_lib.db import Queries
 
 
+_PATIENCE = 30.0
+"""Seconds for open transactions that have enqueued jobs with groups."""
+
+
 def declare_topic(
-    app: App, topic: str, *, home: bool = False, partitions: int | None = None
+    app: App,
+    topic: str,
+    *,
+    home: bool = False,
+    partitions: int | None = None,
+    wait: float = _PATIENCE,
 ) -> None:
     """Record a topic, and how many partitions count for the origins of its groups.
 
@@ -24,12 +36,19 @@ def declare_topic(
         topic: the topic's name.
         home: whether groups get their origins from it.
         partitions: defaults to what Kafka has; an existing record is never changed.
+        wait: seconds for open transactions that have enqueued jobs with groups, where
+            the home moves.
 
     Raises:
-        TopicError: Kafka has no such topic, or jobs wait under another home topic.
+        TopicError: Kafka has no such topic, or jobs wait under another home topic, or
+            a transaction stayed open for longer; nothing is changed.
     """
     database = app.database()
-    with database.connect("topics") as connection, connection.transaction():
+    with (
+        database.connect("topics") as connection,
+        _told_of_open(wait),
+        connection.transaction(),
+    ):
         known = {
             name: (count, is_home)
             for name, count, is_home in connection.execute(
@@ -50,6 +69,8 @@ def declare_topic(
                 {"topic": topic, "partitions": count},
             )
         if home and not known.get(topic, (0, False))[1]:
+            # An open transaction's jobs are not to be seen yet, and count as well.
+            _lock_home(connection, database.queries, wait)
             connection.execute(database.queries["move_home"], {"topic": topic})
             moved = connection.execute(database.queries["set_home"], {"topic": topic})
             if not moved.rowcount:
@@ -82,14 +103,35 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
     database = app.database()
     with database.connect("topics") as connection:
         _check_kafka(app, _read_home(connection, database.queries)[0], partitions)
-        try:
-            with connection.transaction():
-                return _move(connection, database.queries, partitions, wait)
-        except psycopg.errors.LockNotAvailable:
-            raise TopicError(
-                "a transaction that has enqueued jobs with groups stayed open for more "
-                f"than {wait:g} s, so nothing was changed: end it, or wait for longer"
-            ) from None
+        with _told_of_open(wait), connection.transaction():
+            return _move(connection, database.queries, partitions, wait)
+
+
+@contextmanager
+def _told_of_open(wait: float) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable:
+        raise TopicError(
+            "a transaction that has enqueued jobs with groups stayed open for more "
+            f"than {wait:g} s, so nothing was changed: end it, or wait for longer"
+        ) from None
+
+
+def _lock_home(
+    connection: psycopg.Connection[Any], queries: Queries, wait: float
+) -> None:
+    """Keep off whoever enqueues jobs with groups, and wait for those who have."""
+    patience = {"milliseconds": str(max(1, round(wait * 1000)))}
+    connection.execute(queries["wait_for_locks"], patience)
+    connection.execute(queries["lock_home"])
+    found = connection.execute(queries["exports_in_progress"]).fetchone()
+    if found is not None:
+        raise TopicError(
+            f"the re-export {found[0]} is being loaded, and places its jobs by the "
+            "home topic and number of partitions that it began with: wait until it is "
+            "loaded, or cancel it"
+        )
 
 
 def _move(
@@ -98,16 +140,7 @@ def _move(
     after: int,
     wait: float,
 ) -> int:
-    patience = {"milliseconds": str(max(1, round(wait * 1000)))}
-    connection.execute(queries["wait_for_locks"], patience)
-    connection.execute(queries["lock_home"])
-    found = connection.execute(queries["exports_in_progress"]).fetchone()
-    if found is not None:
-        raise TopicError(
-            f"the re-export {found[0]} is being loaded, and places its jobs by the "
-            "number of partitions that it began with: wait until it is loaded, or "
-            "cancel it"
-        )
+    _lock_home(connection, queries, wait)
     # Read under the lock: somebody else's move may just have ended.
     topic, before = _read_home(connection, queries)
     origins = [f"{topic}/{n}" for n in range(max(before, after))]

@@ -7,12 +7,17 @@ import os
 import select
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from jobs_lib.db import connection_options
+from jobs_lib.db import (
+    connection_options,
+    settle_isolation,
+    settle_isolation_async,
+)
 from jobs_lib.errors import UnavailableError
 from jobs_lib.masking import masked_url
 from jobs_lib.settings import require_database_url
@@ -86,6 +91,7 @@ class Pools:
                 max_size=settings.transactions,
                 timeout=_WAIT,
                 kwargs=_options(settings),
+                configure=partial(settle_isolation_async, stays=not settings.pgbouncer),
                 check=_check_async,
                 open=False,
             )
@@ -122,6 +128,7 @@ class Pools:
             max_size=settings.transactions,
             timeout=_WAIT,
             kwargs=_options(settings),
+            configure=partial(settle_isolation, stays=not settings.pgbouncer),
             check=_check,
             open=True,
         )

@@ -7,40 +7,101 @@ these migrations live beside other people's.
 
 from __future__ import annotations
 
-from alembic import context
-from sqlalchemy import Connection, NullPool, create_engine, text
+from typing import TYPE_CHECKING, Any
 
-from jobs_lib.db import quote
-from jobs_lib.schema import LOCK_SECONDS, VERSION_TABLE, sqlalchemy_url
+from alembic import context
+from psycopg import sql
+from sqlalchemy import Connection, NullPool, create_engine
+
+from jobs_lib.db import load_queries
+from jobs_lib.schema import (
+    LOCK_SECONDS,
+    MIGRATE_LOCK,
+    VERSION_TABLE,
+    sqlalchemy_url,
+)
 from jobs_lib.settings import default_settings, require_database_url
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def run(connection: Connection, schema: str) -> None:
-    """Run the migrations in ``schema``, in the transaction of ``connection``."""
-    if not context.is_offline_mode():
-        # Writers queue behind a change that waits for its lock: none waits for long.
-        timeout = f"set local lock_timeout to {int(LOCK_SECONDS * 1_000)}"
-        connection.execute(text(timeout))
-        connection.execute(text(f"create schema if not exists {quote(schema)}"))
-        # Local to the transaction: the caller's later statements are not affected.
-        connection.execute(text(f"set local search_path to {quote(schema)}"))
+# `if not exists` would ask the schema's owner for the right to make another one.
+MAKE_SCHEMA = sql.SQL("""do $do$
+begin
+    if not exists (select from pg_namespace where nspname = {name}) then
+        create schema {schema};
+    end if;
+end
+$do$""")
+
+# Where nothing can look before it changes: a script may be run on other tables.
+CHECK_VERSION = sql.SQL("""do $do$
+begin
+    if (select version_num from {table}) is distinct from {version} then
+        raise exception 'the tables have not the version that this script is for'
+            using hint = 'Print it anew, with the version that they have.';
+    end if;
+end
+$do$""")
+
+
+def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
+    """Run or print the migrations in ``schema``, in one transaction.
+
+    Args:
+        schema: where the tables lie.
+        last: statements that end the transaction.
+        where: the connection, or what Alembic needs to print instead.
+    """
+    queries, offline = load_queries(schema), context.is_offline_mode()
+    names = {"name": sql.Literal(schema), "schema": sql.Identifier(schema)}
     context.configure(
-        connection=connection,
         version_table=VERSION_TABLE,
         version_table_schema=schema,
         transactional_ddl=True,
+        **where,
     )
     with context.begin_transaction():
+        # Several at once take turns; who calls us may have it already.
+        context.execute(f"select pg_advisory_xact_lock({MIGRATE_LOCK})")
+        # Writers queue behind a change that waits for its lock: none waits for long.
+        context.execute(f"set local lock_timeout to {int(LOCK_SECONDS * 1_000)}")
+        context.execute(MAKE_SCHEMA.format(**names).as_string())
+        # Local to the transaction: the caller's later statements are not affected. The
+        # session's temporary tables last, for what a revision looks up, too.
+        path = sql.SQL("set local search_path to {schema}, pg_temp")
+        context.execute(path.format(**names).as_string())
+        since = context.get_starting_revision_argument() if offline else None
+        if since is not None:
+            table = sql.Identifier(schema, VERSION_TABLE)
+            check = CHECK_VERSION.format(table=table, version=sql.Literal(since))
+            context.execute(check.as_string())
         context.run_migrations()
+        for query in ("settle_functions", "settle_grants"):
+            context.execute(queries[query].as_string())
+        for statement in last:
+            context.execute(statement)
 
 
-given: Connection | None = context.config.attributes.get("connection")
-schema: str = context.config.attributes.get("schema") or default_settings().schema_name
-if given is not None:
-    run(given, schema)
+attributes = context.config.attributes
+given: Connection | None = attributes.get("connection")
+schema: str = attributes.get("schema") or default_settings().schema_name
+if context.is_offline_mode():
+    run(
+        schema,
+        attributes.get("last", ()),
+        dialect_name="postgresql",
+        # With that of the driver every % would be doubled.
+        dialect_opts={"paramstyle": "named"},
+        literal_binds=True,
+    )
+elif given is not None:
+    run(schema, connection=given)
 else:
     engine = create_engine(
-        sqlalchemy_url(require_database_url(default_settings())), poolclass=NullPool
+        sqlalchemy_url(require_database_url(default_settings())),
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
     )
     with engine.begin() as opened:
-        run(opened, schema)
+        run(schema, connection=opened)

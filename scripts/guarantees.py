@@ -12,12 +12,12 @@ import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from scripts import page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,11 +27,21 @@ SOURCE = "docs/guarantees.toml and the marks of the tests"
 
 HEAD = """# Guarantees
 
-What holds, and the tests that show it. `make test` runs them all but those marked
-`slow`, which `make test-all` runs too.
+What holds, and the tests that show it. `make test` leaves out those marked *slow*,
+which `make test-all` runs too. Those with another mark are skipped where it is true.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Shown(NamedTuple):
+    """A test that names guarantees."""
+
+    path: Path
+    function: Function
+    ids: list[str]
+    unless: str
+    """Why a run of the everyday tests may leave it out; empty if none does."""
 
 
 def main() -> int:
@@ -39,9 +49,10 @@ def main() -> int:
     with (DOCS / "guarantees.toml").open("rb") as file:
         areas = tomllib.load(file)
     known = {one for area in areas.values() for one in area["sentences"]}
-    shown: defaultdict[str, list[tuple[Path, str]]] = defaultdict(list)
+    shown: defaultdict[str, list[Shown]] = defaultdict(list)
     wrong = []
-    for path, function, ids in marks(ROOT / "tests"):
+    for test in marks(ROOT / "tests"):
+        path, function, ids, _ = test
         place = f"{path.relative_to(ROOT)}:{function.lineno}: {function.name}"
         if len(ids) > MOST_IDS:
             wrong.append(f"{place} names {len(ids)} guarantees, {MOST_IDS} at most")
@@ -49,21 +60,67 @@ def main() -> int:
             f"{place} names {one!r}: no such id" for one in ids if one not in known
         ]
         for one in ids:
-            shown[one].append((path, function.name))
+            shown[one].append(test)
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    text = HEAD + "".join(sections(areas, shown))
+    text = HEAD + left_out(shown) + "".join(sections(areas, shown))
     return page.main(DOCS / "guarantees.md", SOURCE, text)
 
 
-def marks(tests: Path) -> Iterator[tuple[Path, Function, list[str]]]:
+def marks(tests: Path) -> Iterator[Shown]:
     """Each marked test with the ids that it names."""
     for path in sorted(tests.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        variables = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
         for node in ast.walk(tree):
             if isinstance(node, Function) and (ids := named(node)):
-                yield path, node, ids
+                yield Shown(path, node, ids, unless(node, variables))
+
+
+def unless(function: Function, variables: Mapping[str, ast.expr]) -> str:
+    """Why the everyday run may leave a test out: it is slow, or skipped."""
+    found = [*function.decorator_list]
+    if "pytestmark" in variables:
+        found.append(variables["pytestmark"])
+    for mark in found:
+        if isinstance(mark, ast.Name):
+            mark = variables.get(mark.id, mark)
+        if isinstance(mark, ast.Attribute) and mark.attr == "slow":
+            return "slow"
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith(".skipif"):
+            return next(
+                str(ast.literal_eval(word.value))
+                for word in mark.keywords
+                if word.arg == "reason"
+            )
+    return ""
+
+
+def left_out(shown: dict[str, list[Shown]]) -> str:
+    """The guarantees that no test shows which runs every day, everywhere."""
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for one, tests in shown.items():
+        if all(test.unless for test in tests):
+            for reason in sorted({test.unless for test in tests}):
+                reasons[reason].append(one)
+    return "".join(
+        f"\nShown by tests with the mark *{reason}* alone: "
+        f"{', '.join(sorted(ids, key=by_number))}.\n"
+        for reason, ids in sorted(reasons.items())
+    )
+
+
+def by_number(one: str) -> tuple[str, int]:
+    """S9 stands before S10."""
+    letters = one.rstrip("0123456789")
+    return letters, int(one[len(letters) :])
 
 
 def named(function: Function) -> list[str]:
@@ -81,7 +138,7 @@ def named(function: Function) -> list[str]:
 
 def sections(
     areas: dict[str, dict[str, dict[str, str]]],
-    shown: dict[str, list[tuple[Path, str]]],
+    shown: dict[str, list[Shown]],
 ) -> Iterator[str]:
     """A table for each area of which a test shows something."""
     for area in areas.values():
@@ -91,14 +148,15 @@ def sections(
         yield f"\n## {area['title']}\n\n"
         yield "| Id | Guarantee | Shown by |\n| --- | --- | --- |\n"
         for one, sentence in rows.items():
-            tests = dict.fromkeys(link(*test) for test in shown[one])
+            tests = dict.fromkeys(link(test) for test in shown[one])
             yield f"| {one} | {page.cell(sentence)} | {'<br>'.join(tests)} |\n"
 
 
-def link(path: Path, function: str) -> str:
+def link(test: Shown) -> str:
     """A test as a link; without its line, which changes with every edit."""
-    sentence = function.removeprefix("test_").replace("_", " ")
-    return f"[{sentence}](../{path.relative_to(ROOT).as_posix()})"
+    sentence = test.function.name.removeprefix("test_").replace("_", " ")
+    place = test.path.relative_to(ROOT).as_posix()
+    return f"[{sentence}](../{place})" + f" *{test.unless}*" * bool(test.unless)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class SparkEngine:
         if self._session is None:
             opened = open_session(self._master, self._settings)
             self._session = self._stack.enter_context(opened)
-        target = Target(database.url, database.schema)
+        target = Target.of(database)
         load_with_spark(self._session, target, loading, ranges)
 
 

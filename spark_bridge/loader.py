@@ -16,13 +16,14 @@ file (``postgresql://?service=…``) that lies on the workers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
+    from jobs_lib.db import Database
     from jobs_lib.reexport import Loading
 
 RESULT = "range int, keys bigint"
@@ -37,6 +38,26 @@ class Target:
     url: str = field(repr=False)
     """Not shown: it may hold a password."""
     schema: str
+    pgbouncer: bool = False
+    timeout: float = 30.0
+
+    @classmethod
+    def of(cls, database: Database) -> Self:
+        """What tasks need to reach this database as the process before them does."""
+        return cls(
+            database.url,
+            database.schema,
+            pgbouncer=not database.prepares,
+            timeout=database.timeout,
+        )
+
+    def database(self) -> Database:
+        """The database, on the worker."""
+        from jobs_lib.db import Database
+
+        return Database(
+            self.url, self.schema, pgbouncer=self.pgbouncer, timeout=self.timeout
+        )
 
 
 def load_with_spark(
@@ -61,11 +82,10 @@ def make_task(
         # Imported where it runs: on the worker.
         import pyarrow as pa
 
-        from jobs_lib.db import Database
         from jobs_lib.reexport import load_range
 
         schema = pa.schema([("range", pa.int32()), ("keys", pa.int64())])
-        database = Database(target.url, target.schema)
+        database = target.database()
         # An empty task would pay for a connection otherwise.
         connection = None
         try:

@@ -20,6 +20,9 @@ from jobs_lib.settings import default_settings
 from jobs_lib.testing.databases import embedded_server
 from tests import support
 from tests.support.budgets import Budgets
+from tests.support.canary import watching_logs
+from tests.support.expectations import WATCHED, watch
+from tests.support.roles import as_role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
 SCHEMA = "jobs_lib"
 #: A bin folder of another PostgreSQL to test with, such as an older version.
 POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
+#: A kind of role: what is tested then connects as one, and the tests as a superuser.
+ROLE = "JOBS_LIB_TEST_ROLE"
 
 # Where the servers' programs come from is the machine's business, not the tests'.
-_KEPT = {POSTGRES_BIN, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
+_KEPT = {POSTGRES_BIN, ROLE, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +49,25 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
+    watch.install()
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a loop failed, or work was lost, and it did not say so."""
+    expected = {
+        name for mark in request.node.iter_markers("expects") for name in mark.args
+    }
+    if unknown := expected - WATCHED:
+        pytest.fail(f"nobody watches {sorted(unknown)}: see tests/support/expectations")
+    watch.take()
+    with watch.expecting(expected):
+        yield
+    if found := watch.take():
+        pytest.fail(
+            "this happened, and the test has not said that it expects it "
+            f"(`@pytest.mark.expects`):\n{found}"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +76,13 @@ def fresh_settings() -> Iterator[None]:
     default_settings.cache_clear()
     yield
     default_settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def no_values_in_logs() -> Iterator[None]:
+    """Whatever a test logs holds no value of a record or payload."""
+    with watching_logs():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +102,18 @@ def jobs_server_url(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 def database_url(jobs_database_url: str) -> str:
     """The URL of a fresh, migrated database of this test alone."""
-    return jobs_database_url
+    kind = os.environ.get(ROLE)
+    return as_role(jobs_database_url, kind) if kind else jobs_database_url
+
+
+@pytest.fixture
+def empty_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of a database without our tables."""
+    name = f"empty_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+        yield postgres_server.url_of(name)
+        connection.execute(f"drop database {name} with (force)")
 
 
 @pytest.fixture
@@ -81,7 +123,7 @@ def database(database_url: str) -> Database:
 
 
 @pytest.fixture
-def connect(database_url: str) -> Iterator[Connect]:
+def connect(jobs_database_url: str) -> Iterator[Connect]:
     """A function that opens one more connection to the fresh database.
 
     It takes what `psycopg.connect` takes by name. All are closed at the end.
@@ -89,7 +131,7 @@ def connect(database_url: str) -> Iterator[Connect]:
     opened: list[psycopg.Connection[psycopg.rows.TupleRow]] = []
 
     def connect(**options) -> psycopg.Connection[psycopg.rows.TupleRow]:
-        connection = psycopg.connect(database_url, **options)
+        connection = psycopg.connect(jobs_database_url, **options)
         opened.append(connection)
         return connection
 

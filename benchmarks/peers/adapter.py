@@ -1,7 +1,8 @@
 """What the Python adapters share: their commands, the clock, the no-op handler.
 
 An adapter is called with a command and one JSON object, finds the database in PGHOST,
-PGPORT, PGUSER and PGDATABASE, and writes JSON objects to stdout, one a line:
+PGPORT, PGUSER, PGPASSWORD and PGDATABASE, and writes JSON objects to stdout, one a
+line:
 
 - ``setup {...}`` makes the tables.
 - ``enqueue {connections, seconds}`` enqueues one job per transaction on each.
@@ -48,6 +49,7 @@ def say(**event: Any) -> None:
 def database_address() -> str:
     """The database, as libpq wants it."""
     names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER"}
+    names["password"] = "PGPASSWORD"
     parts = [f"{key}={os.environ[name]}" for key, name in names.items()]
     return " ".join([*parts, f"dbname={os.environ['PGDATABASE']}"])
 

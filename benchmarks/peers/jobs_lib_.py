@@ -35,7 +35,8 @@ def make_app(given: dict[str, Any], sink: Any = None) -> App:
     """An app with one type of jobs that do nothing."""
     host, port = os.environ["PGHOST"], os.environ["PGPORT"]
     user, database = os.environ["PGUSER"], os.environ["PGDATABASE"]
-    url = f"postgresql://{user}@{host}:{port}/{database}"
+    password = os.environ["PGPASSWORD"]
+    url = f"postgresql://{user}:{password}@{host}:{port}/{database}"
     app = App(
         "bench",
         settings=load_settings(database_url=url, **given.get("settings", {})),

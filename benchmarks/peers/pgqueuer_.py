@@ -26,6 +26,7 @@ _ADDRESS = {
     "host": os.environ["PGHOST"],
     "port": int(os.environ["PGPORT"]),
     "user": os.environ["PGUSER"],
+    "password": os.environ["PGPASSWORD"],
     "database": os.environ["PGDATABASE"],
 }
 

@@ -145,6 +145,27 @@ def claim_delete(bench: Bench, broker: KafkaBroker, claim: str) -> Row:
         return {"rows_s": count / (time.monotonic() - began)}
 
 
+def measure_holds(bench: Bench, broker: KafkaBroker) -> Figures:
+    """What 100,000 held keys of the topic cost rows that are good."""
+    rows = bench.alternate(
+        {
+            "free": partial(relay_beside, bench, broker, 0),
+            "held": partial(relay_beside, bench, broker, 100_000),
+        }
+    )
+    free, held = (rows[name].median("rows_s") for name in ("free", "held"))
+    return {"held_keys_x": ratio(free, held), "held_keys_rows_s": held}
+
+
+def relay_beside(bench: Bench, broker: KafkaBroker, holds: int) -> Row:
+    """Rows a second of a warm relay while so many keys are held."""
+    with staged(bench.server, broker) as stage:
+        with bench.server.connect() as connection:
+            stage.hold(connection, holds)
+        with stage.relaying() as relaying:
+            return _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
+
+
 def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:
     """From a caller's commit to the consumer, with nothing else to do."""
     rows = bench.alternate(
@@ -281,6 +302,7 @@ def _app(bench: Bench) -> App:
 
 MEASURES = {
     "rows": measure_rows,
+    "holds": measure_holds,
     "idle": measure_idle,
     "order": measure_order,
     "outage": measure_outage,

@@ -53,6 +53,20 @@ from (select 'key-' || n %% %(keys)s as key, n from generate_series(1, %(rows)s)
 """
 
 
+_HOLD = """
+with rows as (
+    insert into jobs_lib.held_rows
+        (shard, class, id, topic, key, value, cause, created_at)
+    select jobs_lib.place_record(%(topic)s, 'held-' || n), 0, -n, %(topic)s,
+        'held-' || n, '', 'live', now()
+    from generate_series(1, %(rows)s) n
+)
+insert into jobs_lib.holds (topic, key, error, retry_at)
+select %(topic)s, 'held-' || n, 'too large', now() + interval '1 hour'
+from generate_series(1, %(rows)s) n
+"""
+
+
 @dataclass
 class Stage:
     """A database with an empty outbox, and a topic of its own."""
@@ -69,6 +83,10 @@ class Stage:
             connection.execute(_FILL, {"topic": self.topic, "keys": KEYS, "rows": rows})
             connection.execute("select pg_notify(jobs_lib.channel('outbox'), '')")
         return time.monotonic()
+
+    def hold(self, connection: psycopg.Connection[Any], rows: int) -> None:
+        """Hold so many keys of the topic, with a row each."""
+        connection.execute(_HOLD, {"topic": self.topic, "rows": rows})
 
     @contextlib.contextmanager
     def relaying(

@@ -18,8 +18,9 @@ import psycopg
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import fenced
+from jobs_lib.db import BEGIN, fenced
 from jobs_lib.errors import FencedError, JobsError, RecordError
+from jobs_lib.liveness import Pulse
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
@@ -89,7 +90,13 @@ class Consumer:
             )
             for _ in range(threads)
         ]
+        self._pulses = {t: Pulse(t.name, t.is_alive) for t in self._threads}
         member.listen(self)
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The signs of life of its threads."""
+        return list(self._pulses.values())
 
     def start(self) -> None:
         """Start the worker threads; nothing is read until partitions are acquired."""
@@ -174,23 +181,28 @@ class Consumer:
 
     def _work(self) -> None:
         failures = 0
+        pulse = self._pulses[threading.current_thread()]
         while not self._stopping.is_set():
+            pulse.beat()
             try:
                 with self._database.connect(f"consume {self.group}") as connection:
                     while not self._stopping.is_set():
+                        pulse.beat()
                         progress = self._take()
                         if progress is None:
                             self._tell_kafka()
                             continue
                         try:
-                            self._apply(connection, progress)
+                            with pulse.elsewhere():
+                                self._apply(connection, progress)
                         finally:
                             with self._changed:
                                 progress.busy = False
                                 self._changed.notify_all()
                         self._tell_kafka()
                         failures = 0
-            except Exception as error:
+            # What a handler raises is its partition's trouble; this thread goes on.
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
@@ -242,7 +254,7 @@ class Consumer:
             # Whether the commit went through is not known.
             progress.unsure = True
             raise
-        except Exception as error:
+        except BaseException as error:
             connection.rollback()
             self._note_failure(progress, fresh, error)
             return
@@ -281,7 +293,7 @@ class Consumer:
         topic, number = progress.partition
         following = (block[-1].offset() or 0) + 1
         origin = f"{topic}/{number}"
-        connection.execute("begin")
+        connection.execute(BEGIN)
         self._declared[topic].apply(connection, block)
         if telemetry.listened():
             telemetry.emit(
@@ -315,7 +327,7 @@ class Consumer:
             self._uncommitted[progress.partition] = following
 
     def _note_failure(
-        self, progress: Progress, block: list[Message], error: Exception
+        self, progress: Progress, block: list[Message], error: BaseException
     ) -> None:
         """The partition stops at this record until it can be handled; others go on."""
         progress.failures += 1

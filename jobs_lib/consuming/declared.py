@@ -7,23 +7,25 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from confluent_kafka import Message
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.record import Record, make_record, read_headers
+from jobs_lib.consuming.record import Record, describe, make_record, read_headers
 from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.schemas.codec import explain
 
 if TYPE_CHECKING:
+    # Not before something connects: who only enqueues needs no Kafka client.
+    from confluent_kafka import Message
+
     from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
 V = TypeVar("V", default=Any)
 
 Connection = psycopg.Connection[Any]
-Applier = Callable[[Connection, Sequence[Message]], None]
+Applier = Callable[[Connection, "Sequence[Message]"], None]
 RecordHandler = Callable[[Record[V], Connection], None]
 TYPE_HEADER = "ce_type"
 
@@ -163,8 +165,3 @@ def _unreadable(message: Message, error: ValueError) -> RecordError:
     return RecordError(
         f"the record at {describe(message)} cannot be read: {explain(error)}"
     )
-
-
-def describe(message: Message) -> str:
-    """Where a message lies, for messages to people."""
-    return f"{message.topic()}/{message.partition()} offset {message.offset()}"

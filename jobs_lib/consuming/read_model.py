@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg import sql
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import decode
 from jobs_lib.consuming.record import Record, make_record
+from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +59,17 @@ class ReadModel:
 
     def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
         """Apply a block of one partition, in the open transaction."""
+        try:
+            self._write(connection, messages)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            # The server's text repeats the row.
+            refused = error.diag.column_name or error.diag.constraint_name
+            raise RecordError(
+                f"a row for the table {self._name} is refused: {type(error).__name__}"
+                + (f" ({refused})" if refused else "")
+            ) from None
+
+    def _write(self, connection: Connection, messages: Sequence[Message]) -> None:
         # Only the newest record of a key matters: the others of the block are history.
         newest: dict[str | None, tuple[int, Record]] = {}
         for message in messages:

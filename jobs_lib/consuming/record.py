@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
+from jobs_lib.errors import RecordError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from confluent_kafka import Message
+
+_DIGITS = 19
+"""Of the largest version: the relay writes a bigint."""
 
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
@@ -27,7 +32,7 @@ class Record(Generic[V_co]):
     partition: int
     offset: int
     key: str | None
-    value: V_co
+    value: V_co = field(repr=False)
     """Decoded as the consumer declares; None for a tombstone."""
     headers: dict[str, str]
     timestamp: datetime
@@ -41,7 +46,7 @@ class Record(Generic[V_co]):
     def version(self) -> int | None:
         """The version that the relay wrote into the headers, where there is one."""
         text = self.headers.get("ce_version", "")
-        return int(text) if text.isdigit() else None
+        return int(text) if len(text) <= _DIGITS and text.isdecimal() else None
 
 
 def read_headers(message: Message) -> dict[str, str]:
@@ -55,14 +60,32 @@ def read_headers(message: Message) -> dict[str, str]:
 
 
 def make_record(message: Message, value: Any) -> Record[Any]:
-    """The record of a message with an already decoded value."""
-    key = message.key()
+    """The record of a message with an already decoded value.
+
+    Raises:
+        RecordError: its key is no text.
+    """
     return Record(
         message.topic() or "",
         message.partition() or 0,
         message.offset() or 0,
-        key.decode() if isinstance(key, bytes) else key,
+        _read_key(message),
         value,
         read_headers(message),
         datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
     )
+
+
+def describe(message: Message) -> str:
+    """Where a message lies, for messages to people."""
+    return f"{message.topic()}/{message.partition()} offset {message.offset()}"
+
+
+def _read_key(message: Message) -> str | None:
+    key = message.key()
+    try:
+        return key.decode() if isinstance(key, bytes) else key
+    except UnicodeDecodeError:
+        raise RecordError(
+            f"the record at {describe(message)} cannot be read: its key is not UTF-8"
+        ) from None

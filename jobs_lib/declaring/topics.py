@@ -11,7 +11,7 @@ from jobs_lib.consuming.read_model import ReadModel
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
-from jobs_lib.outbox.entity import Entity
+from jobs_lib.outbox.entity import Entity, has_version
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.partitioner import partitions_for
 from jobs_lib.schemas.codec import make_decoder, make_encoder
@@ -106,6 +106,7 @@ class TopicDeclarations:
         topic = Topic(
             name,
             encoder=make_encoder(name, value, schema, self._registry, self._in_kafka),
+            versioned=has_version(value),
             compacted=compacted,
             partitions=partitions
             or (partitions_for(entities or 0) if compacted else 100),
@@ -207,7 +208,8 @@ class TopicDeclarations:
         """Declare how the current states of an entity are read, for re-exports.
 
         The function gets a connection and a list of keys and returns the states by key,
-        of the topic's type; what it leaves out is gone and becomes a tombstone.
+        of the topic's type; what it leaves out is gone and becomes a tombstone. Of what
+        is gone it may return ``Gone(version)``, which is the tombstone's.
 
         Args:
             topic: where the states go.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from jobs_lib.devstack.jars import ensure_jars, kafka_jars, lock_digest
 from jobs_lib.devstack.java import find_java
-from jobs_lib.devstack.places import cache_folder, temporary_folder
+from jobs_lib.devstack.places import cache_folder, close, temporary_folder
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.devstack.server import Server
 from jobs_lib.errors import DevStackError
@@ -129,6 +129,7 @@ class KafkaBroker(Server):
         return self._wanted
 
     def _prepare(self, port: int) -> None:
+        close(self.folder)
         if not self._java:
             java = find_java()
             jars = ensure_jars(kafka_jars(), self._progress)

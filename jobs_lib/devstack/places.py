@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CACHE_VARIABLE = "JOBS_LIB_CACHE_DIR"
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # PostgreSQL refuses to run as root. Every POSIX system has this account, it owns
 # nothing, and using it changes nothing on the machine (no `useradd`).
 _UNPRIVILEGED = "nobody"
@@ -154,6 +155,20 @@ def locked(file: Path) -> Iterator[None]:
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def close(folder: Path) -> None:
+    """Let nobody but its owner into a folder, also one that was open before."""
+    folder.chmod(0o700)
+
+
+def write_secret(file: Path, text: str) -> None:
+    """Write a file that is never open to anybody else."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, _NEW, 0o600), "w", encoding="utf-8") as output:
+        output.write(f"{text}\n")
+    draft.replace(file)
 
 
 def give(account: Account | None, folder: Path) -> None:

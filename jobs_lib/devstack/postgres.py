@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -17,11 +18,13 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from jobs_lib.devstack.places import (
     can_run,
+    close,
     data_folder,
     give,
     postgres_account,
     shared_copy,
     temporary_folder,
+    write_secret,
 )
 from jobs_lib.devstack.process import as_account, exists, start_of
 from jobs_lib.devstack.server import Server
@@ -71,9 +74,10 @@ _INSTALLED = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin")
 class PostgresServer(Server):
     """One PostgreSQL server with a database `jobs_lib` and a superuser `postgres`.
 
-    It listens on 127.0.0.1 only and trusts every local connection. As root it runs as
-    the user `nobody`; if that user cannot enter `folder` or the wheel's binaries,
-    these are kept under /var/tmp instead.
+    It listens on 127.0.0.1 only, and asks everybody for a random password, which is in
+    `url` and in the file `password` of its folder: that is closed to other users. As
+    root it runs as the user `nobody`; if that user cannot enter `folder` or the wheel's
+    binaries, these are kept under /var/tmp instead.
 
     - folder: where data and log are kept; None for a temporary one (see `ephemeral`).
     - port: the port to use; None for any free one.
@@ -133,7 +137,18 @@ class PostgresServer(Server):
 
     def url_of(self, database: str) -> str:
         """The URL of another database of this server."""
-        return _url(self.port, database)
+        return self._url(self.port, database)
+
+    def _url(self, port: int, database: str) -> str:
+        return f"postgresql://{SUPERUSER}:{self._password}@127.0.0.1:{port}/{database}"
+
+    @property
+    def _password(self) -> str:
+        return self._password_file.read_text(encoding="ascii").strip()
+
+    @property
+    def _password_file(self) -> Path:
+        return self.folder / "password"
 
     @property
     def data(self) -> Path:
@@ -158,31 +173,59 @@ class PostgresServer(Server):
         return str(self._usable_bin / program)
 
     def _prepare(self, port: int) -> None:
+        close(self.folder)
         if (self.data / "PG_VERSION").exists():
             self._await_burial()
+            if not self._password_file.exists():
+                self._secure()
             return
         # A first start that was cut short left half a folder: begin again.
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(mode=0o700)
         give(self._account(), self.data)
-        made = subprocess.run(
-            [
-                *(self._binary("initdb"), "-D", str(self.data), "-U", SUPERUSER),
-                *("-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"),
-                *(() if self.durable else ("--no-sync",)),
-            ],
+        write_secret(self._password_file, secrets.token_hex(16))
+        give(self._account(), self._password_file)
+        made = self._run(
+            *("initdb", "-D", str(self.data), "-U", SUPERUSER),
+            *("-A", "scram-sha-256", f"--pwfile={self._password_file}"),
+            *("-E", "UTF8", "--locale=C.UTF-8"),
+            *(() if self.durable else ("--no-sync",)),
+        )
+        if made.returncode != 0:
+            shutil.rmtree(self.data, ignore_errors=True)
+            raise DevStackError(f"PostgreSQL's initdb failed:\n{made.stdout.strip()}")
+
+    def _secure(self) -> None:
+        """Close a server of an earlier release, which trusted every local user."""
+        password = secrets.token_hex(16)
+        changed = self._run(
+            *("postgres", "--single", "-D", str(self.data), "postgres"),
+            told=f"alter role {SUPERUSER} password '{password}'\n",
+        )
+        if changed.returncode != 0:
+            raise DevStackError(
+                f"PostgreSQL's data in {self.data} have no password, and none can be "
+                f"set: remove the folder, or set one\n{changed.stdout.strip()}"
+            )
+        rule = "host all all 127.0.0.1/32 scram-sha-256\n"
+        (self.data / "pg_hba.conf").write_text(rule, encoding="ascii")
+        write_secret(self._password_file, password)
+
+    def _run(
+        self, program: str, *arguments: str, told: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of PostgreSQL to its end; ``told`` is its input."""
+        return subprocess.run(
+            [self._binary(program), *arguments],
             cwd="/",
             env=self._environment(),
-            stdin=subprocess.DEVNULL,
+            input=told,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
             **as_account(self._account()),
         )
-        if made.returncode != 0:
-            shutil.rmtree(self.data, ignore_errors=True)
-            raise DevStackError(f"PostgreSQL's initdb failed:\n{made.stdout.strip()}")
 
     def _await_burial(self) -> None:
         """Wait until a killed predecessor has left the process table.
@@ -216,7 +259,7 @@ class PostgresServer(Server):
         if not self._reports_ready():
             return False
         try:
-            psycopg.connect(_url(port, "postgres"), connect_timeout=5).close()
+            psycopg.connect(self._url(port, "postgres"), connect_timeout=5).close()
         except psycopg.OperationalError:
             return False
         return True
@@ -229,7 +272,7 @@ class PostgresServer(Server):
     def _settle(self) -> None:
         import psycopg
 
-        with psycopg.connect(_url(self.port, "postgres"), autocommit=True) as conn:
+        with psycopg.connect(self._url(self.port, "postgres"), autocommit=True) as conn:
             known = conn.execute(
                 "SELECT FROM pg_database WHERE datname = %s", [DATABASE]
             )
@@ -292,7 +335,3 @@ def _usable_bin(chosen: Path | None, account: Account | None) -> Path:
 
 def _name(account: Account) -> str:
     return pwd.getpwuid(account.uid).pw_name
-
-
-def _url(port: int, database: str) -> str:
-    return f"postgresql://{SUPERUSER}@127.0.0.1:{port}/{database}"

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.devstack.places import locked
+from jobs_lib.devstack.places import locked, write_secret
 from jobs_lib.devstack.process import ServerProcess
 from jobs_lib.errors import DevStackError
 
@@ -68,7 +68,6 @@ class StateFile:
         # Both servers are started at once.
         with locked(self.path.with_suffix(".lock")):
             records = {**self.read(), key: record}
-            draft = self.path.with_suffix(".new")
+            # The address of PostgreSQL has its password in it.
             text = json.dumps({k: asdict(r) for k, r in records.items()}, indent=2)
-            draft.write_text(f"{text}\n", encoding="utf-8")
-            draft.replace(self.path)
+            write_secret(self.path, text)

@@ -26,6 +26,8 @@ class Courier:
         self._connection = connection
         self._queries = queries
         self._prepare = prepare
+        self.server: int | None = None
+        """What must answer, once it is known; another one refuses all."""
 
     def exchange(
         self, *batches: Sequence[Statement]
@@ -42,7 +44,8 @@ class Courier:
         sent: list[list[psycopg.Cursor[Any]]] = []
         failure = None
         try:
-            if len(batches) == len(batches[0]) == 1:
+            alone = len(batches) == len(batches[0]) == 1
+            if alone and (self._prepare or self.server is None):
                 # Alone it needs no pipeline, whose making costs more than a claim.
                 sent.append(self._send(batches[0]))
             elif self._prepare:
@@ -54,6 +57,8 @@ class Courier:
             else:
                 for batch in batches:
                     with self._connection.pipeline():
+                        if self.server is not None:
+                            self._send([("expect_server", {"server": self.server})])
                         cursors = self._send(batch)
                     sent.append(cursors)
         except psycopg.Error as error:

@@ -11,6 +11,7 @@ from jobs_lib.jobs.model import Lane
 from jobs_lib.jobs.rate import Throttle
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
+from jobs_lib.liveness import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ class Crew:
             self._pool.connection,
             self._borrow_async,
             database.timeout,
+            keeps_server=database.prepares,
         )
         self._runner = Runner(types, lender, around, Throttle(types, lender))
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
@@ -66,6 +68,13 @@ class Crew:
         self._has_loop = any(t.is_async for t in types.values())
         self.size = settings.workers + self._has_loop * settings.async_workers
         """Jobs that may run at once."""
+        # A handler may take as long as it likes: its thread has to be there, no more.
+        count = settings.workers
+        self.pulses = [Pulse("jobs_lib worker", lambda: self._workers.living >= count)]
+        if self._has_loop:
+            self.pulses.append(Pulse("jobs_lib loop", self._loop.is_alive))
+        for pulse in self.pulses:
+            pulse.away = True
 
     def start(self) -> None:
         """Start the threads."""
@@ -75,6 +84,7 @@ class Crew:
 
     def stop(self) -> None:
         """Start nothing more, and cancel what runs on the loop."""
+        self._runner.stopping = True
         self._workers.stop()
         if self._has_loop:
             self._loop.stop()

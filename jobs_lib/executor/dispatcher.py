@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import int_array
+from jobs_lib.db import int_array, text_array
+from jobs_lib.errors import UnavailableError
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
+from jobs_lib.jobs.claim import SKIP_PAUSE
+from jobs_lib.jobs.losses import Losses
 from jobs_lib.jobs.model import Result
+from jobs_lib.liveness import Pulse
 from jobs_lib.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jobs_lib.db import Database
     from jobs_lib.executor.courier import Answer, Statement
@@ -32,7 +36,9 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.model import Job, Lane, Outcome
 
 _SETTLE_WITHIN = 0.005
-_WAITING = {Result.RETRIED, Result.SNOOZED, Result.DISCARDED}
+_WAITING = {Result.RETRIED, Result.SNOOZED, Result.DISCARDED, Result.DROPPED}
+_BARRED = 0.05
+"""Seconds between two looks whether the process has its lease back."""
 _HOARDED = 1.0
 """Seconds that a claimed job may wait for a worker before it is given back."""
 
@@ -83,6 +89,10 @@ class Dispatcher:
         self._early: list[Outcome] = []
         """What a claim settled without a run; for the next round."""
         self._ended_lanes: list[Lane] = []
+        self._losses = Losses(completer.types)
+        self._connected_at = time.monotonic()
+        self._judged: list[Outcome] = []
+        """The outcomes as they are to be written."""
         self._doubtful = False
         """Whether what is to be settled may have been written already."""
         self._leaving: list[threading.Event] = []
@@ -99,6 +109,7 @@ class Dispatcher:
         self._thread = threading.Thread(
             target=self._dispatch, name="jobs_lib dispatcher", daemon=True
         )
+        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
 
     def start(self) -> None:
         """Start the thread; nothing is claimed until origins are acquired."""
@@ -159,6 +170,8 @@ class Dispatcher:
         What of them has ended by then is settled.
         """
         quiet = threading.Event()
+        # At once: the dispatcher may be waiting for the database.
+        self._claimer.retire(origins)
 
         def leave() -> None:
             jobs = self._claimer.retire(origins)
@@ -186,8 +199,10 @@ class Dispatcher:
     def _dispatch(self) -> None:
         failures = 0
         while not self._stopping.is_set():
+            self.pulse.beat()
             try:
                 with self._database.connect("executor", impatient=True) as connection:
+                    self._connected_at = time.monotonic()
                     courier = Courier(
                         connection,
                         self._database.queries,
@@ -198,27 +213,55 @@ class Dispatcher:
                         self._round(courier)
                         failures = 0
                     self._round(courier)
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 self._doubtful = True
+                self._collect()
                 telemetry.emit("loop.failed", loop="executor", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
         self._wakeup.close()
 
     def _recover(self, courier: Courier) -> None:
-        """A claim whose answer was lost took nothing; its row must not say else."""
-        parameters = {
-            "owner": self._claimer.owner,
-            "seqs": int_array(self._claimer.flight.claims),
-            "first": self._claimer.first,
-            "step": self._claimer.step,
+        """Trust nothing that was known: a server has come that may lack commits."""
+        self._take_back()
+        self._claimer.doubt()
+        self._survey.doubt()
+        claimer, flying = self._claimer, [*self._claimer.flight.jobs.values()]
+        owner = {"owner": claimer.owner}
+        ids = int_array(job.id for job in flying)
+        # A claim whose answer was lost took nothing; its row must not say else.
+        claims: list[Statement] = [
+            (
+                "forget_claims",
+                {
+                    **owner,
+                    "seqs": int_array(claimer.flight.claims),
+                    "first": claimer.first,
+                    "step": claimer.step,
+                },
+            ),
+            (
+                "keep_claims",
+                {**owner, "seqs": int_array(j.lane.seq for j in flying), "ids": ids},
+            ),
+        ]
+        overtaken = {
+            "origins": text_array([job.origin for job in flying]),
+            "groups": [job.group for job in flying],
+            "ids": ids,
+            "times": [job.enqueued for job in flying],
         }
-        statement = ("forget_claims", parameters)
-        _, failure = courier.exchange([statement])
-        if failure:
-            raise failure
+        answers, failure = courier.exchange(
+            [*claims, ("find_overtaken", overtaken), ("read_server", {})]
+        )
+        if failure or not answers[0]:
+            raise failure or UnavailableError("the database did not answer")
+        (*_, lost, ((server,),)) = answers[0]
+        claimer.flight.fence(job_id for job_id, _ in lost)
+        claimer.server = courier.server = server
 
     def _round(self, courier: Courier) -> None:
+        self.pulse.beat()
         for _ in range(len(self._commands)):
             self._commands.popleft()()
         self._collect()
@@ -230,8 +273,9 @@ class Dispatcher:
         if not (survey or claim or jump or hurried) and self._is_too_little():
             self._sleep()
             return
+        self._judged = self._losses.judge(self._outcomes, self._connected_at)
         settlements = self._completer.prepare(
-            self._completed, self._outcomes, self._claimer.epochs
+            self._completed, self._judged, self._claimer.epochs
         )
         settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
         settle += self._trim()
@@ -269,6 +313,7 @@ class Dispatcher:
         self._outcomes += outcomes + self._early
         self._ended_lanes += lanes
         self._early = []
+        _report_dropped(outcomes)
         self._pace.note(len(completed) + len(outcomes))
         self._ended.wake_at = max(1, self._pace.limit // 8)
 
@@ -289,9 +334,11 @@ class Dispatcher:
         """Take out of the claims what does not run under them."""
         # What waits for another attempt must not pay when this process dies before the
         # others of its claim have ended.
-        given_back = self._claimer.given_back + [
-            outcome.job for outcome in self._outcomes if outcome.result in _WAITING
-        ]
+        waiting = [o.job for o in self._outcomes if o.result in _WAITING]
+        # Nor what stands behind it: who cancels it sees by the claims that its group
+        # stands still, in the same moment.
+        behind = [j for job in waiting if job.group for j in list(job.lane.jobs)]
+        given_back = self._claimer.given_back + waiting + behind
         self._trimmed = len(self._claimer.given_back)
         if not given_back:
             return []
@@ -311,6 +358,8 @@ class Dispatcher:
 
     def _prepare_claim(self) -> tuple[list[Statement], list[Statement]]:
         """A claim, and a jump past what cannot run; either may be empty."""
+        if self._claimer.is_barred:
+            return [], []
         # What has ended lands in this same round trip.
         ended = len(self._completed) + len(self._outcomes)
         limit, flying = self._pace.limit, len(self._claimer.flight) - ended
@@ -326,6 +375,7 @@ class Dispatcher:
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
         for settlement, rows in zip(settlements, answer, strict=False):
             self._completer.read(settlement, rows, again=self._doubtful)
+        self._losses.note(self._completed, self._judged)
         flight = self._claimer.flight
         for job in self._completed:
             flight.land(job)
@@ -334,6 +384,8 @@ class Dispatcher:
             flight.land(outcome.job)
             if outcome.frees is not None:
                 freed.append(outcome.frees)
+            if outcome.result is Result.DROPPED:
+                self._claimer.look_again(outcome.job)
         # What the claim of this same round has given back is still to be told.
         del self._claimer.given_back[: self._trimmed]
         self._trimmed = 0
@@ -352,6 +404,8 @@ class Dispatcher:
     def _claimed(self, answer: Answer) -> None:
         items, outcomes = self._claimer.read(answer[0])
         self._early += outcomes
+        if self._claimer.was_skipped:
+            self._survey.stir(SKIP_PAUSE)
         if items:
             self._survey.stir()
             self._put(items)
@@ -369,6 +423,8 @@ class Dispatcher:
         seconds = self._survey.seconds_left()
         if self._ended or self._waits_until:
             seconds = min(seconds, _SETTLE_WITHIN)
+        elif self._claimer.is_barred:
+            seconds = min(seconds, _BARRED)
         for origin in self._wakeup.wait(seconds):
             self._hear(origin)
         if self._wakeup.turns != self._turns:
@@ -407,6 +463,15 @@ class Dispatcher:
             if job is not None and not job.cancel_requested:
                 job.cancel_requested = True
                 self._crew.cancel(job)
+
+
+def _report_dropped(outcomes: Iterable[Outcome]) -> None:
+    """Tell what was in memory and did not begin, as others may have taken it over."""
+    late = [o.job for o in outcomes if o.result is Result.DROPPED and o.error]
+    if late:
+        ids = {job.id for job in late}
+        ids.update(behind.id for job in late for behind in job.lane.jobs.copy())
+        telemetry.emit("jobs.dropped", ids=sorted(ids))
 
 
 def _yield() -> None:

@@ -11,14 +11,17 @@ from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.executor.pace import Pace
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.lease import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from jobs_lib.db import Database
+    from jobs_lib.jobs.lease import Lease
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.liveness import Pulse
     from jobs_lib.settings import Settings
 
 _DISPATCHERS = 2
@@ -36,13 +39,14 @@ class Executor:
         installation: UUID,
         settings: Settings,
         around: Sequence[Around] = (),
+        lease: Callable[[], Lease] = lambda: UNLIMITED,
     ) -> None:
         self._crew = Crew(database, types, owner, settings, around, self._wake)
         alone = threading.Lock()
         self._dispatchers = [
             Dispatcher(
                 database,
-                Claimer(owner, installation, types, first, _DISPATCHERS, alone),
+                Claimer(owner, installation, types, first, _DISPATCHERS, alone, lease),
                 Completer(owner, types),
                 self._crew,
                 Pace(self._crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
@@ -58,6 +62,11 @@ class Executor:
     def ran(self) -> int:
         """How many jobs it has run, or begun to."""
         return self._crew.ran
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The signs of life of its threads."""
+        return [*self._crew.pulses, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""

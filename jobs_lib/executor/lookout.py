@@ -59,6 +59,10 @@ class Lookout:
         self._stopping.set()
         self._watching.set()
 
+    def is_alive(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
     def wake(self) -> None:
         """Something is about to run."""
         self._watching.set()
@@ -67,14 +71,18 @@ class Lookout:
 
     def _watch(self) -> None:
         while not self._stopping.is_set():
-            self._watching.wait()
-            self._watching.clear()
-            # One look at least: what was put may not have begun.
-            while not self._stopping.wait(self._tick) and (
-                self._running or self._asked_at
-            ):
-                self._ask()
-                self._watch_limits()
+            try:
+                self._watching.wait()
+                self._watching.clear()
+                # One look at least: what was put may not have begun.
+                while not self._stopping.wait(self._tick) and (
+                    self._running or self._asked_at
+                ):
+                    self._ask()
+                    self._watch_limits()
+            except BaseException as error:
+                telemetry.emit("thread.ended", thread="jobs_lib lookout", error=error)
+                self._watching.set()
 
     def _ask(self) -> None:
         lag = self._lag()
@@ -108,8 +116,16 @@ class Lookout:
         return time.monotonic() - asked_at if asked_at else 0.0
 
     def _blocked_at(self) -> str:
-        frame = sys._current_frames().get(self._loop.thread)
+        return read_stack(self._loop.thread)
+
+
+def read_stack(thread: int) -> str:
+    """Where a thread is; "" if that cannot be told: the code may be anybody's."""
+    try:
+        frame = sys._current_frames().get(thread)
         return "".join(traceback.format_stack(frame)) if frame else ""
+    except Exception:
+        return ""
 
 
 def _asleep_at(task: asyncio.Task[None]) -> str:

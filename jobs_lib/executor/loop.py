@@ -6,8 +6,10 @@ import asyncio
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from jobs_lib import telemetry
 from jobs_lib.executor.lookout import Lookout
 from jobs_lib.jobs.model import Job, Lane
 
@@ -72,6 +74,10 @@ class Loop:
             self._loop.call_soon_threadsafe(self._cancel_all)
             self._thread.join(timeout=5)
 
+    def is_alive(self) -> bool:
+        """Whether the thread is there, and the one that watches it."""
+        return self._thread.is_alive() and self._lookout.is_alive()
+
     @property
     def is_starving(self) -> bool:
         """Whether nothing waits to be run."""
@@ -132,7 +138,16 @@ class Loop:
     # The loop's thread
 
     def _serve(self) -> None:
-        asyncio.run(self._main())
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            main = loop.create_task(self._main())
+            while not main.done():
+                try:
+                    loop.run_until_complete(main)
+                # What a handler left behind has exited, or stopped the loop. All that
+                # runs on it is still there, and goes on.
+                except BaseException as error:
+                    telemetry.emit("thread.ended", thread="jobs_lib loop", error=error)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,7 +155,9 @@ class Loop:
             self._add_task()
         self._started.set()
         while self._tasks:
-            await asyncio.wait(self._tasks)
+            # A handler that cancels all tasks cancels this one, too.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(self._tasks)
         await self._close()
 
     def _add_task(self) -> None:
@@ -164,6 +181,18 @@ class Loop:
                 task.cancel()
 
     async def _work(self) -> None:
+        while not self._stopping:
+            try:
+                await self._work_off()
+                return
+            except BaseException as error:
+                # A cancellation was a job's, which has ended.
+                if self._stopping:
+                    raise
+                if not isinstance(error, asyncio.CancelledError):
+                    telemetry.emit("thread.ended", thread="jobs_lib loop", error=error)
+
+    async def _work_off(self) -> None:
         ran = 0
         while not self._stopping:
             try:
@@ -183,11 +212,22 @@ class Loop:
 
     async def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if it was given up."""
+        lane = job.lane
+        try:
+            return await self._run_one(job)
+        except BaseException as error:
+            # If its end is known already, this one finds nothing in the database.
+            if task := asyncio.current_task():
+                self._running.pop(task, None)
+            if not job.timed_out:
+                lane.ended.add(job, self._runner.fail(job, error))
+            raise
+
+    async def _run_one(self, job: Job) -> bool | None:
         job.started = True
         self.ran += 1
-        if job.lane.dropped:
-            job.started = False
-            return False
+        if job.lane.is_over():
+            return job.lane.ended.drop(job)
         if job.cancel_requested:
             return job.lane.ended.add(job, self._runner.cancelled(job))
         task = asyncio.current_task()
@@ -206,6 +246,15 @@ class Loop:
         return job.lane.ended.add(job, outcome)
 
     async def _run_lane(self, lane: Lane) -> bool | None:
+        try:
+            return await self._run_through(lane)
+        except BaseException:
+            lane.failed = True
+            lane.ended.add_lane(lane)
+            lane.ended.wake()
+            raise
+
+    async def _run_through(self, lane: Lane) -> bool | None:
         jobs = lane.jobs
         while not lane.dropped and not self._stopping:
             try:

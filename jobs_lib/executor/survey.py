@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.db import int_array, text_array
+from jobs_lib.executor.looks import Looks
 from jobs_lib.jobs.sweep import Sweeper
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ _BUSY_PAUSE = 0.05
 _SHORTEST_PAUSE = 0.006
 _HINTED = 10
 """With hints coming, so many times fewer looks will do."""
+_HINTED_PAUSE = 0.5
+"""Seconds, but no rarer than this: no hint tells that a group's head was cancelled, or
+that a transaction has ended that drew its ids long ago."""
 _PROMOTE_LIMIT = 1_000
 
 
@@ -38,6 +42,13 @@ class Survey:
         self._next_at = 0.0
         self._due_at = math.inf
         self._sweeper = Sweeper()
+        self._looks = Looks()
+
+    def doubt(self) -> None:
+        """Commits may be lost, and the server may count its transactions anew."""
+        self._sweeper = Sweeper()
+        self._looks = Looks()
+        self.stir(0.0)
 
     def stir(self, pause: float = _SHORTEST_PAUSE) -> None:
         """Something has happened: look again after a short pause, in seconds."""
@@ -72,16 +83,12 @@ class Survey:
             # Whoever enqueues sends one hint in five milliseconds: one look after that
             # finds what came behind the last hint. Without hints the pauses double.
             self._pause = (
-                self._longest * _HINTED
+                min(self._longest * _HINTED, max(self._longest, _HINTED_PAUSE))
                 if hinted
                 else min(self._pause * 2, self._longest)
             )
             self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
-            parameters = {
-                "origins": text_array(list(active)),
-                "cursors": int_array(p.cursor for p in active.values()),
-            }
-            batches.append([("look", parameters)])
+            batches.append([("look", self._looks.prepare(active))])
             if self._sweeper.is_due():
                 batches[-1] += self._prepare_sweep()
         return batches
@@ -94,20 +101,24 @@ class Survey:
             elif name == "promote":
                 self._read_promoted(rows)
             elif name == "horizon":
-                oldest, following = rows[0]
-                self._sweeper.ripen(oldest, following, self._claimer.positions)
+                oldest, following, running = rows[0]
+                self._sweeper.ripen(oldest, following, running, self._claimer.positions)
             else:
                 claimer = self._claimer
                 late = self._sweeper.read(
                     rows, claimer.active(), claimer.flight, claimer.floors
                 )
                 claimer.extra.update(late)
+                # What is left of it is not put off until the next look.
+                due_at = self._sweeper.due_at(claimer.active())
+                self._next_at = min(self._next_at, due_at)
 
     def _prepare_promote(self) -> dict[str, Any]:
         active = self._claimer.active()
         return {
             "origins": text_array(list(active)),
             "epochs": int_array(p.epoch for p in active.values()),
+            "due_from": self._looks.choose_due(active),
             "owner": self._claimer.owner,
             "limit": _PROMOTE_LIMIT,
         }
@@ -118,21 +129,31 @@ class Survey:
             claimer.active(), claimer.types, claimer.flight
         )
         if parameters is None:
-            return []
+            return [("horizon", {})]
         return [("horizon", {}), ("sweep", parameters)]
 
     def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
         paused: dict[str, set[str]] = {}
         cancelled = set()
         windows = self._claimer.windows
-        known, windows.prioritized = windows.prioritized, False
-        due = math.inf
+        known = windows.prioritized
+        # Only a complete look tells that there is none.
+        windows.prioritized = known and not self._looks.complete
+        due: dict[str, float] = {}
+        fresh: set[str] = set()
+        prioritized: set[str | None] = set()
+        clock = took = 0.0
         for kind, name, delay in rows:
             if kind == "fresh":
-                self._claimer.windows.hint(name)
+                fresh.add(name)
+                windows.hint(name)
             elif kind == "due":
-                due = min(due, delay)
+                due[name] = delay
+            elif kind == "clock":
+                # Last of all, when the look has ended.
+                clock, took = float(name), delay
             elif kind == "priority":
+                prioritized.add(name)
                 windows.prioritized = True
                 if not known:
                     # Passed over until now, it has windows of its own from here on.
@@ -143,7 +164,8 @@ class Survey:
                 paused.setdefault(kind.removeprefix("pause:"), set()).add(name)
         for position in self._claimer.positions.values():
             position.seen = True
-        self._due_at = time.monotonic() + due
+        self._looks.note(fresh, due, prioritized, clock, took)
+        self._due_at = time.monotonic() + min(due.values(), default=math.inf)
         self.cancelled = frozenset(cancelled)
         self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})
 
@@ -152,4 +174,5 @@ class Survey:
             self._claimer.extra[job_id] = origin
             if group is not None:
                 self._claimer.floors.lower((origin, group), job_id)
-        self.stir(0.0)
+        # None: somebody has locked the origins, and will have done so for a moment.
+        self.stir(0.0 if rows else _SHORTEST_PAUSE)

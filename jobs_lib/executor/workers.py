@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
+from jobs_lib.executor.lookout import read_stack
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class Workers:
         """Jobs that were begun."""
         self._timed: dict[int, Job] = {}
         """Running jobs with a time limit, by the thread that runs them."""
+        self._threads: dict[int, threading.Thread] = {}
+        """The threads, but for those that run what is given up."""
         self._watching = threading.Event()
         self._stopping = threading.Event()
         self._count = count
@@ -110,11 +111,31 @@ class Workers:
             except IndexError:
                 return taken
 
+    @property
+    def living(self) -> int:
+        """Threads that can run jobs, or do so; 0 if nobody watches them."""
+        if not self._watcher.is_alive():
+            return 0
+        return sum(thread.is_alive() for thread in list(self._threads.values()))
+
     def _add_thread(self) -> None:
         name = f"jobs_lib worker {next(self._names)}"
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        self._threads[thread.ident or 0] = thread
 
     def _work(self) -> None:
+        try:
+            self._work_off()
+        # No handler's error comes so far. It was thrown in from outside, or is ours.
+        except BaseException as error:
+            thread = threading.current_thread()
+            self._threads.pop(threading.get_ident(), None)
+            if not self._stopping.is_set():
+                self._add_thread()
+            telemetry.emit("thread.ended", thread=thread.name, error=error)
+
+    def _work_off(self) -> None:
         while not self._stopping.is_set():
             try:
                 item = self._ready.popleft()
@@ -122,10 +143,12 @@ class Workers:
                 self._starving()
                 with self._condition:
                     self._idle += 1
-                    self._condition.wait_for(
-                        lambda: self._ready or self._stopping.is_set()
-                    )
-                    self._idle -= 1
+                    try:
+                        self._condition.wait_for(
+                            lambda: self._ready or self._stopping.is_set()
+                        )
+                    finally:
+                        self._idle -= 1
                 continue
             if self._runner.has_batches and self._run_batch(item):
                 continue
@@ -135,26 +158,42 @@ class Workers:
 
     def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if its time was over."""
-        job.started = True
-        self.ran += 1
-        if job.lane.dropped:
-            job.started = False
-            return False
-        if job.cancel_requested:
-            return job.lane.ended.add(job, self._runner.cancelled(job))
-        limit = self._limits.get(job.type) if self._limits else None
-        if limit is None:
-            return job.lane.ended.add(job, self._runner.run(job))
-        thread = threading.get_ident()
-        job.deadline = time.monotonic() + limit
-        self._timed[thread] = job
-        self._watching.set()
-        outcome = self._runner.run(job)
-        if self._timed.pop(thread, None) is None:
-            return None  # the watcher has ended it, and whatever it did is refused
-        return job.lane.ended.add(job, outcome)
+        lane = job.lane
+        try:
+            job.started = True
+            self.ran += 1
+            if lane.is_over():
+                return lane.ended.drop(job)
+            if job.cancel_requested:
+                return lane.ended.add(job, self._runner.cancelled(job))
+            limit = self._limits.get(job.type) if self._limits else None
+            if limit is None:
+                return lane.ended.add(job, self._runner.run(job))
+            thread = threading.get_ident()
+            job.deadline = time.monotonic() + limit
+            self._timed[thread] = job
+            self._watching.set()
+            outcome = self._runner.run(job)
+            if self._timed.pop(thread, None) is None:
+                return None  # the watcher has ended it, and whatever it did is refused
+            return lane.ended.add(job, outcome)
+        except BaseException as error:
+            # If its end is known already, this one finds nothing in the database.
+            self._timed.pop(threading.get_ident(), None)
+            if not job.timed_out:
+                lane.ended.add(job, self._runner.fail(job, error))
+            raise
 
     def _run_lane(self, lane: Lane) -> bool | None:
+        try:
+            return self._run_through(lane)
+        except BaseException:
+            lane.failed = True
+            lane.ended.add_lane(lane)
+            lane.ended.wake()
+            raise
+
+    def _run_through(self, lane: Lane) -> bool | None:
         jobs = lane.jobs
         while not lane.dropped and not self._stopping.is_set():
             try:
@@ -201,10 +240,27 @@ class Workers:
             if following.type != head.type:
                 self._ready.appendleft(item)
                 break
-        jobs = [job for job in jobs if not job.lane.dropped]
-        for job in jobs:
-            job.started = True
+        jobs = _begin(jobs)
         self.ran += len(jobs)
+        try:
+            self._run_together(jobs)
+        except BaseException as error:
+            for job in jobs:
+                job.lane.ended.add(job, self._runner.fail(job, error))
+            for lane in lanes:
+                lane.failed = True
+                lane.ended.add_lane(lane)
+                lane.ended.wake()
+            raise
+        for lane in lanes:
+            if lane.failed or lane.dropped or not lane.jobs:
+                lane.ended.add_lane(lane)
+                lane.ended.wake()
+            else:
+                self._ready.append(lane)
+        return True
+
+    def _run_together(self, jobs: list[Job]) -> None:
         for job, outcome in zip(jobs, self._runner.run_batch(jobs), strict=True):
             lane = job.lane
             if job.group is not None and lane.failed and not job.completed:
@@ -214,28 +270,28 @@ class Workers:
                 continue
             if not lane.ended.add(job, outcome) and job.group is not None:
                 lane.failed = True
-        for lane in lanes:
-            if lane.failed or lane.dropped or not lane.jobs:
-                lane.ended.add_lane(lane)
-                lane.ended.wake()
-            else:
-                self._ready.append(lane)
-        return True
 
     # The watcher's thread
 
     def _watch(self) -> None:
         while not self._stopping.is_set():
-            self._watching.wait()
-            self._watching.clear()
-            while (self._ready or self._timed) and not self._stopping.is_set():
-                ran = self.ran
-                self._stopping.wait(_TICK if self._ready else _LIMIT_TICK)
-                if self._ready and self._idle and self.ran - ran < _QUICK:
-                    with self._condition:
-                        self._condition.notify_all()
-                if self._timed:
-                    self._watch_limits()
+            try:
+                self._watching.wait()
+                self._watching.clear()
+                self._watch_running()
+            except BaseException as error:
+                telemetry.emit("thread.ended", thread="jobs_lib watcher", error=error)
+                self._watching.set()
+
+    def _watch_running(self) -> None:
+        while (self._ready or self._timed) and not self._stopping.is_set():
+            ran = self.ran
+            self._stopping.wait(_TICK if self._ready else _LIMIT_TICK)
+            if self._ready and self._idle and self.ran - ran < _QUICK:
+                with self._condition:
+                    self._condition.notify_all()
+            if self._timed:
+                self._watch_limits()
 
     def _watch_limits(self) -> None:
         now = time.monotonic()
@@ -244,16 +300,26 @@ class Workers:
                 continue
             # Nobody can stop a thread. What it still does cannot commit, since the
             # attempt is over in the database, and another thread takes its place.
-            frame = sys._current_frames().get(thread)
-            telemetry.emit(
-                "job.stuck",
-                job=job,
-                stack="".join(traceback.format_stack(frame)) if frame else "",
-            )
             job.timed_out = True
+            self._threads.pop(thread, None)
+            telemetry.emit("job.stuck", job=job, stack=read_stack(thread))
             job.lane.ended.add(job, self._runner.time_out(job))
             if job.group is not None:
                 job.lane.failed = True
                 job.lane.ended.add_lane(job.lane)
                 job.lane.ended.wake()
             self._add_thread()
+
+
+def _begin(jobs: list[Job]) -> list[Job]:
+    """Those of a batch that may begin; they count as started then."""
+    for job in jobs:
+        job.started = True
+    # Asked once for each lane: of a group either all or none may begin.
+    lanes = {id(job.lane): job.lane for job in jobs}
+    over = {key for key, lane in lanes.items() if lane.is_over()}
+    for job in jobs:
+        if id(job.lane) in over:
+            job.lane.failed = job.group is not None
+            job.lane.ended.drop(job)
+    return [job for job in jobs if id(job.lane) not in over]

@@ -21,7 +21,7 @@ class Item(Generic[T]):
     """One of the jobs that a batch handler is called with."""
 
     job: Job
-    payload: T
+    payload: T = field(repr=False)
     failure: BaseException | None = field(default=None, repr=False)
 
     def fail(self, error: BaseException) -> None:

@@ -9,6 +9,7 @@ nothing.
 
 from __future__ import annotations
 
+import time
 from itertools import chain, islice, product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,13 +19,14 @@ from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.flight import Flight, Group
 from jobs_lib.jobs.floors import Floors
 from jobs_lib.jobs.last import Last, Piles, keep_last
+from jobs_lib.jobs.lease import UNLIMITED, Lease
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
-from jobs_lib.jobs.suspects import CRASHES, Suspects, explain_crashes
+from jobs_lib.jobs.suspects import GUILTY, SUSPECT, Suspects, explain_crashes
 from jobs_lib.jobs.windows import Windows
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
     from jobs_lib.jobs.position import Position
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 Item: TypeAlias = Job | Lane
 """What a worker takes: a job without a group, or a group's lane."""
 # The kinds of the rows that the query `claim` returns besides jobs.
-_WINDOW, _PASSED, _UNKNOWN = 1, 2, 3
+_WINDOW, _PASSED, _UNKNOWN, _SKIPPED = 1, 2, 3, 5
+SKIP_PAUSE = 0.02
+"""Seconds until an origin is asked again that somebody had locked, such as a cancel."""
 
 _LANE = 8
 _LONGEST_LANE = 1_000
@@ -52,6 +56,8 @@ class _Found:
         """Of what runs last only: is it delayed, and seconds since its enqueue."""
         self.looks: list[tuple[Any, ...]] = []
         """The other rows: where it has looked."""
+        self.skipped: set[str] = set()
+        """Origins at which it has not looked."""
         self.claimed = False
         """Whether any row was a job."""
 
@@ -67,6 +73,7 @@ class Claimer:
         first: int = 0,
         step: int = 1,
         alone: threading.Lock | None = None,
+        lease: Callable[[], Lease] = lambda: UNLIMITED,
     ) -> None:
         """Prepare to claim.
 
@@ -77,10 +84,13 @@ class Claimer:
             first: numbers of claims are this one,
             step: and every so many further, since an owner may have several claimers.
             alone: held while a suspect is in flight, by one of those claimers.
+            lease: tells the owner's lease that holds now.
         """
         self.owner = owner
         self.first = first
         self.step = step
+        self.server = 0
+        """The server that is asked; 0 is unknown. See the query ``read_server``."""
         self.ended = Ended()
         """Where what was claimed ends."""
         self.flight = Flight()
@@ -92,6 +102,8 @@ class Claimer:
         self.given_back: list[Job] = []
         """Claimed, but they will not run under this claim."""
         self._installation = installation
+        self._get_lease = lease
+        self._lease = lease()
         self._types = types
         self._known = sorted(types)
         self._last = {
@@ -105,6 +117,8 @@ class Claimer:
         self._following: dict[Group, int] = {}
         """Groups that are asked for by name, behind an id; 0 is from their floor on."""
         self._tried: list[int] = []
+        self._skipped: dict[str, float] = {}
+        """Origins that the last claims skipped, and when they may be asked again."""
         self._unknown: dict[tuple[str, str], int] = {}
         self._piles = Piles()
 
@@ -119,10 +133,13 @@ class Claimer:
 
         What of them is running can still be settled, until :meth:`drop`.
         """
-        leaving = {origin for origin in origins if origin in self.positions}
+        leaving = frozenset(origins)
         for origin in leaving:
-            self.positions[origin].leaving = True
-        jobs = [j for j in self.flight.jobs.values() if j.lane.origin in leaving]
+            if position := self.positions.get(origin):
+                position.leaving = True
+        # A copy: this is called by other threads, too.
+        flying = self.flight.jobs.copy().values()
+        jobs = [job for job in flying if job.lane.origin in leaving]
         for job in jobs:
             job.lane.dropped = True
         return jobs
@@ -168,14 +185,30 @@ class Claimer:
         if resumed:
             self.windows.rewind()
 
+    def doubt(self) -> None:
+        """Forget what is known of the rows: the last commits may be lost."""
+        self.windows.doubt()
+        self.floors.clear()
+        self.extra.clear()
+        self.flight.doubt()
+        self._suspects.clear()
+        self._following, self._tried = {}, []
+
     # What there is to do
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether the owner may not begin anything now, so that claims are in vain."""
+        return self._get_lease().is_over()
 
     def prepare(self, room: int) -> tuple[str, dict[str, Any]] | None:
         """A query that claims about ``room`` jobs, and its parameters.
 
         None when there is nothing to look at.
         """
-        active = self.active()
+        # Now, and not when the answer is there: the process may stand still meanwhile.
+        self._lease = self._get_lease()
+        active = self._askable()
         self._add_extra(self.flight.late)
         self.flight.late.clear()
         deep = self.windows.choose(active, room)
@@ -188,7 +221,7 @@ class Claimer:
         )
         extra = list(islice(ready, max(room, 1)))
         suspect = 0
-        if chosen := self._suspects.choose(self.flight.jobs):
+        if chosen := self._suspects.choose(self.flight.jobs, active):
             suspect, origin = chosen
             extra.append((origin, suspect))
         if room <= 0 or not (deep or behind or extra):
@@ -231,6 +264,20 @@ class Claimer:
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
 
+    def _askable(self) -> dict[str, Position]:
+        """The active origins, but for those that were skipped a moment ago."""
+        active = self.active()
+        if self._skipped:
+            now = time.monotonic()
+            self._skipped = {o: at for o, at in self._skipped.items() if now < at}
+            return {o: p for o, p in active.items() if o not in self._skipped}
+        return active
+
+    @property
+    def was_skipped(self) -> bool:
+        """Whether there is an origin that is to be asked again soon."""
+        return bool(self._skipped)
+
     def prepare_jump(self, room: int) -> tuple[str, dict[str, Any]] | None:
         """A query that finds the way past what cannot run; None if nothing is stuck."""
         paused = self._paused.get("group", ())
@@ -238,7 +285,7 @@ class Claimer:
         busy = chain(
             self.flight.lanes, self.flight.behind, product(self.positions, paused)
         )
-        asked = self.windows.prepare_jump(self.active(), room, busy, self.floors)
+        asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
         return ("jump", asked) if asked else None
 
     def read_jump(
@@ -270,8 +317,8 @@ class Claimer:
 
         Returns what is for the workers, in order, and what is settled without a run.
         """
-        self._forget_asked()
         found = self._sort(rows)
+        self._forget_asked(found)
         self.flight.lanes.update(found.lanes)
         if found.claimed:
             # Even if all were in flight already: the claim's row must go some day.
@@ -299,7 +346,7 @@ class Claimer:
         outcomes += [
             explain_crashes(job, self._types[job.type].retry)
             for job in found.jobs
-            if job.crashes >= CRASHES and job.group is None
+            if job.crashes >= GUILTY and job.group is None
         ]
         items = found.items
         if outcomes:
@@ -311,27 +358,41 @@ class Claimer:
             telemetry.emit("jobs.claimed", count=len(found.jobs))
         return items, outcomes
 
-    def _forget_asked(self) -> None:
-        """What the claim was asked for by name has been asked for."""
+    def _forget_asked(self, found: _Found) -> None:
+        """What the claim was asked for by name has been asked for.
+
+        But not in an origin that was skipped: what was asked for there lies behind the
+        cursor, and nothing else would lead to it.
+        """
+        skipped = found.skipped
+        for origin in skipped & self.positions.keys():
+            self._skipped[origin] = time.monotonic() + SKIP_PAUSE
+            self.positions[origin].deep = True
         for job_id in self._tried:
-            self.extra.pop(job_id, None)
+            if self.extra.get(job_id) not in skipped:
+                self.extra.pop(job_id, None)
         for key in self._following:
-            self.flight.behind.pop(key, None)
-        self._suspects.asked()
+            if key[0] not in skipped:
+                self.flight.behind.pop(key, None)
+        self._suspects.asked(skipped)
 
     def _sort(self, rows: Iterable[tuple[Any, ...]]) -> _Found:
         """Make jobs and lanes of the rows that are jobs; one pass, for each job."""
         found = _Found()
         jobs, items, lanes, ages = found.jobs, found.items, found.lanes, found.ages
         flying, open_lanes = self.flight.jobs, self.flight.lanes
+        lingering = self.flight.lingering
         free: dict[str, Lane] = {}
         for row in rows:
             kind, origin, job_id, type_, group = row[:5]
             if kind:
-                found.looks.append(row)
+                if kind == _SKIPPED:
+                    found.skipped.add(origin)
+                else:
+                    found.looks.append(row)
                 continue
             found.claimed = True
-            if job_id in flying or origin not in self.positions:
+            if job_id in flying or origin not in self.positions or job_id in lingering:
                 continue
             failures, crashes, priority, payload = row[5:9]
             run_at, enqueued, headers, cut, delayed, age, place = row[9:]
@@ -348,7 +409,7 @@ class Claimer:
                     lane = lanes[key] = self._open_lane(origin, group)
                     items.append(lane)
                 # A suspect is alone in its lane, whatever stands behind it.
-                lane.more = cut or crashes > 0
+                lane.more = cut or crashes >= SUSPECT
             job = Job(
                 lane, job_id, type_, group, failures + crashes + 1, crashes, priority,
                 payload, run_at, enqueued, headers, place,
@@ -364,8 +425,13 @@ class Claimer:
         return found
 
     def _open_lane(self, origin: str, group: str | None) -> Lane:
-        epoch = self.positions[origin].epoch
-        return Lane(origin, epoch, group, self._seq, self._installation, self.ended)
+        position = self.positions[origin]
+        lane = Lane(
+            origin, position.epoch, group, self._seq, self._installation, self.ended,
+            self._lease, self.server,
+        )  # fmt: skip
+        lane.dropped = position.leaving
+        return lane
 
     def _note(self, row: tuple[Any, ...], taken: set[tuple[str, int]]) -> None:
         kind, origin, job_id, type_, group, count, _, level = row[:8]
@@ -394,12 +460,12 @@ class Claimer:
         """What of a lane is settled before the rest of it may start."""
         head = lane.jobs[0]
         before = list(lane.jobs)
-        if head.crashes >= CRASHES:
+        if head.crashes >= GUILTY:
             ends = [explain_crashes(head, self._types[head.type].retry)]
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
         # A suspect is alone in its lane, so whether it is the last is not to be seen.
-        elif (last := self._last.get(head.type)) and not head.crashes:
+        elif (last := self._last.get(head.type)) and head.crashes < SUSPECT:
             key = lane.origin, str(lane.group)
             since = self._piles.take(key, head)
             ends = keep_last(lane, last, ages, since)
@@ -435,6 +501,12 @@ class Claimer:
         item.jobs.clear()
         item.more = False
         self.flight.end_lane(item)
+
+    def look_again(self, job: Job) -> None:
+        """A job was dropped before it began: claim it anew, if its origin is owned."""
+        # A group's lane says by itself where the group goes on.
+        if job.group is None:
+            self._add_extra({job.id: job.lane.origin})
 
     def shorten(self, lane: Lane) -> None:
         """Give back what waits behind a lane's running job."""

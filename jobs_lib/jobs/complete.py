@@ -44,6 +44,7 @@ class Completer:
 
     def __init__(self, owner: UUID, types: Mapping[str, JobType[Any]]) -> None:
         self._owner = owner
+        self.types = types
         kept = [job_type for job_type in types.values() if job_type.keep is not None]
         self._kept = {
             "types": text_array([job_type.name for job_type in kept]),
@@ -118,7 +119,9 @@ class Completer:
     ) -> dict[str, Any]:
         # What was claimed before the origin was given away, and came back, is nobody's.
         origins = [
-            job.lane.origin if epochs.get(job.lane.origin) == job.lane.epoch else ""
+            job.lane.origin
+            if epochs.get(job.lane.origin) == job.lane.epoch and not job.overtaken
+            else ""
             for job in jobs
         ]
         # Only the origins touched are locked: the lock's cost grows with their number.

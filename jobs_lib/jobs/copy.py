@@ -21,7 +21,7 @@ def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
 
     @cache
     def prefix(origin: str, group: str | None) -> bytes:
-        return f"{origin}\t{type_name}\t{_escaped(group)}\t".encode()
+        return f"{origin}\t{type_name}\t{escape(group)}\t".encode()
 
     return prefix
 
@@ -32,7 +32,7 @@ def copy_suffix(options: Options, headers: str | None) -> bytes:
     state = "available" if run_at is None else "scheduled"
     at = None if run_at is None else run_at.isoformat()
     priority = PRIORITIES[options.priority]
-    return (f"\t{state}\t{_escaped(at)}\t{priority}\t{_escaped(headers)}\n").encode()
+    return (f"\t{state}\t{escape(at)}\t{priority}\t{escape(headers)}\n").encode()
 
 
 def copy_blocks(
@@ -51,7 +51,8 @@ def copy_blocks(
         yield suffix.join([*lines, b""])
 
 
-def _escaped(value: str | None) -> str:
+def escape(value: str | None) -> str:
+    """A value as a column of COPY's text format."""
     if value is None:
         return "\\N"
     if value.isalnum():

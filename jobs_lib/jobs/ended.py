@@ -10,7 +10,7 @@ from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED}
+_STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED, Result.DROPPED}
 _GIVES_UP = {Result.DISCARDED, Result.CANCELLED}
 
 
@@ -42,9 +42,17 @@ class Ended:
         gives_up = outcome.result in _GIVES_UP and job.group is not None
         if gives_up:
             job.lane.after = job.id
+        elif outcome.result is Result.DROPPED and job.lane.after is None:
+            job.lane.after = job.id - 1
         self._outcomes.append(outcome)
         self.wake()
         return not gives_up and outcome.result not in _STOPS_LANE
+
+    def drop(self, job: Job) -> bool:
+        """A job must not begin; returns that its group may not go on."""
+        job.started = False
+        late = None if job.lane.dropped else "the lease was over"
+        return self.add(job, Outcome(job, Result.DROPPED, late))
 
     def add_lane(self, lane: Lane) -> None:
         """Nothing of a lane runs any more."""

@@ -129,7 +129,8 @@ class Enqueuer:
         origin_of: dict[str | None, str] = {}
         if entries.groups is not None:
             held = yield Fetch(self._statements["hold_home"], {})
-            if int(cast("str", held[0][0])) != home.partitions:
+            topic, partitions = held[0]
+            if (topic, int(partitions)) != (home.topic, home.partitions):
                 home = yield from self._read_home()
             groups = dict.fromkeys(g for g in entries.groups if g is not None)
             origin_of.update(
@@ -165,12 +166,12 @@ class Enqueuer:
         return len(entries.payloads)
 
     def _lock(self, groups: list[str], origin_of: dict[str | None, str]) -> Fetch:
-        origins = json.dumps(sorted(set(origin_of.values())))
         if len(groups) <= _LOCKED_ONE_BY_ONE:
+            places = [(origin_of[group], group) for group in groups]
             return Fetch(
-                self._statements["lock_groups"],
-                {"origins": origins, "groups": json.dumps(groups)},
+                self._statements["lock_groups"], {"places": json.dumps(places)}
             )
+        origins = json.dumps(sorted(set(origin_of.values())))
         return Fetch(self._statements["lock_origins_of_groups"], {"origins": origins})
 
     def _inserts(self, entries: Entries, origins: Iterable[str]) -> Iterator[Fetch]:

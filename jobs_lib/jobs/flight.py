@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jobs_lib.jobs.model import Job, Lane
 
 Group = tuple[str, str]
@@ -21,7 +23,11 @@ class Flight:
         self.behind: dict[Group, int] = {}
         """Groups that go on behind the lane that has just ended, after this id."""
         self.late: dict[int, str] = {}
-        """Jobs that came late to a group whose lane has ended: id and origin."""
+        """Jobs to ask for by id, with their origin: they came late to a group whose
+        lane has ended, or ran on after their origin was given up."""
+        self.lingering: dict[int, Job] = {}
+        """Jobs without a group that run on after their origin was given up. They are
+        not in flight, and must not begin again beside themselves."""
         self._left: dict[int, int] = {}
         """Jobs still in flight of each claim, by its number."""
 
@@ -38,13 +44,22 @@ class Flight:
         if self.jobs.get(job.id) is job:
             del self.jobs[job.id]
             self._left[job.lane.seq] -= 1
+        elif self.lingering.get(job.id) is job:
+            del self.lingering[job.id]
+            self.late[job.id] = job.lane.origin
 
     def end_lane(self, lane: Lane) -> None:
         """Nothing of a group's lane runs any more; its group may go on."""
         key = (lane.origin, lane.group or "")
         if self.lanes.get(key) is lane:
             del self.lanes[key]
-            if lane.after and not lane.dropped:
+            if lane.lingers:
+                # Passed over meanwhile by its next owner, who may be this process.
+                if lane.more:
+                    self.behind[key] = 0
+            elif lane.anew and not lane.dropped:
+                self.behind[key] = 0
+            elif lane.after is not None and not lane.dropped:
                 self.behind[key] = lane.after
             elif lane.more and not (lane.failed or lane.dropped):
                 self.behind[key] = lane.last
@@ -54,13 +69,36 @@ class Flight:
             self.land(job)
 
     def leave(self, origins: frozenset[str]) -> list[Job]:
-        """Forget what is in flight of these origins; returns it."""
+        """Forget what is in flight of these origins; returns it.
+
+        A group of which a job still runs keeps its lane: should this process get the
+        origin back, the group waits until that job has ended.
+        """
         gone = [job for job in self.jobs.values() if job.lane.origin in origins]
         for job in gone:
             self.land(job)
-        self.lanes = {k: v for k, v in self.lanes.items() if k[0] not in origins}
+            if job.started and job.group is None:
+                self.lingering[job.id] = job
+            elif job.started:
+                job.lane.lingers, job.lane.more = True, False
+        self.lanes = {
+            k: v for k, v in self.lanes.items() if v.lingers or k[0] not in origins
+        }
         self.behind = {k: v for k, v in self.behind.items() if k[0] not in origins}
         return gone
+
+    def doubt(self) -> None:
+        """Commits may be lost: what was passed may be there again."""
+        self.behind = dict.fromkeys(self.behind, 0)
+        self.late.clear()
+        for lane in self.lanes.values():
+            lane.anew = True
+
+    def fence(self, ids: Iterable[int]) -> None:
+        """Let these jobs settle nothing more: their rows are not theirs any more."""
+        for job_id in ids:
+            if job := self.jobs.get(job_id):
+                job.overtaken = True
 
     def ended_claims(self) -> list[int]:
         """The claims of which nothing is in flight any more, each named once."""

@@ -65,6 +65,10 @@ class Floors:
         if job_id <= floor:
             self._known[group] = job_id - 1, taken
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
     def leave(self, origins: Iterable[str]) -> None:
         """Forget what is known of origins."""
         gone = frozenset(origins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
 from jobs_lib.errors import JobsError
+from jobs_lib.jobs.lease import UNLIMITED, Lease, NotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,22 +37,44 @@ class Lane:
     """Of the database that holds the jobs: ids are unique only there."""
     ended: Ended
     """Where its jobs end."""
+    lease: Lease = UNLIMITED
+    """Under which it was claimed; nothing of it begins once that is over."""
+    server: int = 0
+    """Where its jobs were claimed: on another server, commits may be lost since."""
     jobs: deque[Job] = field(default_factory=deque)
     """Those of a group that have not started yet."""
     last: int = 0
     """The id of the last job that was taken of the group."""
     late: int = 0
     """A job of the group that came late, before the last one of this lane."""
-    after: int = 0
-    """A job that was given up: the group goes on behind it, once that is written."""
+    after: int | None = None
+    """The group goes on behind this id, once it is written how that job ended."""
+    anew: bool = False
+    """Whether the group goes on from its start: commits may be lost."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False
     """Set when the origin is given up: what has not started must not start."""
+    lingers: bool = False
+    """Set when a job of it runs on after its origin was given up."""
     failed: bool = False
     """Set when its head waits for another attempt: the group waits with it."""
     done: list[Job] = field(default_factory=list)
     """Of a group: ran to their end, their completion not yet known to be committed."""
+
+    def is_over(self) -> bool:
+        """Whether nothing of it may begin any more; asked before each start."""
+        # Not by a call: this stands before each job.
+        return self.dropped or time.monotonic() >= self.lease.until
+
+    def ensure_may_begin(self) -> None:
+        """Asked once more after a wait between the start of a job and its handler.
+
+        Raises:
+            NotBegun: nothing of the lane may begin any more.
+        """
+        if self.is_over():
+            raise NotBegun("the lease was over, or the origin given up")
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +106,9 @@ class Job:
     carried: bool = False
     """Set when a later job of its lane completes it, too, in a transaction of its own:
     whoever comes second finds nothing left, and that is well."""
+    overtaken: bool = False
+    """Set when commits were lost and its row is not its own any more, or not the first
+    of its group: what becomes of this run is not written."""
     cancel_requested: bool = False
     """Set when somebody asked to cancel it: a long handler looks, and raises Cancel."""
     timed_out: bool = False
@@ -107,7 +134,9 @@ class Job:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt of this job, different for any other job."""
-        return str(uuid5(self.installation, str(self.id)))
+        # A server that has lost commits gives their ids once more, at another time.
+        enqueued = round(self.enqueued * 1_000_000)
+        return str(uuid5(self.installation, f"{self.id}/{enqueued}"))
 
     def transaction(self) -> Transaction:
         """The job's own transaction: what is written in it commits with the job.
@@ -144,6 +173,8 @@ class Result(Enum):
     """Not run: a later job of its group stands for it."""
     CANCELLED = "cancelled"
     FENCED = "fenced"
+    DROPPED = "dropped"
+    """Not begun, since another process may own the job by now."""
 
 
 @dataclass(slots=True)
@@ -161,6 +192,8 @@ class Outcome:
     """May start once this outcome is written."""
     ran: bool = True
     """False where the crashes before are what failed, and no further attempt."""
+    lost_since: float | None = None
+    """Where the job's own transaction lost its connection: when it had begun."""
 
 
 class Snooze(JobsError):

@@ -62,12 +62,13 @@ def check_key(type_name: str, what: str, key: object) -> str | None:
         return None
     if not isinstance(key, str):
         raise PayloadError(
-            f"the {what} of {type_name!r} must be a str or None, not {key!r}"
+            f"the {what} of {type_name!r} must be a str or None, not a "
+            f"{type(key).__name__}"
         )
     if not 0 < _size(key) <= GROUP_LIMIT or "\0" in key:
         raise PayloadError(
             f"the {what} of {type_name!r} must have 1 to {GROUP_LIMIT} bytes of UTF-8 "
-            f"without NUL, not {key[:40]!r} ({len(key)} characters); None means "
+            f"without NUL, and this one has {len(key)} characters; None means "
             f"no {what}"
         )
     return key

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import (
     CoreConfig,
-    PydanticSerializationError,
     SchemaSerializer,
     SchemaValidator,
 )
@@ -19,6 +18,8 @@ from typing_extensions import TypedDict
 from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.plain import list_of, only_plain
+from jobs_lib.json_limits import MOST_LEVELS, check_limits
+from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +28,6 @@ LARGE = 65_536
 """Bytes of a payload from which on a warning is given, once for each type."""
 
 _AT_ONCE = 1_000
-_EXPLAINED = 5
-# What Python reads of an integer, unless it is told otherwise.
-_DIGITS = 4_300
-_HUGE = re.compile(rb"\d{%d}" % (_DIGITS + 1))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CONFIG = ConfigDict(
     extra="forbid",
@@ -139,15 +136,14 @@ class Payload:
             encoded = self._serializer.to_json(checked, by_alias=True)
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        except (PydanticSerializationError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._refuse_form(error) from None
         size = len(encoded)
         if size > limit:
             raise self._refuse_size(size, limit)
         if size >= LARGE:
             self._warn(size)
-        if size > _DIGITS:
-            self._refuse_huge(encoded)
+        self._check_limits(encoded)
         if b"\\u0000" in encoded:
             self._refuse_nul(encoded)
         if b"NaN" in encoded or b"Infinity" in encoded:
@@ -168,16 +164,16 @@ class Payload:
             ]
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        except (PydanticSerializationError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise self._refuse_form(error) from None
         largest = max(map(len, encoded), default=0)
         if largest > limit:
             raise self._refuse_size(largest, limit)
         if largest >= LARGE:
             self._warn(largest)
-        if largest > _DIGITS:
+        if largest > 2 * MOST_LEVELS:
             for one in encoded:
-                self._refuse_huge(one)
+                self._check_limits(one)
         for start in range(0, len(encoded), _AT_ONCE):
             some = encoded[start : start + _AT_ONCE]
             joined = b"".join(some)
@@ -205,21 +201,16 @@ class Payload:
         return {**self.defaults, **values}
 
     def _explain(self, what: str, error: ValidationError) -> str:
-        found = error.errors(include_url=False, include_input=False)
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg'].lower()}"
-            for e in found[:_EXPLAINED]
-        )
-        if len(found) > _EXPLAINED:
-            problems += f"; and {len(found) - _EXPLAINED} more"
+        problems = explain_refusal(error, self._adapter.core_schema)
         return (
             f"the {what} payload does not fit the handler "
             f"{self.type_name}{self.signature}: {problems}"
         )
 
     def _refuse_form(self, error: Exception) -> PayloadError:
+        reason = explain_refusal(error, self._adapter.core_schema)
         return PayloadError(
-            f"the payload of {self.type_name!r} has no JSON form: {error}"
+            f"the payload of {self.type_name!r} has no JSON form: {reason}"
         )
 
     def _refuse_size(self, size: int, limit: int) -> PayloadError:
@@ -235,16 +226,13 @@ class Payload:
                 "PostgreSQL cannot store in JSON: remove it or encode it"
             )
 
-    def _refuse_huge(self, encoded: bytes) -> None:
-        if _HUGE.search(encoded):
-            json.loads(encoded, parse_int=self._refuse_digits)
-
-    def _refuse_digits(self, digits: str) -> None:
-        if len(digits) > _DIGITS:
+    def _check_limits(self, encoded: bytes) -> None:
+        try:
+            check_limits(encoded)
+        except ValueError as error:
             raise PayloadError(
-                f"the payload of {self.type_name!r} holds a number of {len(digits)} "
-                f"digits, and at most {_DIGITS} can be read again: send a string"
-            )
+                f"the payload of {self.type_name!r} cannot be enqueued: {error}"
+            ) from None
 
     def _warn(self, size: int) -> None:
         if not self._warned:

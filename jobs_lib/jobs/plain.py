@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
+
+from jobs_lib.schemas.reasons import NO_JSON
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -41,7 +43,7 @@ def check_plain(value: Any) -> Any:
     """The value, if JSON has a form for it that gives it back.
 
     Raises:
-        ValueError: it holds something else.
+        PydanticCustomError: it holds something else.
     """
     if value is None or isinstance(value, str | int | float):
         return value
@@ -51,15 +53,21 @@ def check_plain(value: Any) -> Any:
     elif isinstance(value, dict):
         for key, one in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"the key {key!r} is no str")
+                name = type(key).__name__
+                raise _refuse(f"a key of it is of the type {name}, and JSON's are str")
             check_plain(one)
     else:
         name = type(value).__name__
-        raise ValueError(
+        raise _refuse(
             f"a {name} has no JSON form that gives it back: annotate the parameter "
             f"with the type, or send a str, number, list or dict"
         )
     return value
+
+
+def _refuse(reason: str) -> PydanticCustomError:
+    """An error whose text holds no value, and so is passed on as it is."""
+    return PydanticCustomError(NO_JSON, "{reason}", {"reason": reason})
 
 
 def _walk(schema: Any) -> Any:

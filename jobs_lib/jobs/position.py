@@ -9,6 +9,36 @@ WIDEST = 100_000
 
 
 @dataclass(slots=True)
+class Descent:
+    """A look down through the ids of an origin, in as many slices as it takes."""
+
+    top: int = 0
+    """Where it began."""
+    at: int = 0
+    """Up to where it still has to look; 0 when it has ended."""
+    floor: int = 0
+    """Where it ends."""
+    wanted: int | None = None
+    """Down to where the next one is to go; None if there is nothing to look for."""
+
+    def want(self, floor: int) -> None:
+        """There may be something new above ``floor``: the next one finds it."""
+        self.wanted = floor if self.wanted is None else min(self.wanted, floor)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something left to look at."""
+        return self.at > 0 or self.wanted is not None
+
+    def begin(self, cursor: int) -> int:
+        """Go on, or begin at the cursor; returns the highest id to look at."""
+        if not self.at and self.wanted is not None:
+            self.top = self.at = cursor
+            self.floor, self.wanted = min(self.wanted, cursor), None
+        return self.at
+
+
+@dataclass(slots=True)
 class Position:
     """How far one origin has been looked at."""
 
@@ -25,6 +55,10 @@ class Position:
     """What was ripe when the pass began that the sweep is at."""
     left: int = 0
     """Up to where that pass still has to look; 0 when it has ended."""
+    near: Descent = field(default_factory=Descent)
+    """The sweep's look near the cursor."""
+    far: Descent = field(default_factory=Descent)
+    """Its look down to where a transaction began that was open for longer."""
     seen: bool = False
     """Whether a look since the take-over has told what is paused; no claim before."""
     deep: bool = False
@@ -46,4 +80,5 @@ class Position:
         """Start again: what was passed over may run now."""
         self.cursor = self.low = self.ripe = self.target = self.left = 0
         self.levels = {1: 0, -1: 0}
+        self.near, self.far = Descent(), Descent()
         self.deep, self.growth = True, 1

@@ -92,11 +92,13 @@ class Throttle:
         @wraps(function)
         def guarded(job: Job, **values: Any) -> Any:
             self._admit(job, limit)
+            job.lane.ensure_may_begin()
             return function(job, **values)
 
         @wraps(function)
         async def guarded_async(job: Job, **values: Any) -> None:
             await asyncio.to_thread(self._admit, job, limit)
+            job.lane.ensure_may_begin()
             await function(job, **values)
 
         return guarded_async if job_type.is_async else guarded

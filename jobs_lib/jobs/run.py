@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
-from jobs_lib.errors import FencedError, StoredPayloadError, UnavailableError
+from jobs_lib.backoff import RECONNECT, Retry
+from jobs_lib.errors import (
+    FencedError,
+    JobsError,
+    StoredPayloadError,
+    UnavailableError,
+)
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handled
 from jobs_lib.jobs.forked import end_if_forked
+from jobs_lib.jobs.lease import NotBegun
 from jobs_lib.jobs.model import (
     Cancel,
     Discard,
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
 
     Around = Callable[[Job, Callable[[], Any]], Any]
 
-_ERROR_LIMIT = 2_000
+_RETRY = Retry()
+"""For a job whose own policy fails."""
+_LONGEST_DELAY = 100 * 366 * 86_400.0
 _MISFIT_PAUSE = 60.0
 """Seconds, at the most, until a job that does not fit its handler is tried again."""
 
@@ -57,6 +66,8 @@ class Runner:
                 async functions around async handlers, the others around plain ones.
             throttle: holds the types' rates; None to let everything start.
         """
+        self.stopping = False
+        """Whether the executor stops: it is what cancels handlers from now on."""
         self._lender = lender
         self._lend = lender.lend
         self._types = types
@@ -99,7 +110,7 @@ class Runner:
             job.lend = self._lend
             try:
                 items.append(Item(job, self._decode(job)["payload"]))
-            except Exception as error:
+            except BaseException as error:
                 ends[job.id] = self._finish(job, self._explain(job, error))
         if items:
             ends |= self._handle(items)
@@ -109,7 +120,8 @@ class Runner:
         ends: dict[int, Outcome | None] = {}
         function: Callable[..., Any] = self._types[items[0].job.type].function
         try:
-            function(items)
+            # A list of its own: the handler may take out of it what it likes.
+            function(list(items))
         except BaseException as error:
             if len(items) > 1:
                 # Which of them it was, each alone will show.
@@ -120,6 +132,12 @@ class Runner:
                     if job.group is not None and lane in stopped:
                         ends[job.id] = Outcome(job, Result.SNOOZED)
                         continue
+                    if job.lane.is_over():
+                        stopped.add(lane)
+                        ends[job.id] = Outcome(
+                            job, Result.DROPPED, "the lease was over"
+                        )
+                        continue
                     ends |= self._handle([item])
                     if ends[job.id] is not None:
                         stopped.add(lane)
@@ -127,7 +145,8 @@ class Runner:
             items[0].failure = error
         for item in items:
             failed = item.failure
-            outcome = self._explain(item.job, failed) if failed else None
+            # Not by its truth, which an error's class may deny.
+            outcome = None if failed is None else self._explain(item.job, failed)
             ends[item.job.id] = self._finish(item.job, outcome)
         return ends
 
@@ -140,6 +159,7 @@ class Runner:
         try:
             if job.payload is None:
                 job.payload = await asyncio.to_thread(self._read_payload, job)
+                job.lane.ensure_may_begin()
             values = self._decode(job)
             token = handled.set(job.lane.origin)
             try:
@@ -154,6 +174,7 @@ class Runner:
         payload = job.payload
         if payload is None:
             payload = self._read_payload(job)
+            job.lane.ensure_may_begin()
         return self._types[job.type].payload.decode(payload)
 
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
@@ -181,18 +202,41 @@ class Runner:
         return str(row[0])
 
     def _explain(self, job: Job, error: BaseException) -> Outcome:
+        text = describe(error)
+        # An error may be anything: it may deny its class, or lack what that promises.
+        for one in (error, JobsError(text)):
+            with suppress(BaseException):
+                outcome = self._decide(job, one, text)
+                # NaN fits no column, and the year 10,000 no timestamp.
+                if outcome.delay >= 0:
+                    outcome.delay = min(float(outcome.delay), _LONGEST_DELAY)
+                    return outcome
+        return Outcome(job, Result.RETRIED, text, _RETRY.delay(job.attempt))
+
+    def _decide(self, job: Job, error: BaseException, text: str) -> Outcome:
+        """What becomes of a job by its type's rules; raises what those raise."""
         job_type = self._types[job.type]
-        text = describe(error)[:_ERROR_LIMIT].replace("\0", "")
-        text = text.encode("utf-8", "replace").decode()
         if isinstance(error, asyncio.CancelledError):
-            return self._explain_cancelled(job, text)
+            if job.cancel_requested:
+                return Outcome(job, Result.CANCELLED, text)
+            if job.timed_out:
+                return self.time_out(job)
+            if self.stopping:
+                # The job is released, and no attempt burnt.
+                return Outcome(job, Result.SNOOZED)
         if isinstance(error, Snooze):
             return Outcome(job, Result.SNOOZED, text, error.seconds)
         if isinstance(error, FencedError):
+            # Nothing is settled for it, so nothing else would tell of it.
+            telemetry.emit("jobs.fenced", ids=[job.id])
             return Outcome(job, Result.FENCED, text)
+        if isinstance(error, NotBegun):
+            return Outcome(job, Result.DROPPED, text)
         if isinstance(error, UnavailableError):
             # Our own statement failed, not the handler: no attempt is burnt.
-            return Outcome(job, Result.SNOOZED, text, RECONNECT.delay(3))
+            delay = RECONNECT.delay(3)
+            since = error.lost_since
+            return Outcome(job, Result.SNOOZED, text, delay, lost_since=since)
         if isinstance(error, StoredPayloadError):
             # The release is wrong, not the job: it runs after the next one, unharmed.
             longest = min(_MISFIT_PAUSE, job_type.retry.cap)
@@ -213,14 +257,6 @@ class Runner:
             delay = error.seconds
         return Outcome(job, Result.RETRIED, text, delay)
 
-    def _explain_cancelled(self, job: Job, text: str) -> Outcome:
-        if job.cancel_requested:
-            return Outcome(job, Result.CANCELLED, text)
-        if job.timed_out:
-            return self.time_out(job)
-        # The executor stops: the job is released, and no attempt burnt.
-        return Outcome(job, Result.SNOOZED)
-
     def batch_size(self, job: Job) -> int:
         """How many jobs of the type one call takes."""
         return self._types[job.type].batch
@@ -240,6 +276,11 @@ class Runner:
         if job_type.retry.exhausted(job.attempt):
             return Outcome(job, Result.DISCARDED, text)
         return Outcome(job, Result.RETRIED, text, job_type.retry.delay(job.attempt))
+
+    def fail(self, job: Job, error: BaseException) -> Outcome:
+        """What becomes of a job whose thread or event loop an error has ended."""
+        text = f"{describe(error)} has ended the thread that ran it"
+        return self._explain(job, JobsError(text))
 
 
 def _surround(

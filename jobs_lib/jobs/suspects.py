@@ -1,4 +1,9 @@
-"""Suspects: jobs that were claimed when their process died, and may have killed it."""
+"""Suspects: jobs that were claimed when two processes died, and may have killed them.
+
+A job of one crash runs like any other: most of those that a dead process had claimed
+are innocent, and one handler's time is enough for all of them. Only what dies with its
+process once more is run alone.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,10 @@ if TYPE_CHECKING:
     from jobs_lib.backoff import Retry
     from jobs_lib.jobs.model import Job
 
-CRASHES = 2
-"""So many count as failed attempts."""
+SUSPECT = 2
+"""After so many crashes a job runs with no other suspect beside it."""
+GUILTY = 3
+"""So many count as failed attempts: in the last one no other suspect ran beside it."""
 
 
 class Suspects:
@@ -34,29 +41,44 @@ class Suspects:
         """One was seen; it waits for its turn."""
         self._waiting[job_id] = origin
 
+    def clear(self) -> None:
+        """Forget all; those that are still there are seen again."""
+        self._waiting.clear()
+
     def leave(self, origins: Container[str]) -> None:
         """Forget those of origins that are given away."""
         self._waiting = {i: o for i, o in self._waiting.items() if o not in origins}
 
-    def choose(self, flying: Container[int]) -> tuple[int, str] | None:
-        """Whose turn it is, with its origin; None while another one is in flight."""
+    def choose(
+        self, flying: Container[int], active: Container[str]
+    ) -> tuple[int, str] | None:
+        """Whose turn it is, with its origin; None while another one is in flight.
+
+        Args:
+            flying: the jobs in flight.
+            active: the origins that may be claimed from now. A suspect of another one,
+                paused or about to leave, keeps its place.
+        """
         if self._chosen in flying:
             return None
         if self._chosen:
             self._chosen = 0
             self._alone.release()
-        if not self._waiting or not self._alone.acquire(blocking=False):
+        ready = ((i, o) for i, o in self._waiting.items() if o in active)
+        chosen = next(ready, None)
+        if chosen is None or not self._alone.acquire(blocking=False):
             return None
-        self._chosen = next(iter(self._waiting))
-        return self._chosen, self._waiting[self._chosen]
+        self._chosen, _ = chosen
+        return chosen
 
-    def asked(self) -> None:
-        """The claim that named the chosen one has committed."""
-        self._waiting.pop(self._chosen, None)
+    def asked(self, skipped: Container[str] = ()) -> None:
+        """The claim that named the chosen one has committed, but for these origins."""
+        if self._waiting.get(self._chosen) not in skipped:
+            self._waiting.pop(self._chosen, None)
 
 
 def explain_crashes(job: Job, policy: Retry) -> Outcome:
-    """What becomes of a job whose process died twice: by now it is the likely cause."""
+    """What becomes of a job that was in three crashes: it is the likely cause."""
     error = f"the process died {job.crashes} times while this job may have been running"
     failed = job.attempt - 1
     if policy.exhausted(failed):

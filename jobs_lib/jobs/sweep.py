@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.db import int_array, text_array
+from jobs_lib.jobs.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jobs_lib.jobs.flight import Flight
     from jobs_lib.jobs.floors import Floors
-    from jobs_lib.jobs.position import Position
+    from jobs_lib.jobs.position import Descent, Position
 
 SLICE = 1_000
 """Rows of each origin that one sweep looks at."""
 _SPAN = 100_000
 """Ids that it walks over: of what has ended rows may still be there, and not count."""
+_SMALLEST = 64
+"""How many times smaller a slice gets where they take long."""
 _SHARE = 0.05
 _PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
+"""Even where one took long: a server that stood still does not do so again because
+of a sweep. Slices shrink until this pause is twenty times as long as one takes."""
 _FULL_PAUSE = 60.0
 _MARK_PAUSE = 0.5
+NEAR, FAR, RIPE = range(3)
+"""Where a sweep looks: see :class:`Sweeper`."""
 
 
 class Sweeper:
     """When to sweep, and from where; used by one thread.
 
     Takes at most a twentieth of the time, and goes down from the newest, of which most
-    are late. In turns it looks at what lies right behind the cursors, where rows can
-    still appear, and once more at what is ripe: where none can any more. Of that a pass
-    takes as many sweeps as it needs, and what it has left behind is not looked at
-    again, except now and then: a transaction may have drawn an id before it had a
-    transaction id.
+    are late. It looks in turns
+
+    - near the cursors: where transactions of the last seconds have added rows;
+    - further down: to where one that was open for longer, and has ended, began;
+    - at what is ripe, once more: where none can add any more.
+
+    Each takes as many sweeps as it needs, and what it has left behind is not looked at
+    again, except for all of it now and then: somebody may have changed rows by hand.
     """
 
     def __init__(self) -> None:
@@ -41,17 +53,28 @@ class Sweeper:
         self._next_at = 0.0
         self._next_full_at = now + _FULL_PAUSE
         self._started_at = now
-        self._passing = False
-        """Whether this sweep is one of what is ripe."""
+        self._kind = RIPE
+        """Where this sweep looks."""
+        self._shrunk = 1
+        """How many times smaller the slices are than they might be."""
         self._starts: dict[str, int] = {}
         """Down to where each origin is being swept."""
         self._cursors: dict[str, int] = {}
         self._marks: deque[tuple[float, int, dict[str, int]]] = deque()
         # (taken at, first transaction id not yet given out, cursors then)
+        self._trail = Trail()
 
     def is_due(self) -> bool:
         """Whether it is time for another sweep."""
         return time.monotonic() >= self._next_at
+
+    def due_at(self, positions: Mapping[str, Position]) -> float:
+        """When another one should follow by itself; infinite if nothing is left."""
+        left = any(
+            p.near.goes_on or p.far.goes_on or p.low < p.ripe
+            for p in positions.values()
+        )
+        return self._next_at if left else math.inf
 
     def prepare(
         self, positions: Mapping[str, Position], types: list[str], flight: Flight
@@ -65,16 +88,18 @@ class Sweeper:
                 if not position.left:
                     position.low = 0
         ends = self._choose_ends(positions)
-        self._starts = {
-            origin: self._choose_start(positions[origin], end)
-            for origin, end in ends.items()
-        }
         # A claim in the same round trip comes after the horizon and moves the cursors:
         # what was enqueued in between is younger than the horizon.
         self._cursors = {origin: p.cursor for origin, p in positions.items()}
         if not ends:
+            self._starts = {}
             self._next_at = self._started_at + _PAUSE
             return None
+        span = max(1, _SPAN // self._shrunk)
+        self._starts = {
+            origin: self._choose_start(positions[origin], end, span)
+            for origin, end in ends.items()
+        }
         busy = [key for key in flight.lanes if key[0] in ends]
         return {
             "busy_origins": text_array([origin for origin, _ in busy]),
@@ -86,12 +111,16 @@ class Sweeper:
             "batches": int_array(positions[origin].levels[-1] for origin in ends),
             "types": types,
             "flying": int_array(flight.jobs),
-            "limit": SLICE,
+            "limit": self._limit,
         }
+
+    @property
+    def _limit(self) -> int:
+        return max(min(SLICE, 2), SLICE // self._shrunk)
 
     def read(
         self,
-        rows: Iterable[tuple[str, int, str | None, int | None]],
+        rows: Iterable[tuple[str | None, int, str | None, int | None]],
         positions: Mapping[str, Position],
         flight: Flight,
         floors: Floors,
@@ -99,7 +128,11 @@ class Sweeper:
         """The late ones, by id, with their origins."""
         late: dict[int, str] = {}
         seen: dict[str, tuple[int, int]] = {}
+        took = 0.0
         for origin, job_id, group, count in rows:
+            if origin is None:
+                took = job_id / 1e6
+                continue
             if count is not None:
                 seen[origin] = count, job_id
                 continue
@@ -113,46 +146,98 @@ class Sweeper:
                 late[job_id] = origin
             else:
                 lane.more = True
+        limit = self._limit
         for origin, start in self._starts.items():
-            if self._passing and (position := positions.get(origin)):
+            if position := positions.get(origin):
                 count, last = seen.get(origin, (0, 0))
-                reached = last - 1 if count >= SLICE else start
-                position.left = reached if reached > position.low else 0
-                if not position.left:
-                    position.low = position.target
-        took = time.monotonic() - self._started_at
-        self._next_at = self._started_at + max(_PAUSE, took / _SHARE)
+                self._reach(position, last - 1 if count >= limit else start)
+        self._rest(took)
         return late
+
+    def _rest(self, took: float) -> None:
+        """Wait in proportion to what a sweep took of the server's time."""
+        pause = took / _SHARE
+        if pause > _LONGEST_PAUSE:
+            self._shrunk = min(_SMALLEST, self._shrunk * 2)
+        elif pause < _LONGEST_PAUSE / 4:
+            self._shrunk = max(1, self._shrunk // 2)
+        pause = min(max(pause, _PAUSE), _LONGEST_PAUSE)
+        self._next_at = time.monotonic() + pause
 
     def _choose_ends(self, positions: Mapping[str, Position]) -> dict[str, int]:
         """The origins to sweep this time, and from where each is swept down."""
-        fresh = {o: p.cursor for o, p in positions.items() if p.ripe < p.cursor}
+        for turn in range(1, 4):
+            self._kind = (self._kind + turn) % 3
+            if ends := self._find_ends(positions):
+                break
+            self._kind = (self._kind - turn) % 3
+        return ends
+
+    def _find_ends(self, positions: Mapping[str, Position]) -> dict[str, int]:
+        if self._kind != RIPE:
+            descents = {o: self._find_descent(p) for o, p in positions.items()}
+            return {
+                origin: descent.begin(positions[origin].cursor)
+                for origin, descent in descents.items()
+                if descent.goes_on
+            }
         ripe = {o: p for o, p in positions.items() if p.low < p.ripe}
-        self._passing = bool(ripe) and not (self._passing and fresh)
-        if not self._passing:
-            return fresh
         for position in ripe.values():
             if not position.left:
                 position.left = position.target = position.ripe
         return {origin: position.left for origin, position in ripe.items()}
 
-    def _choose_start(self, position: Position, end: int) -> int:
-        if not self._passing:
-            # What lies further down is found when it is ripe.
-            return max(position.ripe, end - _SPAN)
+    def _find_descent(self, position: Position) -> Descent:
+        return position.near if self._kind == NEAR else position.far
+
+    def _choose_start(self, position: Position, end: int, span: int) -> int:
         # Each slice as long as all before it: there are large gaps between old ids.
-        return max(position.low, end - max(_SPAN, position.target - end))
+        if self._kind == RIPE:
+            return max(position.low, end - max(span, position.target - end))
+        descent = self._find_descent(position)
+        return max(descent.floor, end - max(span, descent.top - end))
+
+    def _reach(self, position: Position, reached: int) -> None:
+        if self._kind != RIPE:
+            descent = self._find_descent(position)
+            descent.at = reached if reached > descent.floor else 0
+            return
+        position.left = reached if reached > position.low else 0
+        if not position.left:
+            position.low = position.target
+
+    def _look_back(
+        self, following: int, running: Iterable[int], positions: Mapping[str, Position]
+    ) -> None:
+        """Look for rows of the transactions that have ended since the last horizon."""
+        now = self._started_at
+        ended = self._trail.note(now, self._cursors, following, running)
+        for cursors in ended:
+            for origin, position in positions.items():
+                low = cursors.get(origin, 0)
+                # What is near must not wait until a descent from there has come down.
+                nearest = max(low, position.cursor - _SPAN)
+                if nearest < position.cursor:
+                    position.near.want(nearest)
+                if low < nearest:
+                    position.far.want(low)
 
     def ripen(
-        self, oldest: int, following: int, positions: Mapping[str, Position]
+        self,
+        oldest: int,
+        following: int,
+        running: Iterable[int],
+        positions: Mapping[str, Position],
     ) -> None:
         """Note the cursors of a moment whose transactions have all ended.
 
         Args:
             oldest: the oldest transaction that is still open.
             following: the first transaction id that is not given out yet.
+            running: the transactions that are open.
             positions: of all origins.
         """
+        self._look_back(following, running, positions)
         now = self._started_at
         while self._marks and self._marks[0][1] <= oldest:
             taken_at, _, cursors = self._marks[0]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
+from psycopg.rows import tuple_row
 
-from jobs_lib.db import fenced
-from jobs_lib.errors import JobsError, UnavailableError, UnknownCommitError
+from jobs_lib.db import BEGIN, fenced
+from jobs_lib.errors import (
+    FencedError,
+    JobsError,
+    UnavailableError,
+    UnknownCommitError,
+)
 from jobs_lib.jobs.forked import count_forks, end_if_forked
 
 if TYPE_CHECKING:
@@ -28,6 +35,9 @@ if TYPE_CHECKING:
     ]
 
 
+_BEGIN = BEGIN.encode()
+
+
 class Lender:
     """Lends connections to handlers, and completes jobs on them; for many threads."""
 
@@ -39,7 +49,20 @@ class Lender:
         borrow: Borrow,
         borrow_async: BorrowAsync | None = None,
         answer_within: float | None = None,
+        *,
+        keeps_server: bool = True,
     ) -> None:
+        """Prepare to lend.
+
+        Args:
+            types: the handlers, by the name of their type.
+            queries: of the schema.
+            owner: the process, as it owns origins.
+            borrow: gives a connection, and takes it back.
+            borrow_async: the same on the event loop.
+            answer_within: seconds that the server has to answer our own statements.
+            keeps_server: whether a connection leads to one server as long as it lives.
+        """
         self.forks = count_forks()
         self.borrow = borrow
         self._borrow_async = borrow_async
@@ -47,7 +70,9 @@ class Lender:
         self.queries = queries
         self._owner = owner
         self.answer_within = answer_within
-        """Seconds that the server has to answer our own statements."""
+        self._keeps_server = keeps_server
+        asking = b"; " + queries["read_server"].as_bytes(None)
+        self._begin_on_server = _BEGIN + asking
         self._completion = queries["complete_own"].as_bytes(None)
 
     def lend(self, job: Job) -> Transaction:
@@ -62,6 +87,29 @@ class Lender:
                 "no asynchronous transaction here: use `with job.transaction()`"
             )
         return self._borrow_async
+
+    def opening(self, connection: Any, job: Job) -> bytes:
+        """The text that begins a transaction; it asks for the server, if need be."""
+        known = self._keeps_server and getattr(connection, "server", None)
+        return _BEGIN if known or not job.lane.server else self._begin_on_server
+
+    def suspicion(self, connection: Any, job: Job) -> dict[str, Any] | None:
+        """What to look for before the completion; None if nothing can be lost.
+
+        On another server than the one it was claimed on, commits may be lost: then the
+        job, and those that it carries along, must still be there, and be the first.
+        """
+        lane = job.lane
+        known = not lane.server or connection.server == lane.server
+        if known and not job.overtaken:
+            return None
+        jobs = [*lane.done, job]
+        return {
+            "origins": [lane.origin] * len(jobs),
+            "groups": [lane.group] * len(jobs),
+            "ids": [one.id for one in jobs],
+            "times": [one.enqueued for one in jobs],
+        }
 
     def completion(self, connection: Any, job: Job) -> bytes:
         """The text that completes the job, and what ran before it in its group.
@@ -91,6 +139,7 @@ class Transaction:
         self._job = job
         self._borrowed: Any = None
         self._connection: Any = None
+        self._begun_at = 0.0
 
     def __enter__(self) -> psycopg.Connection[Any]:
         self._borrowed = self._lender.borrow()
@@ -98,7 +147,13 @@ class Transaction:
             self._connection = connection = self._borrowed.__enter__()
         try:
             with ours(connection, "opened", self._lender.answer_within):
-                connection.execute("begin", prepare=False)
+                opening = self._lender.opening(connection, self._job)
+                # The handlers before may have changed the connection's own factory.
+                cursor = connection.cursor(row_factory=tuple_row)
+                opened = cursor.execute(opening, prepare=False)
+                if opened.nextset():
+                    ((connection.server,),) = opened.fetchall()
+            self._begun_at = time.monotonic()
         except BaseException as error:
             self._borrowed.__exit__(type(error), error, error.__traceback__)
             raise
@@ -115,8 +170,15 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                text = self._lender.completion(connection, self._job)
-                with committing(connection, self._lender.answer_within):
+                lender = self._lender
+                if asked := lender.suspicion(connection, self._job):
+                    with ours(connection, "checked", lender.answer_within):
+                        cursor = connection.cursor(row_factory=tuple_row)
+                        cursor.execute(lender.queries["find_overtaken"], asked)
+                        found = cursor.fetchall()
+                    self._refuse_overtaken(found)
+                text = lender.completion(connection, self._job)
+                with committing(connection, lender.answer_within):
                     connection.execute(text, prepare=False)
                 self._note_committed()
         except BaseException as failure:
@@ -126,10 +188,10 @@ class Transaction:
             if error is not None and _is_open(connection):
                 with undoing(connection, self._lender.answer_within):
                     connection.rollback()
-            lost = connection.broken
+            lost = self._note_lost(error)
             self._borrowed.__exit__(None, None, None)
         if error is not None:
-            refuse_lost(lost, error)
+            refuse_lost(lost, error, self._begun_at)
 
     async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
         self._borrowed = self._lender.borrow_async()
@@ -137,7 +199,12 @@ class Transaction:
             self._connection = connection = await self._borrowed.__aenter__()
         try:
             with ours(connection, "opened", self._lender.answer_within):
-                await connection.execute("begin")
+                opening = self._lender.opening(connection, self._job)
+                cursor = connection.cursor(row_factory=tuple_row)
+                opened = await cursor.execute(opening, prepare=False)
+                if opened.nextset():
+                    ((connection.server,),) = await opened.fetchall()
+            self._begun_at = time.monotonic()
         except BaseException as error:
             await self._borrowed.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -154,8 +221,15 @@ class Transaction:
         try:
             if error is None:
                 self._check(connection)
-                text = self._lender.completion(connection, self._job)
-                with committing(connection, self._lender.answer_within):
+                lender = self._lender
+                if asked := lender.suspicion(connection, self._job):
+                    with ours(connection, "checked", lender.answer_within):
+                        cursor = connection.cursor(row_factory=tuple_row)
+                        await cursor.execute(lender.queries["find_overtaken"], asked)
+                        found = await cursor.fetchall()
+                    self._refuse_overtaken(found)
+                text = lender.completion(connection, self._job)
+                with committing(connection, lender.answer_within):
                     await connection.execute(text, prepare=False)
                 self._note_committed()
         except BaseException as failure:
@@ -165,10 +239,10 @@ class Transaction:
             if error is not None and _is_open(connection):
                 with undoing(connection, self._lender.answer_within):
                     await connection.rollback()
-            lost = connection.broken
+            lost = self._note_lost(error)
             await self._borrowed.__aexit__(None, None, None)
         if error is not None:
-            refuse_lost(lost, error)
+            refuse_lost(lost, error, self._begun_at)
 
     def _check(self, connection: Any) -> None:
         closed = connection.closed and not connection.broken
@@ -178,6 +252,25 @@ class Transaction:
                 f"the handler of {self._job.type!r} {ended} that it was lent, so job "
                 f"{self._job.id} could not be completed with it: leave commit, "
                 "rollback and close to the `with job.transaction()` block"
+            )
+
+    def _note_lost(self, error: BaseException | None) -> bool:
+        """Whether the connection has gone; says so with an error of our own."""
+        lost: bool = self._connection.broken
+        if lost and isinstance(error, UnavailableError):
+            error.lost_since = self._begun_at
+        return lost
+
+    def _refuse_overtaken(self, found: Iterable[tuple[int, bool]]) -> None:
+        job = self._job
+        # Even if those that came first again have run meanwhile: it was before them.
+        if job.overtaken or any(
+            replaced or job_id == job.id for job_id, replaced in found
+        ):
+            raise FencedError(
+                f"refused: another server answers than the one that job {job.id} was "
+                "claimed on, and it lacks commits: the job is not there, or others of "
+                "its group come first again. Nothing was changed"
             )
 
     def _note_committed(self) -> None:
@@ -258,12 +351,20 @@ def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
         connection.answer_within = None
 
 
-def refuse_lost(lost: bool, error: BaseException) -> None:
-    """Raise an UnavailableError if the handler failed for want of the database."""
+def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
+    """Raise an UnavailableError if the handler failed for want of the database.
+
+    Args:
+        lost: whether the connection has gone.
+        error: what the handler raised.
+        since: when the transaction had begun.
+    """
     if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
-        raise UnavailableError(
+        refusal = UnavailableError(
             f"the connection was lost inside the job's transaction: {error}"
-        ) from error
+        )
+        refusal.lost_since = since if lost else None
+        raise refusal from error
 
 
 def is_passing(error: psycopg.Error) -> bool:

@@ -55,6 +55,12 @@ class Windows:
         for position in self.positions.values():
             position.rewind()
 
+    def doubt(self) -> None:
+        """Know nothing any more: no claim before a look has told what is paused."""
+        self.rewind()
+        for position in self.positions.values():
+            position.seen = False
+
     def hint(self, origin: str) -> None:
         """Somebody says that there is something new in this origin; "" is in any."""
         if position := self.positions.get(origin):

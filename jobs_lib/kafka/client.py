@@ -24,7 +24,7 @@ from jobs_lib.kafka.configuration import (
     configure_producer,
 )
 from jobs_lib.kafka.refusal import find_refusal, find_tls_fault
-from jobs_lib.masking import mask
+from jobs_lib.masking import PlainRecords, mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -263,3 +263,4 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 _logger.addFilter(_is_news)
+_logger.addFilter(PlainRecords())

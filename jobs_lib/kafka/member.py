@@ -25,6 +25,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.liveness import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -106,6 +107,7 @@ class GroupMember:
         self._thread = threading.Thread(
             target=self._poll, name=f"jobs_lib poll {group}", daemon=True
         )
+        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
 
     def listen(self, listener: MemberListener) -> None:
         """Tell ``listener``, too; before :meth:`start`."""
@@ -182,6 +184,7 @@ class GroupMember:
 
     def _poll(self) -> None:
         while not self._stopping.is_set():
+            self.pulse.beat()
             try:
                 if self._may_join():
                     self._be_member()
@@ -191,7 +194,7 @@ class GroupMember:
                 self._report(error)
                 self._fenced(error)
                 return
-            except Exception as error:
+            except BaseException as error:
                 self._failures += 1
                 self._report(error)
                 self._stopping.wait(RECONNECT.delay(self._failures))
@@ -226,6 +229,7 @@ class GroupMember:
                 self._commands.append(command)
 
     def _poll_once(self, consumer: Consumer) -> None:
+        self.pulse.beat()
         self._obey(consumer)
         # poll() returns at the first record; consume() alone would wait for more of
         # them until its time is up.
@@ -265,7 +269,7 @@ class GroupMember:
             self._heard_at = time.monotonic()
             self._report(refusal)
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """It goes on: what was taken away may be given back."""
         telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
 

@@ -18,11 +18,13 @@ __all__ = [
     "Retried",
     "Shown",
     "Waiting",
+    "apply_grants",
     "cancel",
     "check",
     "delete_discarded",
     "drop_row",
     "explain",
+    "list_grants",
     "list_holds",
     "list_jobs",
     "list_owners",
@@ -41,6 +43,7 @@ from jobs_lib.operating.cancellation import cancel
 from jobs_lib.operating.checks import Finding, Limits, check
 from jobs_lib.operating.discarded import Retried, delete_discarded, retry_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
+from jobs_lib.operating.grants import apply_grants, list_grants
 from jobs_lib.operating.history import Maintained, maintain
 from jobs_lib.operating.listing import Filter, Listed, Shown, list_jobs, show_job
 from jobs_lib.operating.maintenance import Maintenance

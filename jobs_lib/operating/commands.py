@@ -16,7 +16,7 @@ from jobs_lib.operating import Filter, Listed
 from jobs_lib.operating.listing import LIMIT, STATES
 from jobs_lib.operating.owners import Owned
 from jobs_lib.operating.pauses import KINDS
-from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.settings import default_settings
 from jobs_lib.terminal import json_option, printable, show, show_json, watch
 
 if TYPE_CHECKING:
@@ -285,5 +285,4 @@ def _filter(type_: str | None, since: datetime | None, **filter: Any) -> Filter:
 
 
 def _database() -> Database:
-    settings = default_settings()
-    return Database(require_database_url(settings), settings.schema_name)
+    return Database.of(default_settings())

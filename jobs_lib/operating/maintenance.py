@@ -82,7 +82,7 @@ class Maintenance:
                     self._maintain_at = time.monotonic() + pause
                 failures = 0
                 pause = self._interval * random.uniform(1 - _JITTER, 1 + _JITTER)
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="maintenance", error=error)
                 pause = _AFTER_FAILURE.delay(failures)

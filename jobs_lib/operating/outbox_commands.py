@@ -10,7 +10,7 @@ from jobs_lib import operating
 from jobs_lib.db import Database
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.outbox import Held, Waiting
-from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.settings import default_settings
 from jobs_lib.terminal import json_option, printable, show, show_json
 
 _row = click.argument("row", metavar="ID", type=click.IntRange(1))
@@ -68,5 +68,4 @@ def drop(row: int) -> None:
 
 
 def _database() -> Database:
-    settings = default_settings()
-    return Database(require_database_url(settings), settings.schema_name)
+    return Database.of(default_settings())

@@ -23,7 +23,8 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
     """A transaction whose statements last and wait only so many seconds.
 
     Raises:
-        OperatingError: one of them took longer; nothing was changed.
+        OperatingError: one of them took longer, or the role that connects lacks a right
+            for it; nothing was changed.
     """
     try:
         with connection.transaction():
@@ -35,6 +36,11 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
                 },
             )
             yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise OperatingError(
+            f"{connection.info.user} may not do this ({error.diag.message_primary}); "
+            "nothing was changed. Connect as another role, or see `jobs-lib grants -h`"
+        ) from None
     except psycopg.errors.LockNotAvailable:
         raise OperatingError(
             f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these "

@@ -50,7 +50,7 @@ class Sendable:
     """Where that row lies: its ctid."""
     head: Headers
     """The headers that the topic's records share."""
-    written_at: str | None = None
+    written_at: str
     """By ISO 8601, in UTC without a zone."""
     version: int | None = None
     more: Mapping[str, str] | None = None
@@ -77,8 +77,11 @@ class Sendable:
 
     def make_headers(self) -> Headers:
         """All of its headers."""
-        headers: Headers = [("ce_id", str(self.row_id)), *self.head]
-        if self.written_at is not None:
+        headers: Headers = [
+            ("ce_id", f"{self.row_id}-{self.written_at}"),
+            *self.head,
+        ]
+        if self.row_class == LIVE:
             headers.append(("ce_time", f"{self.written_at}Z"))
         if self.version is not None:
             headers.append(("ce_version", str(self.version)))
@@ -121,17 +124,18 @@ class PlainRows:
         The headers are those of its record, in one object that is filled anew each
         time: the producer copies them.
         """
-        last, time = None, None
+        last, time, written_at = None, None, ""
         headers: dict[str, str | bytes | None] = {}
         for row_id, _, topic, key, value, more, version, _, at, _, _ in self._rows:
             if topic != last:
                 last, time = topic, None
                 headers = {"ce_id": None, **dict(self._heads[topic])}
-            headers["ce_id"] = str(row_id)
-            # Rows of one transaction have the same.
+            # Rows of one statement may have the same.
             if at != time:
-                time = at
-                headers["ce_time"] = f"{at[1:-1]}Z"
+                time, written_at = at, at[1:-1]
+                headers["ce_time"] = f"{written_at}Z"
+            # A server that has lost commits gives their ids once more.
+            headers["ce_id"] = f"{row_id}-{written_at}"
             if version is not None:
                 headers["ce_version"] = str(version)
             else:

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", default=Any)
 
-Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, V]]
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """In place of a state: the entity is gone, and its tombstone has this version.
+
+    For a loader that still knows it, such as of a row that is marked as deleted.
+    """
+
+    version: int
+    """Greater than that of the last state."""
+
+
+Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, V | Gone]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +47,26 @@ class Entity:
     def load_states(
         self, connection: psycopg.Connection[Any], keys: Sequence[str]
     ) -> Mapping[str, Any]:
-        """The current state of each key that exists."""
+        """The current state of each key that exists, and :class:`Gone` or nothing."""
         return self.load(connection, list(keys))
+
+
+def read_version(state: Any) -> int | None:
+    """The version that a state holds, if it holds one."""
+    found = (
+        state.get("version")
+        if isinstance(state, dict)
+        else getattr(state, "version", None)
+    )
+    return found if type(found) is int else None
+
+
+def has_version(type_: object) -> bool:
+    """Whether a declared type says that its values have a version."""
+    fields = getattr(type_, "model_fields", None)
+    if fields is None:
+        classes = getattr(type_, "__mro__", (type_,))
+        fields = {
+            name for one in classes for name in getattr(one, "__annotations__", ())
+        }
+    return "version" in fields

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
-
-from jobs_lib.db import int_array, text_array
+from jobs_lib import telemetry
+from jobs_lib.db import int_array, plain_errors, text_array
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
@@ -23,10 +23,13 @@ from jobs_lib.outbox.block import (
     Sendable,
     make_record,
 )
+from jobs_lib.outbox.entity import Gone, read_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
     from uuid import UUID
+
+    import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.outbox.block import LiveRow
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 
 _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
+_SPENT_SECONDS = 0.1
+"""For which a re-export that was granted fewer records than it has lets others pass."""
+_SEARCH_SECONDS = 5.0
+"""For the keys of a block whose states cannot be loaded."""
 _HEADS = 1_000
 """Kept at once: a topic and a re-export each."""
 _BYTES = 8 * 2**20
@@ -75,13 +82,17 @@ class Reader:
         self._settling = {
             "settles": bool(settling),
             "settling": text_array([*settling]),
-            "settle": [*settling.values()],
+            # The driver takes no list of whole numbers and others.
+            "settle": [*map(float, settling.values())],
         }
         # Rows are written by SQL, too, and by releases from before there was a schema.
         self._checked = {
             n: t.encoder for n, t in topics.items() if t.encoder.labels_rows
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
+        self._spent_until: dict[int, float] = {}
+        self._told: set[str] = set()
+        """Topics with versions of which a tombstone had none."""
 
     def close(self) -> None:
         """Close the connections that are its own."""
@@ -125,7 +136,11 @@ class Reader:
             if len(fitting) == len(live) < self._limit:
                 batch = connection.execute(
                     self._database.queries["read_batch"],
-                    {**parameters, "limit": _BATCH_LIMIT},
+                    {
+                        **parameters,
+                        "limit": _BATCH_LIMIT,
+                        "spent": int_array(self._find_spent()),
+                    },
                     prepare=True,
                     binary=True,
                 ).fetchall()
@@ -268,7 +283,7 @@ class Reader:
     ) -> None:
         waiting: dict[int, list[tuple[Any, ...]]] = {}
         for row in rows:
-            row_id, place, _, _, _, reexport_id, superseded, state, held = row
+            row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
             block.reexports.add(reexport_id)
             if held:
                 block.behind.append((BATCH, row_id, place))
@@ -279,11 +294,14 @@ class Reader:
         records = []
         for reexport_id, wanted in waiting.items():
             allowed = wanted[: self._take_records(reexport_id, len(wanted))]
-            for row_id, place, topic, key, entity, _, _, _, _ in allowed:
+            if len(allowed) < len(wanted):
+                self._spent_until[reexport_id] = time.monotonic() + _SPENT_SECONDS
+            for row_id, place, topic, key, entity, *_, at in allowed:
                 head = self._head(topic, reexport_id)
                 record = Sendable(
-                    topic, key, None, BATCH, row_id, place, head, entity=entity
-                )
+                    topic, key, None, BATCH, row_id, place, head, at[1:-1],
+                    entity=entity,
+                )  # fmt: skip
                 records.append(record)
         block.records.extend(records)
         self._load(connection, block, records)
@@ -295,61 +313,90 @@ class Reader:
         records: list[Sendable],
     ) -> None:
         """Fill in the states that entities have now."""
+        refusals: list[Refusal] = []
+        until = time.monotonic() + _SEARCH_SECONDS
         by_entity: dict[str, list[Sendable]] = {}
         for record in records:
             by_entity.setdefault(record.entity or "", []).append(record)
         for name, of_entity in by_entity.items():
             entity = self._entities.get(name)
             if entity is not None:
-                self._load_states(connection, block, entity, of_entity)
-                continue
-            for record in of_entity:
-                block.refuse(
-                    Refusal(
-                        record,
-                        f"the entity {name!r} is not declared by the service "
-                        f"{self._source!r}: relay its rows with the one that does",
-                    )
+                refusals += self._load_states(connection, entity, of_entity, until)
+            else:
+                refusals += _refuse_keys(
+                    of_entity,
+                    f"the entity {name!r} is not declared by the service "
+                    f"{self._source!r}: relay its rows with the one that does",
                 )
+        if refusals:
+            refused = {(one.record.topic, one.record.key) for one in refusals}
+            kept = [r for r in block.records if (r.topic, r.key) not in refused]
+            block.keep(kept, refusals)
 
     def _load_states(
         self,
         connection: psycopg.Connection[Any],
-        block: Block,
         entity: Entity,
         records: list[Sendable],
-    ) -> None:
-        """The same for one entity; what cannot be loaded is refused, key by key."""
+        until: float,
+    ) -> list[Refusal]:
+        """The same for one entity; the keys that cannot be loaded.
+
+        Those are searched for by halves, and after ``until`` no more: a loader may wait
+        for its own timeout each time, and all shards of the sender with it.
+        """
         keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
         try:
             # A statement of the loader's that fails leaves the snapshot to the others.
-            with connection.transaction():
+            with connection.transaction(), plain_errors():
                 states = entity.load_states(connection, keys)
             for record in records:
                 self._fill_in(record, states.get(cast("str", record.key)))
-        except psycopg.OperationalError:
-            raise
+            return []
         # The application's code: what it raises is the trouble of one key, maybe.
-        except Exception as error:
-            if len(keys) == 1:
-                block.refuse(Refusal(records[0], describe(error)))
-                return
-            for key in keys:
-                of_key = [record for record in records if record.key == key]
-                self._load_states(connection, block, entity, of_key)
+        except BaseException as error:
+            if connection.closed:
+                raise
+            if len(keys) == 1 or time.monotonic() > until:
+                return _refuse_keys(records, describe(error))
+        half = {*keys[: len(keys) // 2]}
+        parts = (
+            [record for record in records if record.key in half],
+            [record for record in records if record.key not in half],
+        )
+        return [
+            refusal
+            for part in parts
+            for refusal in self._load_states(connection, entity, part, until)
+        ]
 
     def _fill_in(self, record: Sendable, state: Any) -> None:
         """The state of an entity, or a tombstone if it is gone."""
         record.value = None
-        if state is None:
-            return
         topic = self._topics[record.topic]
+        if state is None or isinstance(state, Gone):
+            # Of two that know it, the loader has looked last.
+            if state is not None:
+                record.version = state.version
+            elif record.version is None and topic.versioned:
+                self._tell_unversioned(record)
+            return
         record.value = topic.encode(state)
         if topic.encoder.labels_rows:
             label = {"content-type": topic.encoder.content_type}
             record.more = label | dict(record.more or {})
-        if record.version is None:
-            record.version = _read_version(state)
+        # What the row holds is the version of the end.
+        record.version = read_version(state)
+
+    def _tell_unversioned(self, record: Sendable) -> None:
+        if record.topic not in self._told:
+            self._told.add(record.topic)
+            telemetry.emit(
+                "version.missing",
+                topic=record.topic,
+                entity=record.entity,
+                row=record.row_id,
+            )
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """What a topic's records share, by the Kafka binding of CloudEvents."""
@@ -374,6 +421,15 @@ class Reader:
             self._heads[topic, reexport_id] = head
         return head
 
+    def _find_spent(self) -> list[int]:
+        """Re-exports whose rate allows no record yet."""
+        now = time.monotonic()
+        # A copy: the senders share it.
+        for reexport_id, until in [*self._spent_until.items()]:
+            if until <= now:
+                self._spent_until.pop(reexport_id, None)
+        return [*self._spent_until]
+
     def _take_records(self, reexport_id: int, wanted: int) -> int:
         # In a transaction of its own: others take from the same bucket, and must not
         # wait for a snapshot, or fail because of one.
@@ -386,10 +442,9 @@ class Reader:
         return cast("tuple[int]", row)[0]
 
 
-def _read_version(state: Any) -> int | None:
-    found = (
-        state.get("version")
-        if isinstance(state, dict)
-        else getattr(state, "version", None)
-    )
-    return found if isinstance(found, int) else None
+def _refuse_keys(records: list[Sendable], error: str) -> list[Refusal]:
+    """A refusal for each key, of its first record."""
+    first: dict[str | None, Sendable] = {}
+    for record in records:
+        first.setdefault(record.key, record)
+    return [Refusal(record, error) for record in first.values()]

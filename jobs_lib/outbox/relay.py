@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.db import Database
     from jobs_lib.errors import AccessError
+    from jobs_lib.liveness import Pulse
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
@@ -64,6 +65,11 @@ class Relay:
             )
             for first in range(SENDERS)
         ]
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The signs of life of its threads."""
+        return [sender.pulse for sender in self._senders]
 
     def start(self) -> None:
         """Start the threads; nothing is sent until shards are acquired."""

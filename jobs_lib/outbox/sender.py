@@ -21,6 +21,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.db import TidArray, int_array
 from jobs_lib.errors import FencedError
+from jobs_lib.liveness import Pulse
 from jobs_lib.outbox.block import Hold
 from jobs_lib.wakeup import Wakeup
 
@@ -36,6 +37,12 @@ _HINTED = 10
 """With hints coming, so many times fewer looks will do."""
 _HOLDS_EVERY = 1.0
 """Seconds between two looks for holds whose time has come."""
+_HOLDS_AT_ONCE = 100
+"""As many as `due_holds` returns."""
+_HOLDS_SECONDS = 0.2
+"""Of a look: thousands may be due, and other rows wait meanwhile."""
+_HOLDS_REST = 4
+"""Times as long as a look the next one waits."""
 
 
 class Sender:
@@ -77,12 +84,17 @@ class Sender:
         self._sending: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
+        self._last = -1
+        """The shard that had its turn last."""
         self._holds_at = 0.0
+        self._server = 0
+        """Which server the rows were read from; 0 is unknown."""
         self._waiting = False
         """Whether rows wait that could not leave yet: of those no hint tells."""
         self._thread = threading.Thread(
             target=self._run, name="jobs_lib relay", daemon=True
         )
+        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
 
     def start(self) -> None:
         """Start the thread; nothing is sent until shards are acquired."""
@@ -123,6 +135,7 @@ class Sender:
     def _run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
+            self.pulse.beat()
             try:
                 with self._database.connect("relay", impatient=True) as connection:
                     # Of what runs in a transaction block; the rest commits by itself.
@@ -132,7 +145,7 @@ class Sender:
                         failures = 0
                         if not moved:
                             self._sleep()
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="relay", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
@@ -154,6 +167,7 @@ class Sender:
 
     def _round(self, connection: psycopg.Connection[Any]) -> bool:
         """One block of every shard that has rows; whether anything moved."""
+        self.pulse.beat()
         now = time.monotonic()
         with self._lock:
             owned = dict(self._epochs)
@@ -163,28 +177,41 @@ class Sender:
             self._retry_at.pop(shard, None)
         if not ready:
             return False
-        for shard, error in self._producers.fence_off(ready).items():
+        with self.pulse.elsewhere():
+            lost = self._producers.fence_off(ready)
+        for shard, error in lost.items():
             self._recover(shard, error)
             ready.discard(shard)
+        more = False
         if now >= self._holds_at:
-            self._holds_at = now + _HOLDS_EVERY
-            self._try_held(connection, {s: owned[s] for s in ready})
+            more = self._try_held(connection, {s: owned[s] for s in ready})
+            took = time.monotonic() - now
+            self._holds_at = now + took + max(_HOLDS_EVERY, _HOLDS_REST * took)
         pending = connection.execute(
             self._database.queries["pending_shards"],
             {"shards": int_array(sorted(ready))},
             prepare=True,
         ).fetchall()
+        if more and not pending:
+            # Nobody waits meanwhile.
+            self._holds_at = 0.0
+            return True
         moved, self._waiting = False, bool(pending)
-        for (shard,) in pending:
+        # One whose rows cost the connection must not come first every time.
+        turns = sorted(pending, key=lambda row: (row[0] <= self._last, row))
+        for shard, self._server in turns:
             if self._stopping.is_set():
                 break
-            moved |= self._attempt(
-                shard, owned[shard], partial(self._relay_block, connection)
-            )
+            self._last = shard
+            moved |= self._attempt(connection, shard, owned[shard], self._relay_block)
         return moved
 
     def _attempt(
-        self, shard: int, epoch: int, relay: Callable[[int, int], bool]
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        relay: Callable[[psycopg.Connection[Any], int, int], bool],
     ) -> bool:
         """Do something with a shard, unless it was given up; whether anything moved."""
         with self._lock:
@@ -192,12 +219,15 @@ class Sender:
                 return False
             self._sending.add(shard)
         try:
-            moved = relay(shard, epoch)
+            # With the broker, and with loaders of the application.
+            with self.pulse.elsewhere():
+                moved = relay(connection, shard, epoch)
             self._failures.pop(shard, None)
-        except psycopg.OperationalError:
-            raise
-        # Whatever else it is, it is this shard's trouble alone.
-        except Exception as error:
+        # Unless the sender needs another connection, it is this shard's trouble alone.
+        except BaseException as error:
+            if connection.closed:
+                self._postpone(shard)
+                raise
             self._recover(shard, error)
             return False
         finally:
@@ -252,7 +282,7 @@ class Sender:
         row = connection.execute(
             self._database.queries[query],
             {
-                **self._reader.own(shard, epoch),
+                **self._fence(shard, epoch),
                 "places": TidArray(places),
                 "ids": int_array(ids),
                 "dropped": int_array(row_id for _, row_id, _ in block.dropped),
@@ -266,6 +296,10 @@ class Sender:
                 f"{len(ids) - deleted} of {len(ids)} rows of shard {shard} were not "
                 "there to delete: another relay has taken it over"
             )
+
+    def _fence(self, shard: int, epoch: int) -> dict[str, Any]:
+        """The parameters of the statements that delete rows, or move them."""
+        return self._reader.own(shard, epoch) | {"server": self._server}
 
     def _finish(self, connection: psycopg.Connection[Any], block: Block) -> None:
         for reexport in block.reexports:
@@ -298,7 +332,7 @@ class Sender:
         connection.execute(
             self._database.queries["hold_rows"],
             {
-                **self._reader.own(shard, epoch),
+                **self._fence(shard, epoch),
                 "topics": [hold.topic for hold in holds],
                 "keys": [hold.key for hold in holds],
                 "row_ids": [hold.row_id for hold in holds],
@@ -310,20 +344,25 @@ class Sender:
 
     def _try_held(
         self, connection: psycopg.Connection[Any], epochs: Mapping[int, int]
-    ) -> None:
-        """Try the first row of each hold whose time has come."""
+    ) -> bool:
+        """Try the first row of each hold whose time has come; whether more are due."""
+        until = time.monotonic() + _HOLDS_SECONDS
         due = connection.execute(
             self._database.queries["due_holds"],
             {"shards": int_array(sorted(epochs))},
             prepare=True,
         ).fetchall()
         for topic, key, held_id, shard, row_id in due:
+            if time.monotonic() > until or self._stopping.is_set():
+                return True
             hold = Hold(topic, key, held_id, "")
             self._attempt(
+                connection,
                 shard,
                 epochs[shard],
-                partial(self._retry, connection, row_id=row_id, hold=hold),
+                partial(self._retry, row_id=row_id, hold=hold),
             )
+        return len(due) == _HOLDS_AT_ONCE
 
     def _retry(
         self,
@@ -344,7 +383,7 @@ class Sender:
             again = hold._replace(error=found.error)
             self._write_holds(connection, shard, epoch, [again, found], [])
             return False
-        own = self._reader.own(shard, epoch)
+        own = self._fence(shard, epoch)
         row = connection.execute(
             self._database.queries["delete_held"], own | {"id": row_id}
         ).fetchone()
@@ -359,14 +398,18 @@ class Sender:
         telemetry.emit("rows.let_go", **this)
         return True
 
-    def _recover(self, shard: int, error: Exception) -> None:
+    def _recover(self, shard: int, error: BaseException) -> None:
         """Drop the shard's producer: the next one aborts what this one left open."""
+        self._postpone(shard)
+        telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
+        self._producers.drop(shard)
+
+    def _postpone(self, shard: int) -> None:
+        """Let a shard wait after a failure, the longer the more there were."""
         self._failures[shard] = self._failures.get(shard, 0) + 1
         delay = RECONNECT.delay(self._failures[shard])
         with self._lock:
             self._retry_at[shard] = time.monotonic() + delay
-        telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
-        self._producers.drop(shard)
 
 
 def _tell(event: str, shard: int, block: Block) -> None:

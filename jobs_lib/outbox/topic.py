@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from jobs_lib.callers import Fetch, Statements, perform
+from jobs_lib.callers import Fetch, Statements, is_alone, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.naming import check_environment, name_in_kafka
+from jobs_lib.outbox.bulk import Row, write_many
+from jobs_lib.outbox.entity import read_version
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.schemas.codec import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
 
     from jobs_lib.callers import AsyncCaller, Caller, Steps
     from jobs_lib.db import Queries
@@ -26,6 +29,10 @@ V = TypeVar("V", default=Any)
 _CONTENT_TYPE = "content-type"
 _TOMBSTONES = "delete.retention.ms"
 _TWO_DAYS_MS = 172_800_000
+KEY_LIMIT = 1_000
+"""Bytes that a key may have: it stands in indexes, of consumers as well."""
+_VERSIONS = range(-(2**63), 2**63)
+"""Of a bigint."""
 
 
 class Topic(Generic[V]):
@@ -36,6 +43,7 @@ class Topic(Generic[V]):
         name: str,
         *,
         encoder: Encoder,
+        versioned: bool,
         compacted: bool,
         partitions: int,
         config: Mapping[str, str],
@@ -58,6 +66,8 @@ class Topic(Generic[V]):
         """Seconds that a key's changes are collected before they leave."""
         self.encoder = encoder
         """Makes the bytes of the values."""
+        self.versioned = versioned
+        """Whether the declared type of the values has a ``version``."""
         self._entities = entities
         self._settings = settings
         self._hint = hint
@@ -117,20 +127,83 @@ class Topic(Generic[V]):
                 with an asynchronous one the id is what ``await`` gives.
             key: the entity's stable key; None only where the topic is not compacted.
             value: the whole current state, of the type that the topic declares.
-            version: grows with every change of the key's state.
+            version: grows with every change of the key's state. Defaults to the
+                ``version`` of the value, if the topic is compacted and its declared
+                type has one.
             headers: more headers for the record.
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
-            PayloadError: key or value cannot be stored.
+            PayloadError: key, value, version or headers cannot be stored.
             UnavailableError: the id of the topic's schema is not known yet, and the
                 registry does not answer; ``app.load_schemas()`` asks in advance.
         """
         self._check_key(key)
+        self._check_headers(headers)
         encoded = self.encode(value)
+        if version is None and self.versioned and self.compacted:
+            version = read_version(value)
+        self._check_version(version)
         if self.encoder.labels_rows:
             headers = {_CONTENT_TYPE: self.encoder.content_type, **(headers or {})}
         return perform(conn, self._write(key, encoded, version, headers))
+
+    @overload
+    def send_many(
+        self,
+        conn: Caller,
+        records: Iterable[tuple[str | None, V, int | None]],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+
+    @overload
+    def send_many(
+        self,
+        conn: AsyncCaller,
+        records: Iterable[tuple[str | None, V, int | None]],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def send_many(
+        self,
+        conn: Caller | AsyncCaller,
+        records: Iterable[tuple[str | None, V, int | None]],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> int | Coroutine[Any, Any, int]:
+        """Write many records at once in the order given; returns how many.
+
+        By COPY where psycopg is the driver, else by inserts of many rows. All are
+        checked first, so either all are written or none. Up to 64 keys are locked one
+        by one, and of more their shards: every key there waits for this transaction.
+
+        Args:
+            conn: as for :meth:`send`.
+            records: key, value and version of each, as for :meth:`send`.
+            headers: more headers for every record.
+
+        Raises:
+            NoTransactionError: the caller's change would not commit with them.
+            PayloadError: a key or value cannot be stored.
+            UnavailableError: as for :meth:`send`.
+        """
+        if is_alone(conn):
+            with conn.transaction() as connection:
+                return self.send_many(connection, records, headers=headers)
+        self._check_headers(headers)
+        rows = []
+        for key, value, version in records:
+            self._check_key(key)
+            encoded = self.encode(value)
+            if version is None and self.versioned and self.compacted:
+                version = read_version(value)
+            self._check_version(version)
+            rows.append(Row(key, encoded, version))
+        if self.encoder.labels_rows:
+            headers = {_CONTENT_TYPE: self.encoder.content_type, **(headers or {})}
+        return perform(conn, self._write_many(rows, headers))
 
     @overload
     def tombstone(
@@ -145,35 +218,64 @@ class Topic(Generic[V]):
     def tombstone(
         self, conn: Caller | AsyncCaller, *, key: str, version: int | None = None
     ) -> int | Coroutine[Any, Any, int]:
-        """Write that the entity is gone: its key with a null value."""
+        """Write that the entity is gone: its key with a null value.
+
+        Args:
+            conn: as for :meth:`send`.
+            key: the entity's stable key.
+            version: greater than that of the last state. An entity that comes back
+                needs a greater one still.
+
+        Raises:
+            NoTransactionError: the caller's change would not commit with it.
+            PayloadError: the key cannot be stored, or the values have a version and
+                the tombstone has none: consumers would take it for another order.
+        """
         self._check_key(key)
+        if version is None and self.versioned:
+            raise PayloadError(
+                f"the values of the topic {self.name!r} have a version and the "
+                "tombstone has none, so consumers could not tell which is newer: give "
+                "version=, one more than the last state's"
+            )
+        self._check_version(version)
         return perform(conn, self._write(key, None, version, None))
 
     @overload
-    def send_current(self, conn: Caller, *, key: str) -> int: ...
+    def send_current(
+        self, conn: Caller, *, key: str, version: int | None = None
+    ) -> int: ...
 
     @overload
     def send_current(
-        self, conn: AsyncCaller, *, key: str
+        self, conn: AsyncCaller, *, key: str, version: int | None = None
     ) -> Coroutine[Any, Any, int]: ...
 
     def send_current(
-        self, conn: Caller | AsyncCaller, *, key: str
+        self, conn: Caller | AsyncCaller, *, key: str, version: int | None = None
     ) -> int | Coroutine[Any, Any, int]:
         """Write that an entity has changed; returns the row's id.
 
         Its state is read when the record leaves, by the function that ``app.entity``
         declares for this topic; an entity that is gone by then becomes a tombstone.
 
+        Args:
+            conn: as for :meth:`send`.
+            key: the entity's stable key.
+            version: of the tombstone, if the entity is gone by then: give it where
+                you delete. A state has its own.
+
         Raises:
             ConfigurationError: no entity of this topic is declared.
             NoTransactionError: the caller's change would not commit with it.
-            PayloadError: the key cannot be stored.
+            PayloadError: the key or the version cannot be stored.
         """
         self._check_key(key)
+        self._check_version(version)
         for entity in self._entities.values():
             if entity.topic is self:
-                return perform(conn, self._write(key, None, None, None, entity.name))
+                steps = self._write(key, None, version, None, entity.name)
+                return perform(conn, steps)
         raise ConfigurationError(
             f"no entity of the topic {self.name!r} is declared, so nobody could read "
             "its state: declare it with @app.entity, or send the value itself"
@@ -194,6 +296,28 @@ class Topic(Generic[V]):
                 f"a value does not fit the topic {self.name!r}: {explain(error)}"
             ) from None
 
+    def _write_many(
+        self, rows: list[Row], headers: Mapping[str, str] | None
+    ) -> Steps[int]:
+        shards = self._shards or (yield from self._read_shards())
+        return (
+            yield from write_many(
+                self._statements,
+                self.name,
+                shards,
+                rows,
+                json.dumps(dict(headers)) if headers else None,
+                notify=self._settings().notify,
+            )
+        )
+
+    def _read_shards(self) -> Steps[int]:
+        rows = yield Fetch(self._statements["known_shards"], {})
+        shards, environment = rows[0]
+        check_environment(self._settings(), environment)
+        self._shards = int(shards)
+        return self._shards
+
     def _write(
         self,
         key: str | None,
@@ -202,13 +326,9 @@ class Topic(Generic[V]):
         headers: Mapping[str, str] | None,
         entity: str | None = None,
     ) -> Steps[int]:
-        if self._shards is None:
-            rows = yield Fetch(self._statements["known_shards"], {})
-            shards, environment = rows[0]
-            check_environment(self._settings(), environment)
-            self._shards = int(shards)
+        shards = self._shards or (yield from self._read_shards())
         query = "write_outbox" if key is not None else "write_outbox_keyless"
-        shard = str(choose_shard(self.name, key, self._shards))
+        shard = str(choose_shard(self.name, key, shards))
         parameters = {
             "shard": shard,
             "topic": self.name,
@@ -229,10 +349,35 @@ class Topic(Generic[V]):
                     f"the topic {self.name!r} is compacted, so every record needs a key"
                 )
             return
-        if not isinstance(key, str) or not key or "\0" in key or not _encodes(key):
+        if not isinstance(key, str) or not 0 < _size(key) <= KEY_LIMIT or "\0" in key:
+            given = (
+                f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
+            )
             raise PayloadError(
-                f"a key of the topic {self.name!r} must be a string of UTF-8 without "
-                f"NUL and not empty, not {key!r}"
+                f"a key of the topic {self.name!r} must have 1 to {KEY_LIMIT} bytes of "
+                f"UTF-8 without NUL, and this one has not ({given}): give a short "
+                "stable id, or a digest"
+            )
+
+    def _check_version(self, version: object) -> None:
+        if version is None or (type(version) is int and version in _VERSIONS):
+            return
+        raise PayloadError(
+            f"a version of the topic {self.name!r} must be an int of 64 bits or None, "
+            f"and this one is a {type(version).__name__} that is none"
+        )
+
+    def _check_headers(self, headers: object) -> None:
+        if headers is None:
+            return
+        if not isinstance(headers, Mapping) or not all(
+            isinstance(text, str) and _size(text) >= 0 and "\0" not in text
+            for pair in headers.items()
+            for text in pair
+        ):
+            raise PayloadError(
+                f"the headers of a record of the topic {self.name!r} must map str to "
+                "str, in UTF-8 without NUL"
             )
 
 
@@ -253,9 +398,9 @@ def _make_config(
     return config
 
 
-def _encodes(text: str) -> bool:
+def _size(text: str) -> int:
+    """Bytes of UTF-8; -1 if there is a lone surrogate."""
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
-        return False
-    return True
+        return -1

@@ -62,6 +62,8 @@ class Ownership:
         self._owned: dict[str, int] = {}
         self._idle: frozenset[str] = frozenset()
         """Owned in the database alone: the holder has let go, the row not yet."""
+        self._last_epoch = 0
+        """The highest that this process ever had here."""
         self._given_back = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -104,7 +106,7 @@ class Ownership:
                         failures = 0
                     self._give_back(connection, frozenset(self._owned))
                     return
-            except Exception as error:
+            except BaseException as error:
                 if self._stopping.is_set():
                     # Others take over once this process counts as stale.
                     self._forget(frozenset(self._owned))
@@ -117,7 +119,7 @@ class Ownership:
         wanted = self._source.wanted
         if surplus := frozenset(self._owned) - wanted:
             self._give_back(connection, surplus)
-        self._drop_lost(connection)
+        self._compare(connection, wanted)
         if missing := wanted - (self._owned.keys() - self._idle):
             self._take(connection, missing)
 
@@ -130,6 +132,7 @@ class Ownership:
             "owner": self._process.id,
             "origins": sorted(missing),
             "stale_after": self._stale_after,
+            "last_epoch": self._last_epoch,
         }
         connection.execute(queries["make_origins"], parameters)
         free = connection.execute(queries["free_origins"], parameters).fetchall()
@@ -147,6 +150,7 @@ class Ownership:
                     queries["strip_claims"], {**parameters, "owners": owners}
                 )
         taken: dict[str, int] = dict(rows)
+        self._last_epoch = max([self._last_epoch, *taken.values()])
         # Before they count as owned: if the holder fails, they are taken again.
         self._holder.acquire(taken)
         self._source.took(taken)
@@ -155,10 +159,14 @@ class Ownership:
         self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
 
-    def _drop_lost(self, connection: psycopg.Connection[Any]) -> None:
-        """Notice what another process has taken; the fence holds meanwhile."""
-        if not self._owned:
-            return
+    def _compare(
+        self, connection: psycopg.Connection[Any], wanted: frozenset[str]
+    ) -> None:
+        """Notice what another process has taken; the fence holds meanwhile.
+
+        And what was given back in vain: a server that lacks the last commits knows
+        nothing of it, and nobody takes what a living process seems to own.
+        """
         rows = connection.execute(
             self._database.queries["owned_origins"],
             {"role": self.role, "owner": self._process.id},
@@ -169,6 +177,8 @@ class Ownership:
             telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
             self._holder.release(lost, 0)
             self._forget(lost)
+        if stray := still.keys() - self._owned.keys() - wanted:
+            self._release(connection, stray)
 
     def _give_back(
         self, connection: psycopg.Connection[Any], origins: frozenset[str]
@@ -181,6 +191,18 @@ class Ownership:
         # If the database does not answer now, it is told again: nobody else takes what
         # a living process seems to own.
         self._idle |= held
+        self._release(connection, origins)
+        telemetry.emit(
+            "origins.released",
+            role=self.role,
+            origins=sorted(origins),
+            late=time.monotonic() > deadline,
+        )
+        self._forget(origins)
+
+    def _release(
+        self, connection: psycopg.Connection[Any], origins: Iterable[str]
+    ) -> None:
         connection.execute(
             self._database.queries["release_origins"],
             {
@@ -189,13 +211,6 @@ class Ownership:
                 "origins": sorted(origins),
             },
         )
-        telemetry.emit(
-            "origins.released",
-            role=self.role,
-            origins=sorted(origins),
-            late=time.monotonic() > deadline,
-        )
-        self._forget(origins)
 
     def _forget(self, origins: frozenset[str]) -> None:
         with self._given_back:

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.jobs.lease import Lease
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Process:
         self._give_up_after = give_up_after
         self._stale_after = stale_after
         self._beaten_at = self._well_since = time.monotonic()
+        self.lease = Lease(-math.inf)
+        """How long this process may begin jobs that it claims now."""
         self._cut_off = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -143,7 +146,7 @@ class Process:
                     while not self._stopping.wait(self._interval):
                         self._beat_once(connection)
                         failures = 0
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
@@ -151,6 +154,7 @@ class Process:
 
     def _beat_once(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         queries = self._database.queries
+        sent_at = time.monotonic()
         connection.execute(
             queries["beat"],
             {
@@ -164,6 +168,7 @@ class Process:
                 "topics": self.topics,
             },
         )
+        self.lease = self.lease.renew(sent_at, self._stale_after)
         ended = connection.execute(
             queries["end_silent_sessions"], {"stale_after": self._stale_after}
         ).fetchall()

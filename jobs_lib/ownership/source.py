@@ -167,7 +167,7 @@ class WatchingSource(Source, ABC):
         while not self._stopping.is_set():
             try:
                 self._watch(answered)
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop=self._name, error=error)
                 self._fail()

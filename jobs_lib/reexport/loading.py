@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.outbox.topic import KEY_LIMIT
 from jobs_lib.reexport.chunks import CHUNK_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     import psycopg
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from jobs_lib.reexport.source import Source
 
 _COPY_CHUNKS = 500
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Loading:
     """What a loader must know; plain data, so that it can be sent to a task."""
 
     reexport: int
+    started_at: datetime
     source: Source
     chunk: int
     """Keys in one chunk job."""
@@ -49,21 +54,25 @@ def load_range(
         number: of the range.
 
     Raises:
-        ReexportError: there is no such range.
+        ReexportError: there is no such range, or no such re-export any more.
     """
-    this = {"reexport": loading.reexport, "range": number}
+    this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        found = connection.execute(queries["lock_range"], this).fetchone()
+        found = connection.execute(
+            queries["lock_range"], this | {"started_at": loading.started_at}
+        ).fetchone()
         if found is None:
             raise ReexportError(
-                f"the re-export {loading.reexport} has no range {number}: was it "
-                "deleted meanwhile?"
+                f"the re-export {loading.reexport} that began at "
+                f"{loading.started_at.isoformat()} has no range {number}: it was "
+                "deleted, or the server has lost its last commits. Start it again"
             )
         lower, upper, loaded, state = found
         if loaded or state in ("cancelled", "finished"):
             return None
         connection.execute(queries["settle_text_forms"])
         keys = _read_keys(connection, queries, loading.source, lower, upper)
+        _check_keys(keys)
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
             for block in encode_chunks(loading, number, keys):
                 copy.write(block)
@@ -111,6 +120,16 @@ def _read_keys(
         source.query(queries, name), {"lower": lower, "upper": upper}, prepare=True
     ).fetchall()
     return [key for (key,) in rows]
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    """Refuse keys that the outbox could not store: no retry would write their chunk."""
+    for key in keys:
+        if len(key) > KEY_LIMIT // _LONGEST_CHARACTER and len(key.encode()) > KEY_LIMIT:
+            raise ReexportError(
+                f"a key of {len(key)} characters is too long: a record's key has at "
+                f"most {KEY_LIMIT} bytes. Declare the entity with a shorter key"
+            )
 
 
 class SqlEngine:

@@ -117,7 +117,7 @@ def begin(
                         "keys": [piece.keys for piece in plan.ranges],
                     }
                     connection.execute(queries["plan_ranges"], values)
-                    loading = Loading(row[0], source, chunk, topic, partitions)
+                    loading = Loading(row[0], row[1], source, chunk, topic, partitions)
                     return Begun(row[0], False, loading)
             # Somebody else was faster: go on with theirs.
             unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
@@ -130,7 +130,9 @@ def begin(
         connection.execute(
             queries["change_rate"], {"reexport": unfinished[0], "rate": rate}
         )
-        loading = Loading(unfinished[0], source, chunk, topic, partitions)
+        loading = Loading(
+            unfinished[0], unfinished[1], source, chunk, topic, partitions
+        )
         return Begun(unfinished[0], True, loading)
 
 

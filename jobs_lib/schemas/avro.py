@@ -7,6 +7,7 @@ brought into their JSON form first, so that one declared type serves both.
 from __future__ import annotations
 
 import json
+import re
 import struct
 import warnings
 from dataclasses import dataclass
@@ -18,15 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fastavro
-from fastavro.validation import validate
+from fastavro.read import SchemaResolutionError
+from fastavro.validation import ValidationError, ValidationErrorData, validate
 from pydantic import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.schemas.codec import explain
+from jobs_lib.schemas.avro_limits import LimitError, check_limits, find_threshold
+from jobs_lib.schemas.codec import explain, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pydantic import TypeAdapter
 
@@ -35,6 +38,26 @@ if TYPE_CHECKING:
 
 _PREFIX = struct.Struct(">bI")
 _MAGIC = 0
+# How those texts of fastavro begin that are made of names in the schema alone.
+_OF_SCHEMA = (
+    "record contains more fields than the schema specifies",
+    "no value and no default for",
+    "No default value for field",
+    "Schema mismatch",
+    "schema mismatch",
+    "Scale provided in schema",
+    "The decimal precision is bigger",
+    "data of length",
+)
+_LONGEST = 300
+_ON_FIELD = re.compile(r" on field (\w+)$")
+_TELLING: Mapping[type[Exception], str] = {
+    SchemaResolutionError: "the declared schema has no symbol or type for it",
+    EOFError: "it ends too early",
+    UnicodeDecodeError: "a text in it is not UTF-8",
+    ValueError: "a value in it has not the form that its field asks for",
+    OverflowError: "a number in it is too large for its field",
+}
 _AS_THEY_ARE = (str, int, float, bytes, Decimal, date, time, type(None))
 
 
@@ -46,6 +69,8 @@ class AvroSchema:
     parsed: Any
     named: Mapping[str, Any]
     """The records, enums and fixed of it, by full name."""
+    threshold: int | None
+    """See :func:`jobs_lib.schemas.avro_limits.find_threshold`."""
 
 
 def parse_schema(text: str, named: Mapping[str, Any] | None = None) -> AvroSchema:
@@ -61,10 +86,11 @@ def parse_schema(text: str, named: Mapping[str, Any] | None = None) -> AvroSchem
     found = dict(named or {})
     try:
         parsed = fastavro.parse_schema(json.loads(text), named_schemas=found)
+        threshold = find_threshold(parsed, found)
     # fastavro raises whatever its code runs into.
     except Exception as error:
         raise ValueError(explain(error)) from None
-    return AvroSchema(text, parsed, found)
+    return AvroSchema(text, parsed, found, threshold)
 
 
 def load_schema(source: SchemaSource, topic: str) -> AvroSchema:
@@ -132,10 +158,13 @@ class AvroEncoder:
     def encode(self, value: Any) -> bytes:
         """The value in the wire format."""
         self.load()
-        checked = self._adapter.validate_python(value)
-        datum = to_datum(
-            self._adapter.dump_python(checked, by_alias=True, warnings="error")
-        )
+        try:
+            checked = self._adapter.validate_python(value)
+            datum = to_datum(
+                self._adapter.dump_python(checked, by_alias=True, warnings="error")
+            )
+        except (ValueError, RecursionError) as error:
+            raise refuse(error, self._adapter) from None
         output = BytesIO(self._prefix or b"")
         output.seek(_PREFIX.size)
         try:
@@ -145,8 +174,10 @@ class AvroEncoder:
             fastavro.schemaless_writer(
                 output, self.schema.parsed, datum, strict_allow_default=True
             )
+            # What no consumer could read is refused here.
+            _check(output.getvalue(), self.schema)
         except Exception as error:
-            raise ValueError(explain(error)) from None
+            raise ValueError(_explain_datum(error)) from None
         return output.getvalue()
 
     def check(self, data: bytes) -> None:
@@ -196,13 +227,16 @@ class AvroDecoder:
         # Bytes of anything else lead fastavro anywhere.
         except Exception as error:
             raise ValueError(
-                f"it does not hold the Avro schema {schema_id}: {explain(error)}"
+                f"it does not hold the Avro schema {schema_id}: {_explain_datum(error)}"
             ) from None
         if rest:
             raise ValueError(
                 f"{rest} bytes follow the value of the Avro schema {schema_id}"
             )
-        return self._adapter.validate_python(datum)
+        try:
+            return self._adapter.validate_python(datum)
+        except ValueError as error:
+            raise refuse(error, self._adapter) from None
 
 
 def check_fields(adapter: TypeAdapter[Any], schema: AvroSchema, topic: str) -> None:
@@ -237,12 +271,50 @@ def _read(
     data: bytes, writer: AvroSchema, reader: AvroSchema | None
 ) -> tuple[Any, int]:
     """The value behind the prefix, and how many bytes are left."""
+    _check(data, writer)
     stream = BytesIO(data)
     stream.seek(_PREFIX.size)
     datum = fastavro.schemaless_reader(
         stream, writer.parsed, None if reader is None else reader.parsed
     )
     return datum, len(data) - stream.tell()
+
+
+def _check(data: bytes, schema: AvroSchema) -> None:
+    if schema.threshold is not None and len(data) > schema.threshold:
+        check_limits(data, _PREFIX.size, schema.parsed, schema.named)
+
+
+def _explain_datum(error: Exception) -> str:
+    """What fastavro says of a value, without the value."""
+    if isinstance(error, LimitError):
+        return str(error)
+    if isinstance(error, ValidationError):
+        return _explain_fields(error.errors)
+    text = explain(error)
+    if text.startswith(_OF_SCHEMA):
+        return text[:_LONGEST]
+    field = _ON_FIELD.search(text)
+    place = f"{field[1]}: " if field else ""
+    return f"{place}{_TELLING.get(type(error), type(error).__name__)}"
+
+
+def _explain_fields(errors: Iterable[ValidationErrorData]) -> str:
+    expected: dict[tuple[str, str], list[str]] = {}
+    for one in errors:
+        given = "null" if one.datum is None else type(one.datum).__name__
+        place = (one.field or "the value", given)
+        expected.setdefault(place, []).append(_name(one.schema))
+    return "; ".join(
+        f"{field}, of the type {given}, does not fit {' or '.join(names)}"
+        for (field, given), names in expected.items()
+    )
+
+
+def _name(schema: Any) -> str:
+    if isinstance(schema, dict):
+        schema = schema.get("logicalType") or schema.get("name") or schema.get("type")
+    return str(schema)
 
 
 def read_id(data: bytes) -> int:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from pydantic import PydanticUserError, TypeAdapter
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.json_limits import check_limits
+from jobs_lib.schemas.finite import NOT_FINITE, check_finite
+from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry
@@ -90,9 +93,16 @@ class JsonCodec:
         """See :class:`Encoder`."""
         if isinstance(value, bytes):
             return value
-        checked = self._adapter.validate_python(value)
-        # A dataclass made without checks is found out only here.
-        return self._adapter.dump_json(checked, by_alias=True, warnings="error")
+        try:
+            checked = self._adapter.validate_python(value)
+            # A dataclass made without checks is found out only here.
+            encoded = self._adapter.dump_json(checked, by_alias=True, warnings="error")
+        except (ValueError, RecursionError) as error:
+            raise refuse(error, self._adapter) from None
+        check_limits(encoded)
+        if any(trace in encoded for trace in NOT_FINITE):
+            check_finite(self._adapter, checked, encoded)
+        return encoded
 
     def check(self, data: bytes) -> None:
         """See :class:`Encoder`: a service may have its own idea of JSON."""
@@ -103,7 +113,10 @@ class JsonCodec:
 
     def decode(self, data: bytes) -> Any:
         """See :class:`Decoder`."""
-        return self._adapter.validate_json(data)
+        try:
+            return self._adapter.validate_json(data)
+        except ValueError as error:
+            raise refuse(error, self._adapter) from None
 
     def prepare(self, data: bytes) -> None:
         """See :class:`Decoder`: nothing is needed."""
@@ -185,12 +198,17 @@ def show_json(data: bytes) -> Any:
     """What bytes hold as JSON; those that are none stay as they are."""
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data
 
 
+def refuse(error: Exception, adapter: TypeAdapter[Any]) -> ValueError:
+    """What pydantic says of a value, without the value."""
+    return ValueError(explain_refusal(error, adapter.core_schema))
+
+
 def explain(error: Exception) -> str:
-    """An error in a line."""
+    """An error that holds no value, in a line."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(lines[:3]) or type(error).__name__
 

@@ -1,37 +1,45 @@
 -- What may be set up wrong. Read-only; each look is bounded.
 
 -- name: check_privileges
--- What the role of a running service needs and lacks.
-with owned as (
-    select c.oid, c.relname, c.relkind from pg_class c
-    join pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = %(schema)s and c.relkind in ('r', 'p', 'v', 'S')
-        -- Days of the history are reached through their parent.
-        and (not c.relispartition or c.relname = 'history_default')
+-- What a role lacks of what it was granted, or else of what a running service needs.
+with place (schema) as (values (%(schema)s::text)),
+grantee (role, kind) as (
+    select %(role)s::name, g.kind from {schema}.grantees g
+    where g.role = %(role)s::name
+    union all
+    select %(role)s::name, 'service'
+    where not exists (select from {schema}.grantees g where g.role = %(role)s::name)
 ),
-needed as (
-    select t.oid, t.relname, t.relkind, p.privilege from owned t
-    cross join lateral unnest(
-        case
-            when t.relkind = 'S' then array['usage']
-            when t.relkind = 'v' or t.relname = 'jobs_lib_version' then array['select']
-            else array['select', 'insert', 'update', 'delete']
-        end
-    ) as p(privilege)
-)
-select 'usage', 'schema ' || %(schema)s::text
-where not has_schema_privilege(%(role)s::name, %(schema)s::text, 'usage')
-union all
-select n.privilege, n.relname from needed n
-where case n.relkind
-    when 'S' then not has_sequence_privilege(%(role)s::name, n.oid, n.privilege)
-    else not has_table_privilege(%(role)s::name, n.oid, n.privilege)
-end
-union all
-select 'execute', f.proname from pg_proc f
-join pg_namespace n on n.oid = f.pronamespace and n.nspname = %(schema)s
-where not has_function_privilege(%(role)s::name, f.oid, 'execute')
+{needs}
+select distinct n.privilege, n.name from needs n
+where n.lacking
 order by 2, 1
+
+-- name: check_functions
+-- Functions that find a session's temporary tables before ours, those that give
+-- everybody the rights of their owner, and whether everybody may add some.
+with ours as (
+    select p.oid, p.oid::regprocedure::text as name, p.proowner::regrole::text as owner,
+        p.prosecdef, p.proacl, p.proowner, 'search_path=' || quote_ident(n.nspname)
+            || ', pg_temp' = any (p.proconfig) is true as settled
+    from pg_proc p
+    join pg_namespace n on n.oid = p.pronamespace and n.nspname = %(schema)s
+    where p.prokind in ('f', 'p') and (p.prosqlbody is null or p.prosecdef)
+)
+select 'path', name, owner from ours where not settled
+union all
+select 'everybody', name, owner from ours
+where prosecdef and exists (
+    select from aclexplode(coalesce(proacl, acldefault('f', proowner))) a
+    where a.grantee = 0 and a.privilege_type = 'EXECUTE'
+)
+union all
+select 'create', n.nspname, n.nspowner::regrole::text from pg_namespace n
+where n.nspname = %(schema)s and exists (
+    select from aclexplode(n.nspacl) a
+    where a.grantee = 0 and a.privilege_type = 'CREATE'
+)
+order by 1, 2
 
 -- name: check_role
 select current_user::text, exists (select from pg_roles where rolname = %(role)s)
@@ -110,7 +118,8 @@ order by n_live_tup desc
 -- Heads in backoff with many jobs of their group behind them. The longest backoffs of
 -- each origin, so that the look is bounded.
 with heads as (
-    select j.* from {schema}.job_origins() as o(origin)
+    select j.origin, j."group", j.id, j.attempt, j.error
+    from {schema}.job_origins() as o(origin)
     cross join lateral (
         select j.origin, j."group", j.id, j.attempt, j.errors -> -1 ->> 'error' as error
         from {schema}.jobs j
@@ -144,6 +153,43 @@ left join {schema}.origins e on e.role = 'execute' and e.origin = o.origin
 left join {schema}.processes p on p.id = e.owner
     and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
 order by 1
+
+-- name: check_types
+-- Types of the first jobs of each origin that nobody alive knows, or that the owner does
+-- not know while somebody else does. A process of a release that does not say knows all.
+with alive as materialized (
+    select p.id, p.types from {schema}.processes p
+    where 'execute' = any (p.roles)
+        and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+),
+waiting as materialized (
+    select distinct o.origin, j.type
+    from {schema}.job_origins() as o(origin)
+    cross join lateral (
+        select j.type from {schema}.jobs j
+        where j.origin = o.origin order by j.id limit %(each)s
+    ) j
+)
+select w.type, array_agg(w.origin order by w.origin) filter (
+        where exists (select from alive) and not exists (
+            select from alive a where a.types is null or w.type = any (a.types)
+        )
+    ) as nobody,
+    array_agg(w.origin order by w.origin) filter (
+        where owner.id is not null and w.type <> all (owner.types) and exists (
+            select from alive a where w.type = any (a.types)
+        )
+    ) as another
+from waiting w
+left join {schema}.origins e on e.role = 'execute' and e.origin = w.origin
+left join alive owner on owner.id = e.owner
+group by w.type order by w.type
+
+-- name: check_multixacts
+-- The table whose age is the highest decides when autovacuum begins.
+select mxid_age(datminmxid)::bigint,
+    current_setting('autovacuum_multixact_freeze_max_age')::bigint
+from pg_database where datname = current_database()
 
 -- name: check_groups
 -- Some jobs with a group of each origin of the home topic.

@@ -3,7 +3,8 @@
 -- name: look
 -- What there is to do, asked when idle and now and then when busy: cheap enough for that.
 -- The orders mean nothing here; they keep the planner on the index, where a wrong guess
--- of how soon a row is found would let it read the table.
+-- of how soon a row is found would let it read the table. Where an old snapshot keeps what
+-- has ended, a look that is not `complete` begins above that.
 select 'fresh' as kind, o.origin as name, null::float8 as delay
 from unnest(%(origins)s::text[], %(cursors)s::bigint[]) as o(origin, cursor)
 cross join lateral (
@@ -13,10 +14,12 @@ cross join lateral (
 union all
 -- Seconds until the first is due; negative for what is due already.
 select 'due', o.origin, extract(epoch from d.run_at - clock_timestamp())::float8
-from unnest(%(origins)s::text[]) as o(origin)
+from unnest(%(origins)s::text[], %(due_from)s::float8[]) as o(origin, due_from)
 cross join lateral (
     select j.run_at from {schema}.jobs j
-    where j.origin = o.origin and j.state = 'scheduled' order by j.run_at limit 1
+    where j.origin = o.origin and j.state = 'scheduled'
+        and j.run_at >= to_timestamp(o.due_from)
+    order by j.run_at limit 1
 ) d
 union all
 -- Is there any job that is not of normal priority? Then each level has windows, too.
@@ -26,32 +29,63 @@ select 'priority', null, null from (
     select from {schema}.jobs j
     where j.priority <> 0 order by j.origin, j.priority, j.id limit 1
 ) other
+where %(complete)s
+union all
+select 'priority', o.origin, null
+from unnest(
+    %(level_origins)s::text[], %(levels)s::smallint[], %(level_cursors)s::bigint[]
+) as o(origin, level, cursor)
+cross join lateral (
+    select from {schema}.jobs j
+    where j.origin = o.origin and j.priority = o.level and j.priority <> 0
+        and j.id > o.cursor
+    order by j.id limit 1
+) other
 union all
 select 'pause:' || p.kind, p.name, null from {schema}.pauses p
 union all
 select 'cancel', c.id::text, null from {schema}.cancellations c
+union all
+-- The server's time, and how much of it the look took.
+select 'clock', extract(epoch from clock_timestamp())::text,
+    extract(epoch from clock_timestamp() - statement_timestamp())::float8
 
 -- name: promote
 -- Makes due jobs available again and returns them: they lie behind the cursor, so the
--- next claim is told of them. `limit` bounds the round, not the backlog.
+-- next claim is told of them. `limit` bounds the round, not the backlog. Neither what lies
+-- before `due_from`, which has ended, nor what is not due is read; a clock that goes on
+-- would not end the walk along the index.
 with own as materialized (
-    select o.origin from {schema}.origins o
-    join unnest(%(origins)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
+    select o.origin, mine.due_from from {schema}.origins o
+    join unnest(%(origins)s::text[], %(epochs)s::bigint[], %(due_from)s::float8[])
+        as mine(origin, epoch, due_from) using (origin)
     where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
     order by o.origin
     for share of o skip locked
 ),
 due as materialized (
     select d.* from own cross join lateral (
-        select j.origin, j.id from {schema}.jobs j
+        select j.ctid as place from {schema}.jobs j
         where j.origin = own.origin and j.state = 'scheduled'
-            and j.run_at <= clock_timestamp()
+            and j.run_at >= to_timestamp(own.due_from)
+            and j.run_at <= statement_timestamp()
         order by j.run_at limit %(limit)s
     ) d
 )
+-- Where they lie: the planner might look for an id from its origin's start.
 update {schema}.jobs j set state = 'available'
-from due where j.origin = due.origin and j.id = due.id
+where j.ctid = any (array(select due.place from due)) and j.state <> 'available'
 returning j.origin, j.id, j."group"
+
+-- part: uncancelled
+-- The statement's snapshot may be older than a cancellation, and would still show its
+-- jobs. `o` is the row as it is locked, and `seen` is the row of the snapshot: a mark in
+-- between differs. The mark is only compared with itself, since the table may come from
+-- another server (a dump, a replica), whose transaction ids say nothing here.
+(o.changed_by is null or o.changed_by = (
+    select seen.changed_by from {schema}.origins seen
+    where seen.role = o.role and seen.origin = o.origin
+))
 
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone
@@ -60,12 +94,11 @@ returning j.origin, j.id, j."group"
 -- reaches it), or was committed late (the sweep finds it).
 with own as materialized (
     -- An origin that is being taken over is skipped, not waited for. So is one in which
-    -- jobs were cancelled after this statement's snapshot, which would still show them.
+    -- jobs were cancelled meanwhile.
     select o.origin from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
     where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
-        and (o.changed_by is null
-            or pg_visible_in_snapshot(o.changed_by::text::xid8, pg_current_snapshot()))
+        and {uncancelled}
     order by o.origin
     for share of o skip locked
 ),
@@ -78,9 +111,9 @@ looked as materialized (
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
-            -- The other priorities have windows of their own. What may have killed a
-            -- process runs with no other suspect beside it.
-            j.state = 'available' and j.priority = 0 and j.crashes = 0
+            -- The other priorities have windows of their own. A job that was in two
+            -- crashes is a suspect, and runs with no other suspect beside it.
+            j.state = 'available' and j.priority = 0 and j.crashes < 2
                 and j.type = any (%(types)s::text[]) as runs
         from {schema}.jobs j
         where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
@@ -95,7 +128,7 @@ looked as materialized (
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
-            j.state = 'available' and j.crashes = 0 and j.type = any (%(types)s::text[])
+            j.state = 'available' and j.crashes < 2 and j.type = any (%(types)s::text[])
         from {schema}.jobs j
         where j.origin = w.origin and j.priority = w.level and j.priority <> 0
             and j.id > w.cursor
@@ -110,7 +143,7 @@ looked as materialized (
         -- `offset 0` keeps the planner from turning this into a join over all rows.
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
-            j.state = 'available' and (j.crashes = 0 or j.id = %(suspect)s)
+            j.state = 'available' and (j.crashes < 2 or j.id = %(suspect)s)
                 and j.type = any (%(types)s::text[])
         from {schema}.jobs j where j.origin = x.origin and j.id = x.id offset 0
     ) c
@@ -161,7 +194,7 @@ starts as materialized (
 ),
 lanes as materialized (
     select s.origin, l.*, l.place = case when s.pile then 200 else size.k end as cut,
-        l.able and (l.place = 1 or l.crashed = 0) as runs
+        l.able and (l.place = 1 or l.crashed < 2) as runs
     from (
         -- Many groups: short lanes; one hot group: a long one.
         select least(%(lane)s, greatest(2, %(room)s / greatest(count(*), 1))) as k
@@ -171,11 +204,11 @@ lanes as materialized (
         -- A lane ends before the first row that cannot run now: order is order. What
         -- runs last only may be waiting still: its newest is what counts. A suspect is
         -- alone in its lane.
-        select q.*, row_number() over by_id as place, sum(q.crashes) over by_id as crashed,
+        select q.*, row_number() over by_id as place, max(q.crashes) over by_id as crashed,
             bool_and(
                 q.type = any (%(types)s::text[])
                 and (q.state = 'available' or q.type = any (%(last_types)s::text[]))
-                and (q.crashes = 0 or q.id = %(suspect)s)
+                and (q.crashes < 2 or q.id = %(suspect)s)
             ) over by_id as able
         from (
             select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
@@ -251,7 +284,13 @@ from (
     union all
     select origin, id, state, crashes, runs from lanes
 ) l
-where l.state = 'available' and l.crashes > 0 and not l.runs
+where l.state = 'available' and l.crashes > 1 and not l.runs
+union all
+-- Origins that were skipped: what was asked for in them is asked for again.
+select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
+    null, null
+from unnest(%(origins)s::text[]) as m(origin)
+where m.origin not in (select origin from own)
 
 -- name: claim_plain
 -- The same for one origin in which something new has just come, as long as that is plain:
@@ -261,13 +300,12 @@ with own as materialized (
     select o.origin from {schema}.origins o
     where o.role = 'execute' and o.origin = %(origin)s
         and o.owner = %(owner)s and o.epoch = %(epoch)s
-        and (o.changed_by is null
-            or pg_visible_in_snapshot(o.changed_by::text::xid8, pg_current_snapshot()))
+        and {uncancelled}
     for share of o skip locked
 ),
 looked as materialized (
     select r.*, bool_and(
-        r."group" is null and r.priority = 0 and r.crashes = 0
+        r."group" is null and r.priority = 0 and r.crashes < 2
         and r.type = any (%(types)s::text[])
     ) over (order by r.id) as plain
     from (
@@ -292,9 +330,10 @@ select 0 as kind, l.origin, l.id, l.type, l."group", l.attempt, l.crashes, l.pri
     l.run_at, date_part('epoch', l.enqueued_at), l.headers, false, false, null::float8, l.tid::text
 from looked l where l.plain and l.state = 'available'
 union all
-select 1, %(origin)s, max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0,
-    null, null, null, null, bool_and(l.plain), null, null, null
-from looked l having count(*) > 0
+select case when exists (select from own) then 1 else 5 end, %(origin)s,
+    max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0, null, null, null,
+    null, bool_and(l.plain), null, null, null
+from looked l having count(*) > 0 or not exists (select from own)
 
 -- name: jump
 -- Where windows held nothing to run: the next rows further on that a claim might take,
@@ -378,9 +417,15 @@ where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id =
 union all
 -- How far it went.
 select s.origin, min(s.id), null, count(*)::int from slice s group by s.origin
+union all
+-- How long it took the server, in microseconds: how long the network takes, and how long
+-- the answer lies unread, costs nobody anything.
+select null, (extract(epoch from clock_timestamp() - statement_timestamp()) * 1e6)::bigint,
+    null, null
 
 -- name: horizon
 -- Once every transaction that was open at `xmax` has ended, nothing with an id drawn
 -- before it can still appear.
-select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
+select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint,
+    array(select running::text::bigint from pg_snapshot_xip(s) as running)
 from pg_current_snapshot() s

@@ -169,6 +169,39 @@ delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s:
     -- An owner's other claimers number theirs by other remainders.
     and seq %% %(step)s = %(first)s
 
+-- name: keep_claims
+-- After a lost connection: what runs is noted, whatever the server has forgotten.
+insert into {schema}.claims (owner, seq, ids)
+select %(owner)s, f.seq, array_agg(f.id)
+from unnest(%(seqs)s::bigint[], %(ids)s::bigint[]) as f(seq, id)
+group by f.seq
+on conflict (owner, seq) do nothing
+
+-- name: find_overtaken
+-- Jobs in flight that must not be settled, since commits were lost: their rows are not
+-- there, or an earlier row of their group is there again, which has ended once and has
+-- to run before them. The second column says that another job has the id by now.
+with flying as materialized (
+    select * from unnest(
+        %(origins)s::text[], %(groups)s::text[], %(ids)s::bigint[], %(times)s::float8[]
+    ) as f(origin, "group", id, enqueued)
+),
+there as materialized (
+    select f.id, date_part('epoch', row.enqueued_at) = f.enqueued as same
+    from flying f cross join lateral (
+        select j.enqueued_at from {schema}.jobs j
+        where j.origin = f.origin and j.id = f.id offset 0
+    ) row
+)
+select f.id, coalesce(not t.same, false)
+from flying f left join there t using (id)
+where t.same is not true or f."group" is not null and exists (
+    select from {schema}.jobs j
+    where j.origin = f.origin
+        and (j."group", j.id) < (f."group", f.id) and j."group" >= f."group"
+        and j.id not in (select id from there where same)
+)
+
 -- name: complete_own
 -- Both in one text, by the simple protocol: the commit travels behind the completion, so
 -- a process that is stopped between the two cannot hold up a take-over, and a completion

@@ -14,7 +14,7 @@ select cast({schema}.insert_job(
 
 -- name: hold_home
 -- For a bulk call with groups: their origins stay what they are until it has committed.
-select cast({schema}.hold_home() as text)
+select topic, cast(partitions as text) from {schema}.hold_home_topic()
 
 -- name: known_topics
 select topic, cast(partitions as text), cast(home as text) from {schema}.topics
@@ -22,25 +22,33 @@ select topic, cast(partitions as text), cast(home as text) from {schema}.topics
 -- name: lock_groups
 -- For a bulk call: each group once, sorted by the lock's own value, so that two bulk
 -- calls never wait for each other in a circle. Few groups: shared on their origins,
--- exclusive on each group.
+-- exclusive on each group. A place is [origin, group].
 select cast(
     (select count(pg_advisory_xact_lock_shared(key)) from (
-        select distinct hashtextextended(origin, 7601) as key
-        from jsonb_array_elements_text(cast(%(origins)s as jsonb)) as o(origin) order by key
+        select distinct hashtextextended(place ->> 0, 7601) as key
+        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place) order by key
     ) origins)
-    + (select count(pg_advisory_xact_lock(key)) from (
-        select distinct hashtextextended(g, 7602) as key
-        from jsonb_array_elements_text(cast(%(groups)s as jsonb)) as g order by key
+    + (select count({schema}.lock_in_order(origin, key)) from (
+        select distinct hashtextextended(place ->> 0, 7601) as origin,
+            hashtextextended(place ->> 1, 7602) as key
+        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
+        order by key, origin
     ) groups)
 as text)
 
 -- name: lock_origins_of_groups
 -- Many groups: their origins exclusively. A lock for each of 100,000 groups would
 -- exhaust the server's shared memory for locks.
-select cast(count(pg_advisory_xact_lock(key)) as text) from (
+select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
     select distinct hashtextextended(origin, 7601) as key
     from jsonb_array_elements_text(cast(%(origins)s as jsonb)) as o(origin) order by key
 ) origins
+
+-- part: coarse
+-- The transaction's later calls find these locks taken, and take none for each group or
+-- key: another transaction may hold that one, and wait for these.
+(select set_config('jobs_lib.lock_room', least(0, coalesce(
+    nullif(current_setting('jobs_lib.lock_room', true), ''), '0')::int)::text, true))
 
 -- name: hint
 select cast(pg_notify({schema}.channel(), cast(%(hint)s as text)) as text)

@@ -11,7 +11,8 @@ select
     extract(epoch from clock_timestamp() - p.heartbeat_at)::float8, p.types
 from {schema}.find_jobs(array[%(id)s]) f
 join lateral (
-    select * from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
+    select j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at, j.errors
+    from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
 ) j on true
 left join {schema}.origins o on o.role = 'execute' and o.origin = j.origin
 left join {schema}.processes p on p.id = o.owner

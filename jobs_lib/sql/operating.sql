@@ -20,7 +20,9 @@ from {schema}.job_origins() as o(origin)
 cross join lateral (
     select d.* from (
         select
-            j.*,
+            -- By name, here and below: a role that only looks may not read payloads.
+            j.id, j.type, j.origin, j."group", j.attempt, j.priority, j.run_at,
+            j.enqueued_at, j.errors,
             case
                 when j.state = 'scheduled' then 'scheduled'
                 when exists (select from claimed c where c.id = j.id) then 'running'
@@ -48,7 +50,9 @@ select
     j.enqueued_at, j.errors -> -1 ->> 'error'
 from {schema}.job_origins() as o(origin)
 cross join lateral (
-    select * from {schema}.jobs j
+    select j.id, j.type, j.origin, j."group", j.attempt, j.priority, j.run_at,
+        j.enqueued_at, j.errors
+    from {schema}.jobs j
     where j.origin = o.origin and j.state = 'scheduled' and j.id > %(after)s
         and (%(type)s::text is null or j.type = %(type)s)
         and (%(group)s::text is null or j."group" = %(group)s)
@@ -69,7 +73,9 @@ from (
     where r.id > %(after)s
 ) f
 join lateral (
-    select * from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
+    select j.id, j.type, j.origin, j."group", j.state, j.attempt, j.priority, j.run_at,
+        j.enqueued_at, j.errors
+    from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
 ) j on true
 where j.state = 'available'
     and (%(type)s::text is null or j.type = %(type)s)
@@ -140,7 +146,8 @@ select distinct f.origin from {schema}.find_jobs(%(ids)s) f
 -- name: lock_jobs_origins
 -- Claims and completions hold these rows `for share`: this waits for those in flight,
 -- and keeps new ones off until it commits. In order, as take-overs lock them. A claim
--- whose snapshot is from before the commit, and its lock from after it, goes by the mark.
+-- whose snapshot is from before the commit, and its lock from after it, goes by the mark:
+-- it is new each time. Releases before this one read it as a transaction id.
 with locked as materialized (
     select o.origin from {schema}.origins o
     where o.role = 'execute' and o.origin = any (%(origins)s::text[])
@@ -188,6 +195,35 @@ noted as (
     select (clock_timestamp() at time zone 'UTC')::date + %(keep)s::int,
         id, origin, type, "group", 'cancelled', attempt, enqueued_at
     from removed where %(keep)s::int > 0
+),
+freed as materialized (
+    -- Where the head of a group is gone, the next one lies behind its owner's cursor. As
+    -- a job that is due now it is found at once, like one that is retried. What a living
+    -- owner has claimed goes on by itself, and must not be moved while it runs.
+    select head.at
+    from (
+        select origin, "group", min(id) as id from removed
+        where "group" is not null group by origin, "group"
+    ) gone
+    cross join lateral (
+        select j.ctid as at, j.id, j.state from {schema}.jobs j
+        -- Written as a range, as in `claim`.
+        where j.origin = gone.origin
+            and (j."group", j.id) > (gone."group", 0) and j."group" <= gone."group"
+            and not exists (select from removed r where r.id = j.id)
+        order by j."group", j.id limit 1
+    ) head
+    join {schema}.origins o on o.role = 'execute' and o.origin = gone.origin
+    where head.id > gone.id and head.state = 'available'
+        and not exists (
+            select from {schema}.claims c join {schema}.processes p on p.id = c.owner
+            where c.owner = o.owner and head.id = any (c.ids)
+                and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+        )
+),
+woken as (
+    update {schema}.jobs set state = 'scheduled', run_at = clock_timestamp()
+    where ctid = any (array(select at from freed))
 ),
 asked as (
     insert into {schema}.cancellations (id, origin)

@@ -5,7 +5,8 @@
 -- the order in which their transactions commit, which is the order of sending. Through
 -- any driver: parameters and result are text, the value is bytes, and all are cast.
 with locked as materialized (
-    select pg_advisory_xact_lock(
+    select {schema}.lock_in_order(
+        hashtextextended('shard/' || cast(%(shard)s as text), 7604),
         hashtextextended(cast(%(topic)s as text) || chr(1) || cast(%(key)s as text), 7603)
     )
 ),
@@ -31,6 +32,47 @@ with written as (
 )
 select cast(id as text), {hinted} from written
 
+-- name: lock_keys
+-- For a bulk call: each key once, sorted by the lock's own value, so that two bulk calls
+-- never wait for each other in a circle. A place is [shard, key].
+select cast(
+    (select count(pg_advisory_xact_lock_shared(key)) from (
+        select distinct hashtextextended('shard/' || (place ->> 0), 7604) as key
+        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place) order by key
+    ) shards)
+    + (select count({schema}.lock_in_order(shard, key)) from (
+        select distinct hashtextextended('shard/' || (place ->> 0), 7604) as shard,
+            hashtextextended(
+                cast(%(topic)s as text) || chr(1) || (place ->> 1), 7603
+            ) as key
+        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
+        order by key, shard
+    ) keys)
+as text)
+
+-- name: lock_shards
+-- Many keys: their shards exclusively.
+select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
+    select distinct hashtextextended('shard/' || shard, 7604) as key
+    from jsonb_array_elements_text(cast(%(shards)s as jsonb)) as s(shard) order by key
+) shards
+
+-- name: copy_outbox
+copy {schema}.outbox (shard, topic, key, value, version, headers) from stdin
+
+-- name: insert_outbox
+-- Where there is no COPY. A row is [shard, key, value, version], in order.
+insert into {schema}.outbox (shard, topic, key, value, version, headers)
+select
+    cast(value ->> 0 as smallint), cast(%(topic)s as text), value ->> 1,
+    decode(value ->> 2, 'hex'), cast(value ->> 3 as bigint),
+    cast(%(headers)s as jsonb)
+from jsonb_array_elements(cast(%(rows)s as jsonb)) with ordinality as r(value, place)
+order by place
+
+-- name: hint_outbox
+select cast(pg_notify({schema}.channel('outbox'), '') as text)
+
 -- part: hinted
 -- Relays are told at commit. Not of each row: NOTIFY takes a lock of the whole server.
 case when cast(%(hint)s as text) is not null then
@@ -43,7 +85,7 @@ select cast(shards as text), environment from {schema}.installation
 -- name: pending_shards
 -- Which of the owned shards have rows: one look into the index for each; the order keeps
 -- the planner on it.
-select s.shard from unnest(%(shards)s::int[]) as s(shard)
+select s.shard, {server} from unnest(%(shards)s::int[]) as s(shard)
 cross join lateral (
     select from {schema}.outbox o
     where o.shard = s.shard order by o.class, o.id limit 1
@@ -61,16 +103,39 @@ exists (
 -- The same for who writes: a take-over waits until the statement has ended.
 select f.origin from {schema}.origins f
 where f.role = 'relay' and f.origin = %(origin)s
-    and f.owner = %(owner)s and f.epoch = %(epoch)s
+    and f.owner = %(owner)s and f.epoch = %(epoch)s and {same_server}
 for share of f
 
+-- part: same_server
+-- Behind PgBouncer the server may have changed since the rows were read. One that lacks
+-- commits may have given their ids to others, which have not been sent.
+%(server)s in (0, {server})
+
 -- part: held
--- Whether a hold keeps the row. Where there are no holds the array is empty, and no row
--- pays for more than one comparison.
-o.topic = any (array(select h.topic from {schema}.holds h)) and exists (
-    select from {schema}.holds h
-    where h.topic = o.topic and {schema}.is_held_by(h, o.topic, o.key, o.id)
-)
+-- Whether a hold keeps the row; null where its topic has none. Where there are no holds
+-- the array is empty, and no row pays for more than one comparison. There may be 100,000
+-- holds: their topics are found by leaps along the index, and a row looks for its own.
+case when o.topic = any (array(
+    with recursive t (topic) as (
+        (select h.topic from {schema}.holds h order by h.topic limit 1)
+        union all
+        select (
+            select h.topic from {schema}.holds h
+            where h.topic > t.topic order by h.topic limit 1
+        ) from t where t.topic is not null
+    )
+    select t.topic from t where t.topic is not null
+)) then
+    o.topic = any (array(
+        select h.topic from {schema}.holds h where h.key is null and h.row_id is null
+    )) or exists (
+        select from {schema}.holds h
+        where h.topic = o.topic and coalesce(h.key, '') = coalesce(o.key, '')
+            and coalesce(h.row_id, 0) = case when o.key is null then o.id else 0 end
+        -- Or the planner would make a hash of all holds, for each block.
+        offset 0
+    )
+end
 
 -- name: owns_shard
 select {own_shard}
@@ -95,6 +160,8 @@ where o.shard = %(shard)s and o.class = 0 and {own_shard}
             from unnest(%(settling)s::text[], %(settle)s::float8[]) as s(topic, seconds)
             where s.topic = o.topic
         )
+        -- Of the future: from before the server's clock was set back.
+        or o.created_at > statement_timestamp() + interval '1 second'
         -- What is young looks for its key here. The list is made once, when the first
         -- one asks (a backlog has none in front), and is hashed whatever the statistics
         -- say: of a key that changes all the time, each row would look through all rows.
@@ -103,7 +170,10 @@ where o.shard = %(shard)s and o.class = 0 and {own_shard}
             from unnest(%(settling)s::text[], %(settle)s::float8[]) as s(topic, seconds)
             join {schema}.outbox e using (topic)
             where e.shard = %(shard)s and e.class = 0 and e.key is not null
-                and e.created_at <= statement_timestamp() - s.seconds * interval '1 second'
+                and (
+                    e.created_at <= statement_timestamp() - s.seconds * interval '1 second'
+                    or e.created_at > statement_timestamp() + interval '1 second'
+                )
         ))))
 order by o.id limit %(limit)s
 
@@ -119,16 +189,19 @@ cross join lateral (
 
 -- name: read_batch
 -- Rows of re-exports: their state is read when they are sent. One whose key has a live
--- row waiting is dropped, because that row carries the newer state.
+-- row waiting is dropped, because that row carries the newer state. Those of a re-export
+-- that may send nothing now lie in front of others, and must not keep them back.
 select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
     exists (
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
     ) as superseded,
-    r.state, {held} as held
+    r.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text
 from {schema}.outbox o
 left join {schema}.reexports r on r.id = o.reexport_id
 where o.shard = %(shard)s and o.class = 1 and {own_shard}
+    and r.state is distinct from 'paused'
+    and (o.reexport_id <> all (%(spent)s::bigint[])) is not false
 order by o.id limit %(limit)s
 
 -- name: take_records
@@ -138,7 +211,8 @@ select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 -- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
 -- with whatever id, stays.
 select {schema}.delete_rows(
-    %(shard)s::int, %(owner)s, %(epoch)s, %(places)s::tid[], %(ids)s::bigint[]
+    %(shard)s::int, %(owner)s, case when {same_server} then %(epoch)s::bigint else -1 end,
+    %(places)s::tid[], %(ids)s::bigint[]
 )
 
 -- name: delete_block
@@ -183,6 +257,12 @@ progress as (
 )
 select count(*) from gone
 
+-- part: due
+-- Whether it is time to try the hold `h` again. None waits for more than 600 seconds: one
+-- that lies further ahead is from before the server's clock was set back.
+h.retry_at <= statement_timestamp()
+    or h.retry_at > statement_timestamp() + interval '601 seconds'
+
 -- name: hold_rows
 -- Rows that were refused, with a hold each, and later ones of their keys. The latter stay
 -- where they are if their hold was lifted meanwhile: nobody would let them go again.
@@ -198,28 +278,41 @@ made as (
     on conflict (topic, coalesce(key, ''), coalesce(row_id, 0)) do update set
         -- Other shards find a topic missing, too: an attempt is what was due.
         error = excluded.error,
-        attempts = h.attempts + (h.retry_at <= statement_timestamp())::int,
-        retry_at = case when h.retry_at > statement_timestamp() then h.retry_at
-            else clock_timestamp()
+        attempts = h.attempts + ({due})::int,
+        retry_at = case when {due}
+            then clock_timestamp()
                 + least(600, 5 * power(2, least(h.attempts, 10))) * interval '1 second'
+            else h.retry_at
         end
     returning h.*
 ),
+waiting as materialized (
+    -- Each row with the holds that may keep it, as their index has them: of the whole
+    -- topic, and of its key or of itself.
+    select o.ctid as place, o.topic, w.key, w.row_id
+    from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
+    cross join lateral (
+        select o.ctid, o.topic, o.key, o.id from {schema}.outbox o
+        where o.shard = %(shard)s and o.class = d.class and o.id = d.id offset 0
+    ) o
+    cross join lateral (
+        values ('', 0::bigint),
+            (coalesce(o.key, ''), case when o.key is null then o.id else 0 end)
+    ) as w(key, row_id)
+),
 standing as materialized (
-    select h.* from {schema}.holds h where exists (select from own) for share of h
+    select h.topic, coalesce(h.key, '') as key, coalesce(h.row_id, 0) as row_id
+    from (select distinct topic, key, row_id from waiting) w
+    join {schema}.holds h on h.topic = w.topic
+        and coalesce(h.key, '') = w.key and coalesce(h.row_id, 0) = w.row_id
+    where exists (select from own) for share of h
 ),
 moved as (
     delete from {schema}.outbox where ctid = any (array(
-        select o.ctid
-        from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
-        cross join lateral (
-            select o.ctid, o.topic, o.key, o.id from {schema}.outbox o
-            where o.shard = %(shard)s and o.class = d.class and o.id = d.id offset 0
-        ) o
-        where exists (
-            select from made h where {schema}.is_held_by(h, o.topic, o.key, o.id)
-        ) or exists (
-            select from standing h where {schema}.is_held_by(h, o.topic, o.key, o.id)
+        select w.place from waiting w where (w.topic, w.key, w.row_id) in (
+            select topic, coalesce(key, ''), coalesce(row_id, 0) from made
+            union all
+            select topic, key, row_id from standing
         )
     ))
     returning *
@@ -232,22 +325,51 @@ select shard, class, id, topic, key, value, headers, entity, version, cause, ree
     created_at
 from moved
 
+-- part: rows_of_hold
+-- What the hold `h` keeps: each kind of hold by an index of its own.
+(
+    select r.id from {schema}.held_rows r
+    where h.key is not null and r.topic = h.topic and r.key = h.key
+    union all
+    select r.id from {schema}.held_rows r
+    where h.key is null and r.id = h.row_id and r.topic = h.topic
+    union all
+    select r.id from {schema}.held_rows r
+    where h.key is null and h.row_id is null and r.topic = h.topic
+)
+
 -- name: due_holds
 -- Holds whose time has come, with their first row, where it lies in one of the shards.
--- Until that is through none of the others may go.
+-- Until that is through none of the others may go. What is due lies at both ends of the
+-- index, and the others between them, which may be 100,000, are not read: `due` has no
+-- clock that goes on, which no index could be searched for.
 select h.topic, h.key, h.row_id, r.shard, r.id
-from {schema}.holds h
+from (
+    select h.* from {schema}.holds h where h.retry_at <= statement_timestamp()
+    union all
+    select h.* from {schema}.holds h
+    where h.retry_at > statement_timestamp() + interval '601 seconds'
+) h
 cross join lateral (
+    (select r.shard, r.id from {schema}.held_rows r
+    where h.key is not null and r.topic = h.topic and r.key = h.key
+    order by r.id limit 1)
+    union all
     select r.shard, r.id from {schema}.held_rows r
-    where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
+    where h.key is null and r.id = h.row_id and r.topic = h.topic
+    union all
+    (select r.shard, r.id from {schema}.held_rows r
+    where h.key is null and h.row_id is null and r.topic = h.topic
         -- A whole topic is not tried with what would be held without that, too.
-        and (h.key is not null or h.row_id is not null or not exists (
+        and not exists (
             select from {schema}.holds k
-            where k.topic = r.topic and (k.key = r.key or k.row_id = r.id)
-        ))
-    order by r.id limit 1
+            where k.topic = r.topic and coalesce(k.key, '') = coalesce(r.key, '')
+                and coalesce(k.row_id, 0) = case when r.key is null then r.id else 0 end
+            offset 0
+        )
+    order by r.id limit 1)
 ) r
-where h.retry_at <= clock_timestamp() and r.shard = any (%(shards)s::int[])
+where r.shard = any (%(shards)s::int[])
 order by h.retry_at limit 100
 
 -- name: read_held
@@ -292,11 +414,7 @@ order by topic, kind
 
 -- name: list_holds
 select h.topic, h.key, h.row_id, h.error, h.attempts, h.since, h.retry_at, (
-    select count(*) from (
-        select from {schema}.held_rows r
-        where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
-        limit %(limit)s
-    ) rows
+    select count(*) from (select from {rows_of_hold} r limit %(limit)s) rows
 )
 from {schema}.holds h order by h.since, h.topic, h.key limit %(limit)s
 
@@ -340,8 +458,4 @@ select topic, key from gone
 
 -- name: end_idle_holds
 -- Holds that keep nothing back any more.
-delete from {schema}.holds h
-where not exists (
-    select from {schema}.held_rows r
-    where r.topic = h.topic and {schema}.is_held_by(h, r.topic, r.key, r.id)
-)
+delete from {schema}.holds h where not exists (select from {rows_of_hold} r)

@@ -25,8 +25,19 @@ forgotten as (
 delete from {schema}.processes where id = %(id)s
 
 -- name: bury
--- Processes that have been silent for long: nobody asks about them any more.
-with gone as (
+-- Processes that have been silent for long: nobody asks about them any more. A heartbeat
+-- of the future was written before the server's clock was set back. From now on it ages:
+-- a process that lives writes the next one, and a dead one counts as dead in time.
+with ahead as (
+    select id from {schema}.processes
+    where heartbeat_at > clock_timestamp() + interval '1 second'
+    for update skip locked
+),
+aged as (
+    update {schema}.processes p set heartbeat_at = clock_timestamp()
+    from ahead where p.id = ahead.id
+),
+gone as (
     delete from {schema}.processes
     where heartbeat_at < clock_timestamp() - make_interval(secs => %(after)s)
     returning id
@@ -49,7 +60,10 @@ join pg_stat_activity a
     on right(a.application_name, 12) = left(replace(cast(d.id as text), '-', ''), 12)
 where a.datname = current_database() and a.usename = current_user
     and a.xact_start is not null and a.wait_event = 'ClientRead'
-    and a.state_change < clock_timestamp() - make_interval(secs => %(stale_after)s)
+    -- One of the future is older than the last change of the server's clock.
+    and not a.state_change between
+        clock_timestamp() - make_interval(secs => %(stale_after)s)
+        and clock_timestamp() + interval '1 second'
 group by d.id
 
 -- name: live_processes
@@ -58,6 +72,16 @@ select id, case when %(role)s = 'execute' then coalesce(topics, '{{}}') else '{{
 from {schema}.processes
 where %(role)s = any (roles)
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- name: strangers
+-- Executors that share the origins with this one and know none of its types: each would
+-- keep origins with jobs that only the other can run.
+select pod, types from {schema}.processes
+where 'execute' = any (roles) and id <> %(id)s
+    and coalesce(topics, '{{}}') = '{{}}' and types <> '{{}}'
+    and not types && %(types)s::text[]
+    and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+order by pod limit 1
 
 -- name: make_origins
 insert into {schema}.origins (role, origin)
@@ -87,8 +111,11 @@ order by o.origin
 for update
 
 -- name: take_origins
+-- No owner has an epoch twice. Commits may have been lost, and its last epochs with them:
+-- what it still runs under one of those must not take it for the new one.
 update {schema}.origins set
-    owner = %(owner)s, epoch = epoch + 1, since = clock_timestamp()
+    owner = %(owner)s, epoch = greatest(epoch, %(last_epoch)s) + 1,
+    since = clock_timestamp()
 where role = %(role)s and origin = any (%(origins)s::text[])
 returning origin, epoch
 
@@ -189,6 +216,19 @@ where m.target <> m.origin and j.origin = m.origin and j."group" = m."group"
 
 -- name: set_partitions
 update {schema}.topics set partitions = %(after)s where topic = %(topic)s
+
+-- part: server
+-- Tells servers apart: microseconds since the epoch at which this one was started. After a
+-- failover it is another one, and commits may be lost; so it may be after any restart.
+(extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint
+
+-- name: read_server
+select {server}
+
+-- name: expect_server
+-- Behind PgBouncer: fails, and what is sent behind it with it.
+select case when {server} = %(server)s::bigint then 0
+    else ('another server, started at ' || pg_postmaster_start_time())::int end
 
 -- name: read_installation
 select id, shards, environment from {schema}.installation

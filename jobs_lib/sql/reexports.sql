@@ -77,14 +77,14 @@ select set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', 
 -- name: read_home
 -- In the transaction that begins a re-export: then the number changes before it or waits
 -- until it is there, and is refused.
-select topic, {schema}.hold_home() from {schema}.topics where home
+select topic, partitions from {schema}.hold_home_topic() where topic is not null
 
 -- name: start_reexport
 -- Two starts at once: the unique index lets one in, the other finds nothing returned.
 insert into {schema}.reexports (entity, topic, rate)
 values (%(entity)s, %(topic)s, %(rate)s)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
-returning id
+returning id, started_at
 
 -- name: plan_ranges
 -- `keys` is the planned number until the range is loaded, the true one from then on.
@@ -94,7 +94,7 @@ from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
     with ordinality as r(lower, upper, keys, n)
 
 -- name: find_unfinished
-select id, state from {schema}.reexports
+select id, started_at from {schema}.reexports
 where entity = %(entity)s and state in ('loading', 'running', 'paused')
 
 -- name: find_latest
@@ -108,9 +108,12 @@ where reexport_id = %(reexport)s and loaded_at is null order by range
 -- name: lock_range
 -- Whoever comes second, be it a retried task, a speculative or an orphaned one, waits
 -- here and then sees that the range is loaded.
+-- Its time of start tells the re-export apart from one that was given the same id by a
+-- server that had lost its last commits.
 select r.lower, r.upper, r.loaded_at is not null, x.state
 from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
 where r.reexport_id = %(reexport)s and r.range = %(range)s
+    and x.started_at = %(started_at)s
 for update of r
 
 -- name: mark_range_loaded

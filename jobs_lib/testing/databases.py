@@ -15,6 +15,7 @@ from pytest_postgresql.janitor import DatabaseJanitor
 from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
+from jobs_lib.masking import masked_url
 from jobs_lib.schema import migrate
 from jobs_lib.settings import load_settings
 
@@ -57,7 +58,7 @@ def embedded_server(bin_dir: Path | None = None) -> Iterator[PostgresServer]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             row = connection.execute("show data_directory").fetchone()
         assert row == (str(server.data),), (
-            f"{server.url} is not the server started here"
+            f"{masked_url(server.url)} is not the server started here"
         )
         yield server
 

@@ -55,14 +55,21 @@ class Jobs:
         self.errors: list[BaseException] = []
         """What handlers raised in :meth:`drain`, in order."""
         self._locked = locked
+        self._enqueued: dict[int, float] = {}
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
         given = self.app._settings
         settings = (given or load_settings()).model_copy(
-            update={"database_url": self.url, "schema_registry_url": "mock://tests"}
+            # All that leads to the service's own servers leads to the test's instead.
+            update={
+                "database_url": self.url,
+                "direct_url": "",
+                "pgbouncer": False,
+                "schema_registry_url": "mock://tests",
+            }
         )
-        self._database = Database(self.url, settings.schema_name)
+        self._database = Database.of(settings)
         self._connection = self._opened.enter_context(
             self._database.connect("test kit")
         )
@@ -160,7 +167,7 @@ class Jobs:
         if until is not None:
             left = max(0.0, (until - self._now()).total_seconds())
         ran = 0
-        with closing(OneByOne(self.app, self._database)) as runner:
+        with closing(OneByOne(self.app, self._database, self._enqueued)) as runner:
             while (row := self._next()) is not None and row.wait <= left:
                 if row.wait:
                     self.travel(row.wait)

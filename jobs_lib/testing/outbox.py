@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.outbox.entity import Gone, read_version
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.schemas.codec import show_json
 
@@ -95,17 +96,23 @@ class Outbox:
             "kit_outbox"
         ):
             if entity is not None:
-                value = self._load(entity, key)
+                value, version = self._load(entity, key, version)
             parsed = self._parse(topic, value)
             found.append(Sent(topic, key, parsed, version, headers or {}))
         return found
 
-    def _load(self, name: str, key: str) -> bytes | None:
-        """The state that the relay would send for an id-only row now."""
+    def _load(
+        self, name: str, key: str, version: int | None
+    ) -> tuple[bytes | None, int | None]:
+        """The state that the relay would send for an id-only row now; its version."""
         entity = self._jobs.app.entities[name]
         with self._jobs.transaction() as conn:
             state = entity.load_states(conn, [key]).get(key)
-        return None if state is None else entity.topic.encode(state)
+        if state is None:
+            return None, version
+        if isinstance(state, Gone):
+            return None, state.version
+        return entity.topic.encode(state), read_version(state)
 
     def _parse(self, topic: str, value: bytes | None) -> Any:
         if value is None:

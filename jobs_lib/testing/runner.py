@@ -60,11 +60,22 @@ class Row:
 class OneByOne:
     """Runs single jobs in the calling thread, and settles each as an executor does."""
 
-    def __init__(self, app: App, database: Database) -> None:
+    def __init__(
+        self, app: App, database: Database, enqueued: dict[int, float]
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            app: whose jobs they are.
+            database: where they are.
+            enqueued: when each job was enqueued, by its id, noted at its first run. To
+                travel moves the times of the rows, and a job's key must stay.
+        """
         self._database = database
         self._owner = uuid4()
         self._raised: list[BaseException] = []
         self._lent: psycopg.Connection[Any] | None = None
+        self._enqueued = enqueued
         types = {name: self._watched(one) for name, one in app.jobs.items()}
         lender = Lender(
             types, database.queries, self._owner, self._lend, self._lend_async
@@ -91,6 +102,7 @@ class OneByOne:
         epoch = cast("tuple[int]", owned)[0]
         installation = read_installation(connection, self._database.queries)
         job = make_job(row, installation, epoch)
+        job.enqueued = self._enqueued.setdefault(job.id, job.enqueued)
         self._raised.clear()
         if self._runner.batch_size(job) > 1:
             (outcome,) = self._runner.run_batch([job])

@@ -6,12 +6,16 @@ import os
 import pwd
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from jobs_lib.devstack import PostgresServer, postgres
+from jobs_lib.devstack import KafkaBroker, PostgresServer, postgres
 from jobs_lib.devstack.places import shared_folder
+from jobs_lib.testing.databases import embedded_server
+
+from .conftest import PROJECT, User, _can, _python_for
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -106,3 +110,98 @@ def test_a_closed_temporary_folder_is_passed_over(tmp_path, monkeypatch):
 
 def _data():
     return shared_folder() / "data"
+
+
+OTHER = """
+import os, socket, sys
+import psycopg
+
+port, folders = int(sys.argv[1]), sys.argv[2:]
+for password in ("", "postgres"):
+    url = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+    try:
+        psycopg.connect(url, connect_timeout=5)
+        print("connected", repr(password))
+    except psycopg.OperationalError as error:
+        assert "password" in str(error), error
+for folder in folders:
+    try:
+        print("listed", folder, os.listdir(folder))
+    except PermissionError:
+        pass
+print("tried all")
+"""
+
+
+@pytest.fixture
+def stranger(open_folder):
+    """A function that runs code as a user who owns none of the servers."""
+    entry = pwd.getpwnam("daemon")
+    if not _can("daemon", "test", "-r", str(PROJECT / "pyproject.toml")):
+        pytest.skip("another user cannot read this clone")
+    python = _python_for("daemon", open_folder)
+    home = open_folder / "home-of-daemon"
+    home.mkdir()
+    os.chown(home, entry.pw_uid, entry.pw_gid)
+    return User("daemon", python, home)
+
+
+@as_root
+@pytest.mark.guarantee("FS15")
+def test_another_user_of_the_machine_comes_neither_in_nor_to_the_files(
+    stack, stranger, ephemeral_servers
+):
+    by_key = {service.key: service for service in stack.up()}
+    assert by_key.keys() == {"postgres", "kafka"}
+    folders = [str(service.folder) for service in by_key.values()]
+    folders += [str(server.folder) for server in ephemeral_servers]
+    ports = [urlsplit(str(by_key["postgres"].address)).port, ephemeral_servers[0].port]
+    for port in ports:
+        tried = stranger.run(str(port), *folders, code=OTHER, cwd="/")
+        assert tried.stdout == "tried all\n", tried.stderr
+    # The state file knows the password.
+    state = stack.folder / "state.json"
+    assert state.stat().st_mode & 0o077 == 0
+    assert str(urlsplit(str(by_key["postgres"].address)).password) in state.read_text()
+
+
+@pytest.fixture
+def ephemeral_servers():
+    """The servers as the tests of an application start them."""
+    with embedded_server() as postgres_server, KafkaBroker.ephemeral() as broker:
+        yield postgres_server, broker
+
+
+@pytest.mark.guarantee("FS15")
+def test_two_servers_have_two_passwords_and_one_keeps_its_own(open_folder):
+    with PostgresServer(open_folder / "one") as one, PostgresServer.ephemeral() as two:
+        assert urlsplit(one.url).password != urlsplit(two.url).password
+        url = one.url
+        one.restart()
+        assert one.url == url
+        wrong = url.replace(str(urlsplit(url).password), "wrong")
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(wrong)
+    file = open_folder / "one" / "password"
+    assert file.stat().st_mode & 0o077 == 0
+    assert file.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.guarantee("FS15")
+def test_a_server_that_trusted_everybody_is_closed_at_its_next_start(open_folder):
+    folder = open_folder / "postgres"
+    with PostgresServer(folder) as server:
+        with psycopg.connect(server.url) as conn:
+            conn.execute("CREATE TABLE kept (value int)")
+        open_url = f"postgresql://postgres@127.0.0.1:{server.port}/jobs_lib"
+        hba = server.data / "pg_hba.conf"
+    # As an earlier release left it.
+    hba.write_text("host all all 127.0.0.1/32 trust\n")
+    (folder / "password").unlink()
+    folder.chmod(0o755)
+    with PostgresServer(folder, port=urlsplit(open_url).port) as server:
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(open_url)
+        with psycopg.connect(server.url) as conn:
+            conn.execute("SELECT value FROM kept")
+        assert folder.stat().st_mode & 0o077 == 0

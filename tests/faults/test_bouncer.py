@@ -1,13 +1,27 @@
-"""All that the library does, through PgBouncer with two server connections."""
+"""All that the library does, through PgBouncer with few server connections."""
 
 from __future__ import annotations
 
-import psycopg
-import pytest
+import sys
+import types
+from dataclasses import dataclass
 
-from jobs_lib import exponential
+import psycopg
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from psycopg.rows import class_row
+
+from jobs_lib import cli, exponential, reexport
+from jobs_lib.db import Database
+from jobs_lib.operating import commands
+from jobs_lib.operating.outbox_commands import outbox
+from jobs_lib.settings import default_settings, load_settings
+from spark_bridge.commands import reexport as reexport_commands
+from spark_bridge.loader import Target, make_task
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.operating import faults
+from tests.operating.helpers import add_discarded, add_job
 from tests.support.apps import heard, make_app, running
 from tests.support.records import produce
 
@@ -16,12 +30,185 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@dataclass
+class Item:
+    """A row of the table that is re-exported."""
+
+    id: int
+    name: str
+    version: int
+
+
 @pytest.fixture
-def bounced(url, tmp_path_factory):
-    """The URL through PgBouncer in transaction mode, with a pool of two."""
+def servers():
+    """Connections to the server that PgBouncer may have."""
+    return 2
+
+
+@pytest.fixture
+def bounced(url, tmp_path_factory, servers):
+    """The URL through PgBouncer in transaction mode, with a pool of so many."""
     folder = tmp_path_factory.mktemp("pgbouncer")
-    with faults.pgbouncer(folder, url, "transaction", size=2) as bounced:
+    with faults.pgbouncer(folder, url, "transaction", size=servers) as bounced:
         yield bounced
+
+
+@pytest.fixture
+def unspoilt(url, bounced):
+    """Fails if a session behind it keeps what somebody has set or prepared there.
+
+    PgBouncer lends it to others next, who never asked for that.
+    """
+    look = (
+        "select current_setting('plan_cache_mode'), current_setting('jit'),"
+        " current_setting('enable_seqscan'), (select count(*) from"
+        " pg_prepared_statements)"
+    )
+    yield
+    with psycopg.connect(url) as fresh:
+        expected = fresh.execute(look).fetchone()
+    # In a transaction each, so that both of the two servers are seen.
+    with psycopg.connect(bounced) as one, psycopg.connect(bounced) as other:
+        for connection in (one, other):
+            found = connection.execute(look, prepare=False).fetchone()
+            assert found == expected
+
+
+@pytest.mark.guarantee("J21")
+@pytest.mark.usefixtures("unspoilt")
+def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
+    app = make_app(bounced, pgbouncer=True)
+    items = app.topic("items", value=Item)
+    app.entity(items, source="items", key="id")(lambda connection, keys: {})
+    module = types.ModuleType("service_of_test")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "service_of_test", module)
+    for name, value in (
+        ("DATABASE_URL", bounced),
+        ("PGBOUNCER", "true"),
+        ("APP", "service_of_test:app"),
+    ):
+        monkeypatch.setenv(f"JOBS_LIB_{name}", value)
+    default_settings.cache_clear()
+    admin.execute("create table items (id int primary key, name text, version bigint)")
+    admin.execute("insert into items select g, 'n', 1 from generate_series(1, 50) g")
+    # More often than the driver waits before it prepares a statement.
+    for _ in range(2):
+        job, discarded = add_job(admin), add_discarded(admin)
+        add_discarded(admin)
+        for command, words in (
+            (cli.migrate, ""),
+            (commands.owners, ""),
+            (commands.jobs, "list"),
+            (commands.jobs, f"show {job}"),
+            (commands.jobs, f"explain {job}"),
+            (commands.jobs, "pause type work"),
+            (commands.jobs, "pauses"),
+            (commands.jobs, "resume type work"),
+            (commands.jobs, f"cancel {job}"),
+            (commands.jobs, f"retry {discarded}"),
+            (commands.jobs, "delete --all"),
+            (commands.jobs, f"cancel {discarded}"),
+            (commands.jobs, "maintain"),
+            (outbox, "status"),
+            (outbox, "retry"),
+            (cli.topics, "repartition service_of_test:app 16"),
+            (reexport_commands, "start items --rate 1000 --engine sql"),
+            (reexport_commands, "pause items"),
+            (reexport_commands, "status items"),
+            (reexport_commands, "resume items"),
+            (reexport_commands, "rate items 2000"),
+            (reexport_commands, "cancel items"),
+        ):
+            done = CliRunner().invoke(command, words.split())
+            assert done.exit_code == 0, (words, done.output, done.exception)
+    admin.execute("delete from jobs_lib.jobs")
+    done = CliRunner().invoke(commands.check, ["--json"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.guarantee("J21")
+@pytest.mark.usefixtures("unspoilt")
+def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
+    app = make_app(bounced, pgbouncer=True)
+    app.entity(app.topic("items", value=Item), source="items", key="id")(
+        lambda connection, keys: {}
+    )
+    admin.execute("create table items (id int primary key, name text, version bigint)")
+    admin.execute("insert into items select g, 'n', 1 from generate_series(1, 900) g")
+    database = app.database()
+    begun = reexport.begin(database, app.entities["items"], rate=6_000, ranges=30)
+    # What a worker of Spark calls, with what Spark has carried to it.
+    load = make_task(Target.of(database), begun.loading)
+    frame = pa.record_batch({"range": pa.array(range(30), pa.int32())})
+    loaded = [row["keys"] for batch in load([frame]) for row in batch.to_pylist()]
+    assert (len(loaded), sum(loaded)) == (30, 900)
+
+
+# While a re-export runs, each of the relay's two senders may need a second one.
+@pytest.mark.parametrize("servers", [8])
+@pytest.mark.guarantee("J21")
+def test_relay_read_model_and_re_export_work_behind_it(
+    bounced, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(4, config={"cleanup.policy": "compact"})
+    app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
+    items = app.topic(name, value=Item, compacted=True, partitions=4)
+
+    @app.entity(items, source="items", key="id")
+    def load_items(connection, keys: list[str]) -> dict[str, Item]:
+        with connection.cursor(row_factory=class_row(Item)) as cursor:
+            cursor.execute(
+                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
+            )
+            return {str(item.id): item for item in cursor}
+
+    @app.read_model(name, table="model", key="id", group=f"{name}-model")
+    def row(record):
+        return {"name": record.value["name"]}
+
+    admin.execute("create table model (id int primary key, version bigint, name text)")
+    admin.execute("create table items (id int primary key, name text, version bigint)")
+    admin.execute("insert into items select g, 'old', 1 from generate_series(1, 400) g")
+
+    def states(table: str) -> list[tuple[int, str, int]]:
+        return admin.execute(
+            f"select id, name, version from {table} order by id"
+        ).fetchall()
+
+    with heard("loop.failed", "record.failed") as failures, running(app):
+        reexport.start(app.database(), app.entities["items"], rate=60_000)
+        for n in range(1, 41):
+            with app.transaction() as connection:
+                connection.execute(
+                    "update items set name = 'new', version = 2 where id = %s", (n,)
+                )
+                items.send(connection, key=str(n), value=Item(n, "new", 2), version=2)
+        wait_for(
+            lambda: states("model") == states("items"),
+            timeout=60,
+            what="the model equals the table",
+        )
+    # Kafka may have kept a busy machine waiting; PgBouncer has refused nothing.
+    errors = [fields["error"] for _, fields in failures]
+    assert [one for one in errors if isinstance(one, psycopg.Error | str)] == []
+
+
+@pytest.mark.guarantee("FP10")
+def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tmp_path):
+    settings = load_settings(
+        database_url="postgresql://a/b",
+        direct_url="postgresql://c/d",
+        pgbouncer=True,
+        database_timeout=7,
+        schema_name="mine",
+    )
+    database = Database.of(settings)
+    assert (database.url, database.schema) == ("postgresql://a/b", "mine")
+    assert (database.prepares, database.timeout, database.listens) == (False, 7, True)
+    task = Target.of(database).database()
+    assert (task.url, task.schema) == ("postgresql://a/b", "mine")
+    assert (task.prepares, task.timeout) == (False, 7)
 
 
 @pytest.mark.parametrize("direct", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -8,7 +8,7 @@ import pytest
 from tests.faults.helpers import attempts, count, effects, enqueue
 
 
-@pytest.mark.guarantee("FP2", "J7", "I4")
+@pytest.mark.guarantee("FP2", "J7", "I4", "S14")
 def test_an_outside_effect_is_repeated_with_the_same_key(url, start_worker, wait_for):
     doomed = start_worker(url, env={"die": "1"}, pod="doomed", workers=1)
     enqueue(url, "call_then_die", 1)

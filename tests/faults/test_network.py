@@ -35,6 +35,7 @@ def assert_all_ran_once(url: str, worker, wait_for) -> None:
     assert attempts(url) == {("completed", 1)}, worker.output
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP8")
 @pytest.mark.parametrize("fault", ["reset", "hold", "half_open"])
 def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
@@ -56,6 +57,7 @@ def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
     assert_all_ran_once(url, worker, wait_for)
 
 
+@pytest.mark.expects("jobs.fenced")
 @pytest.mark.guarantee("FP9")
 @pytest.mark.parametrize("kind", ["add_and_say", "aadd_and_say"])
 def test_a_commit_whose_answer_is_lost_is_not_repeated(
@@ -163,6 +165,7 @@ def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
     assert {fields["loop"] for _, fields in failed} == {"hints"}
 
 
+@pytest.mark.expects("loop.failed")
 def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_for):
     with Proxy.before(url) as proxy:
         proxy.hold()

@@ -26,6 +26,7 @@ def kill(server) -> None:
     server.kill()
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP6", "J20")
 @pytest.mark.parametrize(
     "stop",
@@ -71,6 +72,7 @@ def test_an_executor_outlives_its_server(
     assert attempts(own_url) == {("completed", 1)}
 
 
+@pytest.mark.expects("loop.failed")
 def test_sessions_that_are_ended_cost_no_attempt(
     url, admin, start_worker, wait_for, connect
 ):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -54,6 +55,7 @@ def handlers(app):
     return app
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP11")
 @pytest.mark.parametrize(
     ("name", "state"),
@@ -265,6 +267,7 @@ class Full(Refusal):
         self.folder.rmdir()
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP12")
 @pytest.mark.parametrize("kind", [Closed, ReadOnly, Crowded, Full])
 def test_a_server_that_refuses_is_waited_for(
@@ -277,8 +280,11 @@ def test_a_server_that_refuses_is_waited_for(
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(ROLE)
         enqueue(url, "add", 300)
+        parts = urlsplit(url)
+        there = parts.netloc.rpartition("@")[2]
         worker = start_worker(
-            url.replace("//postgres@", "//worker@"), env={"tell": "all"}
+            parts._replace(netloc=f"worker:{PASSWORD}@{there}").geturl(),
+            env={"tell": "all"},
         )
         wait_for(lambda: len(effects(url)) > 20, what="some have run")
         refusal.begin()
@@ -304,10 +310,11 @@ def test_a_server_that_refuses_is_waited_for(
         worker.kill()
 
 
+PASSWORD = "worker-of-a-test"
 # Shared by all databases of the server, so it may be there.
-ROLE = """
+ROLE = f"""
 do $$ begin
-    create role worker login;
+    create role worker login password '{PASSWORD}';
 exception when duplicate_object then null;
 end $$;
 grant usage on schema jobs_lib, public to worker;

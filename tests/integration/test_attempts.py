@@ -92,6 +92,7 @@ create trigger fail before delete on jobs_lib.jobs for each row execute function
 """
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("I7")
 def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
     database_url, admin, connect, wait_for

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import IsolationLevel
 
 from jobs_lib.errors import FencedError
-from jobs_lib.outbox.block import PlainRows
+from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.relay import Relay
 from tests.support.apps import make_app
@@ -41,10 +43,12 @@ def relay(database, owned):
 @pytest.fixture
 def read(database, admin, owned):
     """A function that reads the next block of shard 0, and deletes its rows."""
-    calm = make_app(database.url).topic("calm", merge=True, settle=CALM)
-    reader = Reader(
-        database, OWNER, 1_000, entities={}, topics={"calm": calm}, source="test"
-    )
+    app = make_app(database.url)
+    topics = {
+        name: app.topic(name, merge=True, settle=seconds)
+        for name, seconds in (("calm", CALM), ("slow", 600))
+    }
+    reader = Reader(database, OWNER, 1_000, entities={}, topics=topics, source="test")
     with database.connect("test") as connection:
 
         def read():
@@ -127,6 +131,58 @@ def test_batch_rows_wait_while_live_ones_did_not_fit(read, write, admin):
     assert not read().records[0].row_class
 
 
+@pytest.fixture
+def exported(admin):
+    """A function that writes the row of a running re-export; returns its id."""
+
+    def exported(topic: str, key: str) -> int:
+        (reexport,) = admin.execute(
+            "insert into jobs_lib.reexports (entity, topic, state, rate)"
+            " values ('item', %s, 'running', 10000) returning id",
+            [topic],
+        ).fetchone()
+        (row_id,) = admin.execute(
+            "insert into jobs_lib.outbox (shard, class, topic, key, entity,"
+            " reexport_id) values (0, 1, %s, %s, 'item', %s) returning id",
+            [topic, key, reexport],
+        ).fetchone()
+        return row_id
+
+    return exported
+
+
+@pytest.mark.guarantee("W34", "I20")
+def test_a_re_exports_row_goes_where_a_live_one_of_its_key_still_settles(
+    read, exported, admin
+):
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, topic, key) values (0, 'slow', 'k')"
+    )
+    row_id = exported("slow", "k")
+    block = read()
+    # The live row stays, and will carry the newer state.
+    assert [dropped for _, dropped, _ in block.dropped] == [row_id]
+    assert not block.records
+    assert admin.execute("select key from jobs_lib.outbox").fetchall() == [("k",)]
+
+
+@pytest.mark.guarantee("W34", "I20")
+def test_a_re_exports_row_waits_behind_a_live_one_of_its_key_that_is_held(
+    read, write, exported, admin
+):
+    admin.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values ('events', 'held', 'too large', now())"
+    )
+    write(10, key="held")
+    row_id = exported("events", "held")
+    block = read()
+    assert [behind for _, behind, _ in block.behind][-1] == row_id
+    assert len(block.behind) == 2
+    assert not block.records
+    assert not block.dropped
+
+
 @pytest.mark.guarantee("W20")
 def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
     for _ in range(5):
@@ -140,6 +196,20 @@ def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
             assert time.monotonic() < deadline
         (record,) = block.records
         assert len(record.rows) == 900
+
+
+@pytest.mark.guarantee("FP23", "W20")
+def test_rows_from_before_the_clock_was_set_back_have_settled(read, admin):
+    write = (
+        "insert into jobs_lib.outbox (shard, topic, key, created_at)"
+        " values (0, 'slow', %s, clock_timestamp() + %s * interval '1 second')"
+    )
+    # Of a key that is still young the row of the future brings all the others.
+    for key, seconds in (("a", 3600), ("a", 0), ("b", 3600), ("young", 0)):
+        admin.execute(write, (key, seconds))
+    block = read()
+    assert [one.key for one in block.records] == ["a", "b"]
+    assert len(block.records[0].rows) == 2
 
 
 @pytest.fixture
@@ -217,3 +287,108 @@ def test_rows_that_came_meanwhile_stay(database, admin, write, relay, reexports)
         relay._senders[0]._delete(connection, 0, 1, block)
     left = admin.execute("select id from jobs_lib.outbox").fetchall()
     assert left == [(newest.row_id,)]
+
+
+@pytest.mark.guarantee("FP7", "FP10")
+@pytest.mark.parametrize("reexports", [set(), {1}], ids=["live", "re-export"])
+def test_rows_that_were_read_from_another_server_are_not_deleted_here(
+    database, admin, write, relay, reexports
+):
+    write(1, 2, 3)
+    sender = relay._senders[0]
+    with database.connect("test") as connection:
+        block = relay._reader.read(connection, 0, 1)
+        block.reexports |= reexports
+        # No server was started one microsecond after the epoch.
+        sender._server = 1
+        with pytest.raises(FencedError, match="3 of 3 rows of shard 0"):
+            sender._delete(connection, 0, 1, block)
+        assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (3,)
+        query = database.queries["pending_shards"]
+        ((_, sender._server),) = connection.execute(query, {"shards": [0]}).fetchall()
+        sender._delete(connection, 0, 1, block)
+    assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (0,)
+
+
+@pytest.fixture
+def reexporting(database, admin, owned):
+    """A reader of an app with two entities that are re-exported."""
+    app = make_app(database.url)
+    for name in ("first", "second"):
+        states = app.topic(name, compacted=True)
+        app.entity(states, source=name, key="k")(lambda _, keys: dict.fromkeys(keys, 1))
+    reader = Reader(
+        database, OWNER, 500, entities=app.entities, topics=app.topics, source="test"
+    )
+
+    def write(name: str, number: int, rate: int, state: str, rows: int) -> None:
+        admin.execute(
+            "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
+            " values (%s, %s, %s, %s, %s, %s)",
+            [number, name, name, rate, state, rows],
+        )
+        admin.execute(
+            "insert into jobs_lib.outbox"
+            " (shard, class, topic, key, entity, cause, reexport_id)"
+            " select 0, 1, %s, %s || n, %s, 'reexport', %s"
+            " from generate_series(1, %s) n",
+            [name, name, name, number, rows],
+        )
+
+    yield reader, write
+    reader.close()
+
+
+@pytest.mark.guarantee("W33", "W34")
+@pytest.mark.parametrize(
+    ("rate", "state"), [(60_000, "paused"), (1, "running")], ids=["paused", "slow"]
+)
+def test_a_re_export_that_may_send_nothing_keeps_no_other_one_back(
+    database, reexporting, rate, state, wait_for
+):
+    reader, write = reexporting
+    write("first", 1, rate, state, 150)
+    write("second", 2, 60_000, "running", 10)
+    sent: set[int] = set()
+    with database.connect("test") as connection:
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+
+        def read() -> bool:
+            block = reader.read(connection, 0, 1)
+            sent.update(one.row_id for one in block.records if one.topic == "second")
+            # Rows of the one that is paused are in no block at all.
+            assert state != "paused" or block.reexports <= {2}
+            return len(sent) > 0
+
+        wait_for(read, timeout=20, what="a row of the second one is read")
+        # Its rows come as its rate allows; none is lost.
+        wait_for(lambda: read() and len(sent) == 10, timeout=60, what="all are read")
+
+
+@pytest.mark.guarantee("FP23")
+def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
+    database, admin, write, relay
+):
+    write(1, 1)
+    sender = relay._senders[0]
+    ahead = "update jobs_lib.holds set retry_at = now() + %s * interval '1 second'"
+    shown = "select attempts, retry_at - now() < '11 seconds' from jobs_lib.holds"
+    with database.connect("test") as connection:
+
+        def find_due() -> list[tuple[Any, ...]]:
+            query = database.queries["due_holds"]
+            return connection.execute(query, {"shards": [0]}).fetchall()
+
+        first, second = relay._reader.read(connection, 0, 1).records
+        kept = Block([], refusals=[Refusal(first, "too large")], behind=[*second.rows])
+        sender._hold(connection, 0, 1, kept)
+        before = admin.execute(shown).fetchone()[0]
+        # The longest pause.
+        admin.execute(ahead, (600,))
+        assert not find_due()
+        admin.execute(ahead, (3600,))
+        assert [row_id for *_, row_id in find_due()] == [first.row_id]
+        # It is refused again, and waits from now on.
+        sender._hold(connection, 0, 1, kept)
+        assert admin.execute(shown).fetchone() == (before + 1, True)
+        assert not find_due()

@@ -52,7 +52,7 @@ def folder(tmp_path):
         (
             ["migrate"],
             {"JOBS_LIB_DATABASE_URL": f"postgresql://me:{CANARY}@127.0.0.1:1/x"},
-            "me@127.0.0.1:1/x does not answer.*Is it running",
+            "me@127.0.0.1:1/x does not answer: .*Connection refused. Is it running",
         ),
         (
             ["migrate"],
@@ -61,7 +61,7 @@ def folder(tmp_path):
         ),
         (["run", "shop"], {}, "'shop' names no app.*module:attribute"),
         (["run", "nowhere:app"], {}, "cannot be imported.*nowhere"),
-        (["run", "broken:app"], {}, "cannot be imported.*nothing_of_this_name"),
+        (["run", "broken:app"], {}, "broken.py, line 1 imports 'nothing_of_this_name'"),
         (["run", "shop:missing"], {}, "missing"),
         (["run", "shop:not_an_app"], {}, "no App"),
         (["run", "shop:app"], {}, "no database is set"),
@@ -76,7 +76,7 @@ def folder(tmp_path):
         (
             ["owners"],
             {"JOBS_LIB_DATABASE_URL": f"postgresql://me:{CANARY}@127.0.0.1:1/x"},
-            "me@127.0.0.1:1/x does not answer.*Is it running",
+            r"me@127.0.0.1:1/x does not answer: .*Connection refused\. Is it running",
         ),
         (["topics", "apply", "shop:app"], {}, "no Kafka broker is set.*dev up"),
     ],

@@ -69,6 +69,7 @@ def test_the_origin_is_the_groups_else_the_handled_records(connect, notify):
             notify.options(origin="elsewhere/1").enqueue(connection, order=6)
 
 
+@pytest.mark.guarantee("S9", "I9", "J2")
 @pytest.mark.parametrize("by_sql", [False, True], ids=["python", "sql"])
 def test_ids_of_a_group_are_drawn_in_the_order_of_commit(
     connect, notify, locked_out, by_sql
@@ -145,6 +146,54 @@ def test_of_fifty_with_one_key_one_is_inserted_and_all_get_its_id(
         # Once it has finished, the key is free.
         connection.execute("delete from jobs_lib.jobs where id = %s", (found[0],))
         assert unique.enqueue(connection, order=1) != found[0]
+
+
+@pytest.mark.guarantee("J10", "FJ13")
+def test_two_types_may_use_one_key_and_each_gets_its_own_job(
+    connect, database_url, notify
+):
+    app = make_app(database_url)
+    other = app.job(name="other")(lambda job: None).options(unique="invoice-7")
+    unique = notify.options(unique="invoice-7")
+    with connect() as connection:
+        ids = [unique.enqueue(connection, order=1), other.enqueue(connection)]
+        assert ids[0] != ids[1]
+        for _ in range(2):
+            # By Python and by SQL, whichever of them came first.
+            again = [unique.enqueue(connection, order=1), other.enqueue(connection)]
+            assert again == ids
+            by_sql = connection.execute(
+                "select jobs_lib.enqueue('notify', unique_key => 'invoice-7'),"
+                " jobs_lib.enqueue('other', unique_key => 'invoice-7')"
+            ).fetchone()
+            assert by_sql == (ids[0], ids[1])
+
+
+@pytest.mark.guarantee("J3")
+@pytest.mark.parametrize("way", ["one", "many", "sql"])
+def test_who_enqueues_for_one_group_does_not_wait_for_who_does_for_another(
+    connect, notify, way
+):
+    def enqueue(connection, customer: str) -> None:
+        if way == "one":
+            notify.enqueue(connection, order=1, customer=customer)
+        elif way == "many":
+            rows = [{"order": n, "customer": f"{customer}{n}"} for n in range(3)]
+            notify.enqueue_many(connection, rows)
+        else:
+            connection.execute(
+                "select jobs_lib.enqueue('notify', \"group\" => %s)", (customer,)
+            )
+
+    # Both transactions are open at once, twenty groups in each: some of the groups
+    # share their origin.
+    first, second = connect(), connect()
+    second.execute("set lock_timeout = '5s'")
+    for n in range(20):
+        enqueue(first, f"a{n}-")
+        enqueue(second, f"b{n}-")
+    first.commit()
+    second.commit()
 
 
 def test_priority_and_headers_are_stored(database_url, connect):

@@ -7,7 +7,9 @@ import threading
 import time
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -130,10 +132,34 @@ def test_an_unknown_type_stays_and_is_reported_and_others_run(
         wait_for(lambda: count(admin, "jobs") == 0, what="the newer pod ran the rest")
 
 
+@pytest.mark.guarantee("J4")
+def test_a_handler_gets_the_values_of_an_enqueue_with_their_types(
+    app, connect, wait_for
+):
+    seen: list[tuple[Any, ...]] = []
+
+    @app.job()
+    def work(
+        job: Job, at: datetime, price: Decimal, raw: bytes, more: set[int]
+    ) -> None:
+        seen.append((at, price, raw, more))
+
+    given = (datetime(2024, 2, 29, tzinfo=UTC), Decimal("1.10"), b"\x00\xff", {1, 2})
+    at, price, raw, more = given
+    with connect() as connection:
+        work.enqueue(connection, at=at, price=price, raw=raw, more=more)
+    with executing(app, HOME):
+        wait_for(lambda: seen, what="it ran")
+    assert seen == [given]
+    assert [type(value) for value in seen[0]] == [type(value) for value in given]
+
+
 @pytest.mark.guarantee("S16")
 def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
-    app, admin, connect, wait_for
+    app, admin, connect, wait_for, monkeypatch
 ):
+    # Of each delay, drawn below its bound, nearly the longest.
+    monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)
     order: list[int] = []
 
     @app.job(group="group", retry=exponential(first=0.05, factor=2, cap=0.2))
@@ -153,6 +179,8 @@ def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
         stuck.enqueue(connection, n=9, group="stuck", fails=10**6)
     with heard("jobs.retried") as retried, executing(app, HOME):
         wait_for(lambda: count(admin, "history") == 503, what="all but one finished")
+        again = "select attempt > 3 from jobs_lib.jobs"
+        wait_for(lambda: admin.execute(again).fetchone() == (True,), what="it fails on")
     assert order == [0, 1, 2]
     assert len(retried) >= 7
     state, attempt, errors, delay = admin.execute(
@@ -165,7 +193,8 @@ def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
     assert [e["attempt"] for e in errors] == list(
         range(attempt - len(errors) + 1, attempt + 1)
     )
-    assert timedelta(0) <= delay <= timedelta(seconds=0.2 + 0.01)
+    # From the fourth attempt on the cap's, which is four times the first.
+    assert timedelta(seconds=0.19) <= delay <= timedelta(seconds=0.2 + 0.01)
 
 
 def test_a_snooze_burns_no_attempt_and_a_discard_lets_the_group_go_on(
@@ -244,7 +273,10 @@ def test_the_jobs_transaction_commits_with_its_completion(
     assert effects == [(n,) for n in range(20)]
 
 
-def test_a_stale_owner_can_neither_commit_nor_complete(app, admin, connect, wait_for):
+@pytest.mark.expects("origins.lost")
+def test_a_stale_owner_can_neither_commit_nor_complete(
+    app, admin, connect, wait_for, caplog
+):
     admin.execute("create table effects (job bigint)")
     inside, taken = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -267,10 +299,13 @@ def test_a_stale_owner_can_neither_commit_nor_complete(app, admin, connect, wait
         assert inside.wait(10)
         # Another pod takes over while the handler is inside its transaction: it need
         # not wait for the handler, and the handler's commit is refused.
-        with executing(app, ["local/0"]):
+        with heard("jobs.fenced") as fenced, executing(app, ["local/0"]):
             wait_for(lambda: count(admin, "history") == 1, what="the new owner ran it")
             taken.set()
             wait_for(lambda: refused, what="the old owner is refused")
+            wait_for(lambda: fenced, what="that is told")
+            assert [fields["ids"] for _, fields in fenced] == [[job_id]]
+            assert f"jobs.fenced ids=[{job_id}]" in caplog.text
     assert "no longer" in str(refused[0])
     assert admin.execute("select job from effects").fetchall() == [(job_id,)]
 
@@ -302,7 +337,7 @@ def test_what_ran_before_in_the_group_is_complete_when_an_effect_commits(
     assert fenced == []
 
 
-@pytest.mark.guarantee("S12")
+@pytest.mark.guarantee("S12", "S8")
 def test_an_executor_claims_from_its_own_origins_only(app, admin, connect, wait_for):
     ran: dict[str, set[str]] = defaultdict(set)
 
@@ -345,6 +380,7 @@ def test_jobs_survive_a_database_that_restarts(
     assert attempts == [(1,)]
 
 
+@pytest.mark.expects("jobs.fenced", "origins.lost")
 def test_the_epoch_alone_refuses_a_stale_owner(app, admin, connect, wait_for):
     # Nobody has run the job meanwhile: only the fence can tell.
     admin.execute("create table effects (job bigint)")
@@ -482,6 +518,7 @@ def test_of_what_runs_last_only_one_runs_with_the_newest_payload(
     assert ends.fetchall() == [("completed", 1), ("superseded", 4)]
 
 
+@pytest.mark.expects("jobs.fenced")
 def test_the_attempt_of_a_job_out_of_time_commits_nothing_and_another_runs(
     app, admin, connect, wait_for
 ):

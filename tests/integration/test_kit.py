@@ -29,7 +29,7 @@ class Address:
     town: str
 
 
-@app.job(group="customer", retry=exponential(first=1, cap=1))
+@app.job(group="customer", retry=exponential(first=600, cap=600))
 def ship(job: Job, customer: str, order: int, to: Address | None = None) -> None:
     ran.append(("ship", customer, order, job.attempt))
     if customer == "unlucky" and job.attempt < 3:
@@ -107,6 +107,7 @@ def test_drain_runs_what_is_due_in_order_and_what_it_enqueues(jobs: Jobs, outbox
     outbox.assert_sent(orders, key="2", value={"order": 2})
 
 
+@pytest.mark.guarantee("J23")
 def test_each_test_has_a_database_of_its_own(jobs: Jobs, outbox):
     assert jobs.enqueued() == []
     assert outbox.sent() == []
@@ -164,6 +165,7 @@ def test_a_snooze_and_a_discard_are_no_errors(jobs: Jobs):
         lazy_jobs.assert_not_enqueued(work, discard=True)
 
 
+@pytest.mark.guarantee("J23")
 def test_the_clock_of_what_is_scheduled_can_be_moved(jobs: Jobs):
     now = datetime.now(UTC)
     with jobs.transaction() as conn:
@@ -218,6 +220,7 @@ def test_what_is_paused_or_of_a_type_of_others_stays(jobs: Jobs):
     assert [one.type for one in jobs.enqueued()] == ["foreign"]
 
 
+@pytest.mark.guarantee("J23")
 def test_assertions_compare_values_as_the_handler_gets_them(jobs: Jobs):
     with jobs.transaction() as conn:
         ship.enqueue(conn, customer="ada", order=1, to=Address("Chur"))

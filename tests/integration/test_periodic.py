@@ -200,6 +200,7 @@ def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
 
 
 @pytest.mark.slow
+@pytest.mark.expects("loop.failed")
 def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
     database_url, admin, run_process, wait_for
 ):
@@ -216,6 +217,32 @@ def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
     seen = len(enqueued(admin))
     wait_for(lambda: len(enqueued(admin)) > seen + 2, what="three more ticks are in")
     assert_each_second_once(enqueued(admin), started)
+
+
+@pytest.mark.guarantee("FP15", "J13")
+@pytest.mark.parametrize("shift", ["1 hour", "-1 hour"])
+def test_ticks_follow_the_clock_of_the_database_where_it_differs_from_the_pods(
+    database_url, admin, wait_for, shift
+):
+    (name,) = admin.execute("select current_database()").fetchone()
+    # Named before pg_catalog, this function stands for the server's own.
+    admin.execute(
+        "create schema clock;"
+        " create function clock.clock_timestamp() returns timestamptz language sql"
+        f" as 'select pg_catalog.clock_timestamp() + interval ''{shift}'' '"
+    )
+    admin.execute(f'alter database "{name}" set search_path to clock, pg_catalog')
+    app = periodic_app(database_url, EACH)
+    scheduler = Scheduler(app.database(), app.schedules.values())
+    scheduler.start()
+    try:
+        wait_for(lambda: len(enqueued(admin)) >= 3, what="three ticks are in")
+    finally:
+        scheduler.stop()
+    ticks = enqueued(admin)
+    (now,) = admin.execute("select clock.clock_timestamp()").fetchone()
+    assert abs(ticks[-1] - now) < timedelta(seconds=60)
+    assert_each_second_once(ticks, ticks[0] - timedelta(seconds=1))
 
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")

@@ -16,6 +16,7 @@ from tests.support.apps import HOME, count, executing, heard
 DRAWN = 1_000
 
 
+@pytest.mark.expects("jobs.fenced", "origins.lost")
 @pytest.mark.guarantee("J7")
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_every_attempt_of_a_job_carries_the_same_key(
@@ -179,6 +180,7 @@ def test_a_delay_never_leaves_its_bounds(first, factor, times, attempt):
 
 
 @pytest.mark.guarantee("J9")
+@pytest.mark.expects("jobs.fenced")
 def test_who_overruns_the_limit_is_cancelled_or_fenced_and_reported(
     app, admin, connect, wait_for
 ):

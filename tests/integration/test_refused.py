@@ -53,16 +53,22 @@ def refuse_both(refused, note, match, **values):
     refused(match, lambda conn: note.enqueue_many(conn, [{"data": 1}, values]))
 
 
+@pytest.mark.guarantee("J4")
+def test_a_call_that_does_not_fit_the_signature_is_refused(refused, note):
+    refuse_both(refused, note, "extra", other=1)
+    refuse_both(refused, note, "group", group=7)
+
+
 @pytest.mark.guarantee("FJ5")
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, "datetime has no json form"),
-        ({"deep": [{"of": {1, 2}}]}, "set has no json form"),
-        ([(1, 2)], "tuple has no json form"),
-        ({1: "x"}, "1 is no str"),
-        ({"a": object()}, "object has no json form"),
-        ({"a": Decimal(1)}, "Decimal has no json form|decimal has no json form"),
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, "datetime has no JSON form"),
+        ({"deep": [{"of": {1, 2}}]}, "set has no JSON form"),
+        ([(1, 2)], "tuple has no JSON form"),
+        ({1: "x"}, "key of it is of the type int"),
+        ({"a": object()}, "object has no JSON form"),
+        ({"a": Decimal(1)}, "Decimal has no JSON form|decimal has no JSON form"),
         (math.nan, "NaN"),
         ([math.inf], "Infinity"),
         ({"a": -math.inf}, "Infinity"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -32,24 +31,19 @@ from jobs_lib.schema import (
     migrations_path,
     sqlalchemy_url,
     upgrade,
+    write_sql,
 )
+from jobs_lib.settings import load_settings
 from tests.support.apps import executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
 
-@pytest.fixture
-def empty_url(postgres_server):
-    """The URL of a database without our tables."""
-    name = f"empty_{uuid4().hex[:12]}"
-    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-        yield postgres_server.url_of(name)
-        connection.execute(f"drop database {name} with (force)")
-
-
-@pytest.mark.parametrize("schema", ["jobs_lib", 'we"ird; Ünï'])
+@pytest.mark.guarantee("FS1")
+@pytest.mark.parametrize(
+    "schema", ["jobs_lib", 'we"ird; Ünï', "x'y {schema}.\\back $$", "ü" * 31 + "x"]
+)
 def test_the_tables_live_in_a_schema_of_any_name(empty_url, schema, wait_for):
     migrate(empty_url, schema)
     migrate(empty_url, schema)
@@ -67,6 +61,38 @@ def test_the_tables_live_in_a_schema_of_any_name(empty_url, schema, wait_for):
         app.topic("states").send(connection, key="a", value=1)
     with executing(app, [f"local/{n}" for n in range(16)]):
         wait_for(lambda: len(ran) == 3, what="all ran")
+
+
+@pytest.mark.guarantee("FS1")
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("", "has 0 bytes"),
+        ("ü" * 32, "has 64 bytes, and may have 1 to 63"),
+        ("per%cent", "has '%' in it"),
+        ("a:b", "has ':' in it"),
+        ("new\nline", r"has '\\n' in it"),
+        ("nul\0", r"has '\\x00' in it"),
+        ("half\ud800", "control character"),
+        ("$user", "is taken"),
+        ("pg_temp", "is taken"),
+        ("public", "a schema of their own"),
+    ],
+)
+def test_a_name_that_no_schema_of_ours_can_have_is_refused(
+    schema, why, monkeypatch, postgres_server
+):
+    url = postgres_server.url
+    ways = {
+        "settings": lambda: load_settings(schema_name=schema),
+        "migrate": lambda: migrate(url, schema),
+        "write_sql": lambda: write_sql(schema),
+        "Database": lambda: Database(url, schema),
+    }
+    for name, way in ways.items():
+        with pytest.raises(ConfigurationError, match=why) as refused:
+            way()
+        assert "such as jobs_lib" in str(refused.value), name
 
 
 def test_several_pods_may_migrate_at_once(empty_url):

@@ -10,7 +10,7 @@ import pytest
 
 from jobs_lib.capture import capture_changes, stop_capturing
 from jobs_lib.partitioner import choose_shard
-from tests.support.apps import count
+from tests.support.apps import count, make_app
 
 KEYS = ["a", "ключ", "0" * 300, "a/b c"]
 
@@ -59,13 +59,22 @@ def test_what_cannot_be_sent_is_refused_with_the_way_out(admin, call, match):
 
 
 @pytest.mark.guarantee("W43")
-def test_the_ids_of_a_key_rise_in_the_order_of_commits(connect, admin, wait_for):
+@pytest.mark.parametrize("ways", ["sql sql", "python python", "python sql"])
+def test_the_ids_of_a_key_rise_in_the_order_of_commits(
+    connect, admin, database_url, wait_for, ways
+):
+    topic = make_app(database_url).topic("t", value=int)
+
+    def send(way: str, connection, value: int) -> None:
+        if way == "python":
+            topic.send(connection, key="k", value=value)
+        else:
+            connection.execute("select jobs_lib.send('t', 'k', %s)", (str(value),))
+
     first, second = connect(), connect()
-    first.execute("select jobs_lib.send('t', 'k', '1')")
+    send(ways.split()[0], first, 1)
     waiting = "select from pg_stat_activity where wait_event = 'advisory'"
-    other = threading.Thread(
-        target=second.execute, args=("select jobs_lib.send('t', 'k', '2')",)
-    )
+    other = threading.Thread(target=send, args=(ways.split()[1], second, 2))
     other.start()
     wait_for(lambda: admin.execute(waiting).rowcount, what="the second waits")
     first.commit()

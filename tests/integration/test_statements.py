@@ -68,7 +68,10 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
     total = sum(trips, Counter())
     known = {"claim", "complete", "end_claims", "look", "horizon", "sweep", "promote"}
     known |= {"forget_claims", "trim_claims", "jump"}
+    # Once for each connection.
+    known |= {"keep_claims", "find_overtaken", "read_server"}
     assert total.keys() <= known
+    assert total["read_server"] < 5
     # Batches, not jobs: a small part of a statement for each of these.
     assert total["claim"] + total["complete"] < JOBS / 10
 

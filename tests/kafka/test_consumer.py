@@ -138,6 +138,62 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
     agree()
 
 
+@pytest.mark.guarantee("W76", "I24")
+def test_one_transaction_writes_what_a_block_changes_and_its_offset(
+    app, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    admin.execute("create table model (n int)")
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection) -> None:
+        connection.execute("insert into model values (%s)", (record.value,))
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+    with running(app, "consumers"):
+        wait_for(lambda: offsets(admin, name) == {0: 3}, timeout=30, what="all is in")
+    # The server's own mark on each row: which transaction wrote it.
+    last = admin.execute("select xmin::text from model where n = 2").fetchone()
+    stored = admin.execute(
+        "select xmin::text from jobs_lib.offsets where topic = %s", (name,)
+    ).fetchone()
+    assert last == stored
+
+
+@pytest.mark.guarantee("I12", "FP16")
+@pytest.mark.parametrize(
+    "taken", ["owner = gen_random_uuid(), epoch = epoch + 1", "epoch = epoch + 1"]
+)
+def test_a_block_whose_partition_was_taken_meanwhile_changes_nothing(
+    app, admin, database, bootstrap_servers, topic, wait_for, taken
+):
+    name = topic(1)
+    admin.execute("create table model (n int)")
+    takes = iter([f"update jobs_lib.origins set {taken}"])
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection) -> None:
+        connection.execute("insert into model values (%s)", (record.value,))
+        # Another process takes over while this block is handled.
+        if take := next(takes, None):
+            admin.execute(take + " where origin = %s", (f"{name}/0",))
+
+    produce(bootstrap_servers, name, [("k", 1)])
+    with (
+        heard("loop.failed", "records.applied", "records.committed") as events,
+        running(app, "consumers"),
+    ):
+        wait_for(
+            lambda: any(event == "loop.failed" for event, _ in events),
+            timeout=30,
+            what="the commit is refused",
+        )
+        seen = [event for event, _ in events]
+        assert seen[: seen.index("loop.failed")] == ["records.applied"]
+        failure = events[seen.index("loop.failed")][1]["error"]
+        assert failure.startswith("FencedError: ")
+
+
 def test_a_failing_record_stops_its_partition_alone(
     app, admin, bootstrap_servers, topic, wait_for
 ):

@@ -79,6 +79,7 @@ def assert_nothing_is_older(stage: Stage, rounds: int) -> None:
     assert stage.count_lines("^fenced by kafka") >= rounds
 
 
+@pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
@@ -100,6 +101,7 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
     assert_nothing_is_older(stage, rounds)
 
 
+@pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, rounds):
@@ -130,6 +132,7 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
         assert_nothing_is_older(stage, rounds)
 
 
+@pytest.mark.expects("loop.failed")
 def test_a_relay_whose_producers_are_refused_makes_new_ones(stage):
     with psycopg.connect(stage.url) as connection:
         row = connection.execute("select id from jobs_lib.installation").fetchone()

@@ -94,6 +94,7 @@ def send(bootstrap_servers, home, done):
     end()
 
 
+@pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("J28", "FK8")
 def test_more_partitions_under_load_have_owners_and_groups_stay_in_order(
     make, home, admin, done, send, kafka_admin, wait_for

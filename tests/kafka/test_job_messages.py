@@ -99,6 +99,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
     assert not verdict.violations, str(verdict)
 
 
+@pytest.mark.expects("loop.failed")
 @seconds(2, 60)
 @pytest.mark.guarantee("S4", "S17", "I22")
 def test_changes_are_told_in_order_once_the_broker_is_back(

@@ -124,6 +124,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
         wait_for(lambda: handled() == [*range(40)], what="all were handled")
 
 
+@pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK5")
 def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
     database_url, bootstrap_servers, home, run_process, owned, wait_for
@@ -157,6 +158,7 @@ def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
     assert second.running
 
 
+@pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK19")
 def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
     make, database_url, await_owned, wait_for

@@ -116,6 +116,7 @@ def test_what_a_sidecar_follows_is_left_to_it_by_those_who_do_not(
 
 
 @pytest.mark.slow
+@pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK8")
 def test_jobs_of_a_topic_that_is_deleted_run_and_those_of_the_others_stay(
     make, ran, home, admin, kafka_admin, wait_for, monkeypatch

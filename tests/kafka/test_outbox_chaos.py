@@ -141,6 +141,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
     assert stage.measure_outbox() < 2**20
 
 
+@pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("I18", "I19", "I20", "I21")
 @pytest.mark.timeout(180)
 def test_through_every_fault_the_topics_get_what_was_committed_in_order(
@@ -178,6 +179,7 @@ def test_through_every_fault_the_topics_get_what_was_committed_in_order(
 
 
 @pytest.mark.slow
+@pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("W8", "I23", "I39", "W43")
 @pytest.mark.timeout(float(GIVEN or max(SECONDS.values())) + 900)
 @pytest.mark.parametrize("what", ["relays", "all"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -76,7 +77,7 @@ def cut_off(own_broker, make, destroyed):
 def block(topic: str) -> list[Sendable]:
     """A few records."""
     return [
-        Sendable(topic, f"k{n}", b"value", LIVE, n, b"", [("name", "value")])
+        Sendable(topic, f"k{n}", b"value", LIVE, n, b"", [("name", "value")], "noon")
         for n in range(5)
     ]
 
@@ -139,6 +140,27 @@ def test_a_topic_is_sent_to_as_soon_as_it_is_there(
         assert producers.send(0, records, lambda: None) == (records, [])
     finally:
         delete_topics(kafka_admin, [name])
+
+
+def is_ready(producers: Producers, shards: set[int]) -> bool:
+    """Whether there is a producer for each of the shards; makes what is missing."""
+    return not producers.fence_off(shards - producers.shards)
+
+
+@pytest.mark.guarantee("W8")
+def test_producers_of_several_shards_do_not_fence_one_another(
+    bootstrap_servers, topic, make
+):
+    name = topic(4)
+    # Of two relays, as they share the shards.
+    relays = [(make(bootstrap_servers), {0, 2}), (make(bootstrap_servers), {1, 3})]
+    for producers, shards in relays:
+        wait_for(partial(is_ready, producers, shards), timeout=30)
+    for _ in range(2):
+        for producers, shards in relays:
+            for shard in shards:
+                records = block(name)
+                assert producers.send(shard, records, lambda: None) == (records, [])
 
 
 @pytest.mark.slow

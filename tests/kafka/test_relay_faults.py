@@ -74,6 +74,7 @@ def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage
     assert 0 < verdict.repeats <= BLOCK
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FK14")
 def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
     write(stage, 40)
@@ -100,6 +101,7 @@ def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
     assert not verdict.violations, str(verdict)
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FK7")
 def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
     database_url, make_stage, own_broker
@@ -124,6 +126,7 @@ def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
 
 
 @pytest.mark.slow
+@pytest.mark.expects("loop.failed", "origins.lost")
 def test_relays_none_of_which_reaches_kafka_leave_one_that_goes_on(
     database_url, make_stage, own_broker
 ):

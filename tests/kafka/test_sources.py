@@ -96,6 +96,7 @@ def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
     return owners
 
 
+@pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("S13", "I11", "I13")
 def test_origins_have_one_owner_each_who_alone_runs_their_jobs(
     pods, owners, admin, wait_for

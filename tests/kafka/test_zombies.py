@@ -79,6 +79,7 @@ def await_owners(admin, home, wait_for):
     return await_owners
 
 
+@pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("FP16", "I12", "S14", "I11")
 def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     start, admin, enqueue, await_owners, bootstrap_servers, home, wait_for

@@ -17,7 +17,8 @@ from tests.model.bench import Bench
 from tests.model.machine import Jobs
 
 
-@pytest.mark.guarantee("I1", "I3", "I8", "I9")
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("I1", "I3", "I8")
 def test_random_histories_of_jobs_keep_to_the_model(database):
     bench = Bench(database)
     longer = os.environ.get("MODEL_EXAMPLES")

@@ -125,6 +125,11 @@ class World:
     def check_start(self, pod: Pod, job: Job) -> None:
         """A handler is called: may it be?"""
         assert job.id in self.jobs, f"{job} was never committed"
+        for other in pod.running:
+            # Live or not: what this process runs still, it does not run once more.
+            assert other is job or other.id != job.id, f"{job} runs beside itself"
+            same = other is not job and job.group is not None
+            assert not (same and (other.origin, other.group) == (job.origin, job.group))
         if not self.is_live(pod, job):
             return
         known = self.jobs[job.id]
@@ -149,8 +154,9 @@ class World:
         for other in beside:
             assert other.id != job.id, f"{job} runs twice"
             assert job.group is None or other.group != job.group, f"{job} and {other}"
-            alone = other.lane.ended is job.lane.ended and job.crashes and other.crashes
-            assert not alone, f"{job} beside {other}, both suspects"
+            suspects = job.crashes >= 2 and other.crashes >= 2
+            same = other.lane.ended is job.lane.ended
+            assert not (same and suspects), f"{job} beside {other}, both suspects"
 
     def compare(self, rows: list[tuple[Any, ...]]) -> None:
         """The table holds exactly the unfinished jobs."""
@@ -196,7 +202,7 @@ class BookedPod(Pod):
 
         super().round(before, written)
         for outcome in self.dispatcher._early:
-            assert outcome.job.crashes >= 2
+            assert outcome.job.crashes >= 3
             self.world.ended[self].append(Ended(outcome.job, outcome.result, ran=False))
         for job in self.claimer.flight.jobs.values():
             names = {"type": job.type, "origin": job.origin, "group": job.group}

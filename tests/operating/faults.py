@@ -71,6 +71,18 @@ def weak_role(bench: Bench) -> dict[str, Any]:
     return {"role": role}
 
 
+def function_without_path(bench: Bench) -> None:
+    bench.admin.execute("alter function jobs_lib.note_touch set search_path = jobs_lib")
+
+
+def function_for_everybody(bench: Bench) -> None:
+    bench.admin.execute("grant execute on function jobs_lib.note_touch to public")
+
+
+def schema_for_everybody(bench: Bench) -> None:
+    bench.admin.execute("grant create on schema jobs_lib to public")
+
+
 def autovacuum_off(bench: Bench) -> None:
     _set(bench, "autovacuum", "off")
 
@@ -166,6 +178,22 @@ def nobody_owns(bench: Bench) -> None:
     add_job(bench.admin, origin="local/11")
 
 
+def unknown_type(bench: Bench) -> None:
+    add_owner(bench.admin, origin="local/13", types=["known"])
+    add_job(bench.admin, origin="local/13", type="gone")
+
+
+def types_apart(bench: Bench) -> None:
+    add_owner(bench.admin, origin="local/14", types=["ours"])
+    add_owner(bench.admin, origin="local/15", types=["theirs"])
+    add_job(bench.admin, origin="local/14", type="theirs")
+
+
+def old_multixacts(bench: Bench) -> dict[str, Any]:
+    # Hundreds of millions take hours: the limit goes down instead.
+    return {"limits": Limits(multixacts=-1.0)}
+
+
 def dead_owner(bench: Bench) -> None:
     add_owner(bench.admin, origin="local/12", silent=60)
     add_job(bench.admin, origin="local/12")
@@ -235,15 +263,17 @@ def pgbouncer(
     """A PgBouncer in front of the test's database; the URL through it."""
     target = psycopg.conninfo.conninfo_to_dict(database_url)
     name, port = target["dbname"], free_port()
-    file = folder / "pgbouncer.ini"
+    file, users = folder / "pgbouncer.ini", folder / "users.txt"
+    users.write_text(f'"{target["user"]}" "{target["password"]}"\n')
     lines = (
         "[databases]",
-        f"{name} = host={target['host']} port={target['port']} user=postgres",
+        f"{name} = host={target['host']} port={target['port']}",
         "[pgbouncer]",
         "listen_addr = 127.0.0.1",
         f"listen_port = {port}",
         "unix_socket_dir =",
-        "auth_type = any",
+        "auth_type = scram-sha-256",
+        f"auth_file = {users}",
         f"pool_mode = {mode}",
         f"default_pool_size = {size}",
     )
@@ -252,7 +282,7 @@ def pgbouncer(
     if os.geteuid() == 0:
         # It refuses to run as root, and must reach its file as somebody else.
         options += ["-u", "nobody"]
-        for path in (file, *folder.parents[:2], folder):
+        for path in (file, users, *folder.parents[:2], folder):
             path.chmod(path.stat().st_mode | 0o055)
     assert PGBOUNCER
     process = subprocess.Popen(
@@ -260,7 +290,8 @@ def pgbouncer(
     )
     try:
         wait_for(lambda: _listens(port), what="PgBouncer listens")
-        yield f"postgresql://postgres@127.0.0.1:{port}/{name}"
+        there = f"127.0.0.1:{port}/{name}"
+        yield f"postgresql://{target['user']}:{target['password']}@{there}"
     finally:
         process.terminate()
         process.communicate(timeout=10)

@@ -55,7 +55,28 @@ def test_a_fresh_database_is_in_order(database, connect, command):
     ("fault", "level", "name", "what", "way_out"),
     [
         (faults.old_schema, "error", "schema", "have version 0001", "migrate"),
-        (faults.weak_role, "error", "privileges", "lacks .* more", "grant usage on"),
+        (faults.weak_role, "error", "privileges", "lacks .* more", "grants service"),
+        (
+            faults.function_without_path,
+            "error",
+            "functions",
+            r"note_touch\(\) finds a session's temporary tables before ours",
+            "set search_path = ",
+        ),
+        (
+            faults.function_for_everybody,
+            "error",
+            "functions",
+            r"everybody may call .*note_touch\(\), which has the rights of postgres",
+            "revoke execute on routine jobs_lib.note_touch() from public",
+        ),
+        (
+            faults.schema_for_everybody,
+            "error",
+            "functions",
+            "everybody may create functions .* in the schema jobs_lib",
+            'revoke create on schema "jobs_lib" from public',
+        ),
         (faults.autovacuum_off, "error", "autovacuum", "autovacuum is off", "= on;"),
         (faults.counts_off, "error", "autovacuum", "track_counts is off", "= on;"),
         (faults.long_naptime, "warn", "autovacuum", "naptime is 90 s", "alter system"),
@@ -116,6 +137,27 @@ def test_a_fresh_database_is_in_order(database, connect, command):
         (faults.notes_off, "error", "outbox", "touched of .* outbox is", "enable"),
         (faults.nobody_owns, "error", "owners", "live owner: local/11", "start an"),
         (faults.dead_owner, "error", "owners", "live owner: local/12", "start an"),
+        (
+            faults.unknown_type,
+            "error",
+            "types",
+            "type gone wait in local/13, and no executor",
+            "start an executor of the application that declares gone",
+        ),
+        (
+            faults.types_apart,
+            "error",
+            "types",
+            "type theirs wait in local/14, whose owner does not know",
+            "a schema of its own",
+        ),
+        (
+            faults.old_multixacts,
+            "warn",
+            "multixacts",
+            r"oldest multixact is \d+ old.*400,000,000",
+            "vacuumdb --min-mxid-age",
+        ),
         (faults.undeclared_topic, "error", "owners", "nowhere/2", "topics declare"),
         (faults.missing_topic, "error", "topics", "gone .* not have it", "create it"),
         (faults.shrunk_topic, "error", "topics", "4 .* and 6 are recorded", "give it"),
@@ -139,7 +181,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             faults.row_elsewhere,
             "error",
             "partitioner",
-            "outbox rows .*states a",
+            "outbox rows .*than SHA-256 of topic and key gives: states a",
             "send",
         ),
         (faults.other_partitioner, "error", "partitioner", "=consistent", "remove it"),
@@ -178,7 +220,8 @@ def test_the_way_out_of_missing_privileges_works(database, connect, command, req
         role = faults.weak_role(bench)["role"]
         bench.undo.callback(admin.execute, f"drop owned by {role}")
         (found,) = findings(database, role=role)
-        admin.execute(found.way_out)
+        assert found.way_out.startswith(f"jobs-lib grants service {role} --apply")
+        assert command("grants", "service", role, "--apply").exit_code == 0
         assert findings(database, role=role) == []
         admin.execute(f"revoke delete on jobs_lib.jobs from {role}")
         result = command("check", "--role", role)
@@ -186,6 +229,24 @@ def test_the_way_out_of_missing_privileges_works(database, connect, command, req
         assert result.exit_code == 1
     (found,) = findings(database, role="nobody_of_this_name")
     assert "no role" in found.what
+
+
+@pytest.mark.guarantee("FS14")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.function_without_path,
+        faults.function_for_everybody,
+        faults.schema_for_everybody,
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_the_way_out_of_an_unsafe_function_works(database, connect, request, fault):
+    admin = connect(autocommit=True)
+    fault(faults.Bench(admin, database, request))
+    (found,) = findings(database)
+    admin.execute(found.way_out)
+    assert findings(database) == []
 
 
 def test_a_pooler_in_session_mode_changes_nothing(database, wait_for, tmp_path_factory):

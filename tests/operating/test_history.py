@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from jobs_lib import Cancel
 from jobs_lib.errors import OperatingError
-from jobs_lib.operating import Maintenance, maintain
+from jobs_lib.operating import Maintenance, cancel, maintain
 from jobs_lib.operating.checks import Limits
 from tests.operating.helpers import add_job
-from tests.support.apps import heard, make_app, running
+from tests.support.apps import count, heard, make_app, running
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -212,6 +213,7 @@ def test_a_role_that_owns_no_table_can_maintain_but_not_drop_what_is_kept(
             "grant select, insert, update, delete on all tables in schema jobs_lib"
             " to maintainer"
         )
+        admin.execute("grant execute on all functions in schema jobs_lib to maintainer")
         user = psycopg.conninfo.make_conninfo(
             database.url, options="-c role=maintainer"
         )
@@ -251,6 +253,57 @@ def test_a_running_service_keeps_the_days_of_all_its_types(
             what="the days are there",
         )
         wait_for(lambda: sum(partitions(admin).values()) == 1, what="it ran")
+
+
+@pytest.mark.guarantee("J17")
+def test_a_finished_job_is_kept_for_the_days_of_its_type_however_it_ended(
+    database_url, connect, wait_for
+):
+    app = make_app(database_url, history_days=5)
+
+    @app.job(history=timedelta(days=1))
+    def day(job: Job) -> None: ...
+
+    @app.job(history=timedelta(days=30))
+    def month(job: Job, ends: str) -> None:
+        if ends == "cancelled":
+            raise Cancel("no need")
+
+    @app.job(history=False)
+    def never(job: Job) -> None: ...
+
+    @app.job()
+    def default(job: Job) -> None: ...
+
+    admin = connect(autocommit=True)
+    before = today(admin)
+    with psycopg.connect(database_url) as connection:
+        for kind in (day, never, default):
+            kind.enqueue(connection)
+        for ends in ("completed", "cancelled"):
+            month.enqueue(connection, ends=ends)
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        waiting = month.options(run_at=tomorrow)
+        by_command = waiting.enqueue(connection, ends="by a command")
+    cancel(app.database(), [by_command], keep=7)
+    with running(app, "executor"):
+        wait_for(lambda: count(admin, "jobs") == 0, what="all have ended")
+    kept = admin.execute(
+        "select type, outcome, keep_until from jobs_lib.history order by 1, 2, 3"
+    ).fetchall()
+    # At midnight the day of the end may be the next one.
+    days = {before: kept, today(admin): kept}
+    assert any(
+        rows
+        == [
+            ("day", "completed", ended + timedelta(days=1)),
+            ("default", "completed", ended + timedelta(days=5)),
+            ("month", "cancelled", ended + timedelta(days=7)),
+            ("month", "cancelled", ended + timedelta(days=30)),
+            ("month", "completed", ended + timedelta(days=30)),
+        ]
+        for ended, rows in days.items()
+    ), kept
 
 
 def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkeypatch):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from jobs_lib.ownership import Ownership, Process, Source
+from tests.support.apps import heard
 
+HANDOVER = 1.5
 FAIL_RELEASES = """
 create function fail() returns trigger language plpgsql as $$
 begin
@@ -24,12 +24,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, frozenset[str]]] = []
-        self.changed = threading.Event()
+        self.epochs: dict[str, int] = {}
+        self.timeouts: list[float] = []
+        """How long each release may wait for what runs."""
 
     def acquire(self, origins):
+        self.epochs |= origins
         self.calls.append(("acquire", frozenset(origins)))
 
     def release(self, origins, timeout):
+        self.timeouts.append(timeout)
         self.calls.append(("release", origins))
 
 
@@ -53,7 +57,7 @@ def own(database, holder):
             holder,
             interval=0.05,
             stale_after=5.0,
-            handover_timeout=1.0,
+            handover_timeout=HANDOVER,
         )
         process.start()
         ownership.start()
@@ -70,6 +74,7 @@ def owners(connection):
     return dict(connection.execute(query).fetchall())
 
 
+@pytest.mark.expects("loop.failed")
 @pytest.mark.parametrize("again", [True, False], ids=["wanted again", "not wanted"])
 def test_what_could_not_be_given_back_is_not_forgotten(
     own, holder, connect, wait_for, again
@@ -93,3 +98,57 @@ def test_what_could_not_be_given_back_is_not_forgotten(
     wait_for(lambda: owners(admin) == {"t/2": 1}, what="the row is free")
     # Told once each time: its jobs were handed over at the first.
     assert holder.calls.count(gone) == 1 + again
+
+
+def test_what_is_given_up_may_finish_and_what_others_have_taken_may_not(
+    own, holder, connect, wait_for
+):
+    admin = connect(autocommit=True)
+    source = Source()
+    own(source)
+    source.assign(["t/1", "t/2"])
+    wait_for(lambda: owners(admin).keys() == {"t/1", "t/2"}, what="both are taken")
+    source.revoke(["t/1"])
+    wait_for(lambda: holder.timeouts == [HANDOVER], what="one is given up")
+    with heard("origins.lost") as lost:
+        admin.execute("update jobs_lib.origins set epoch = epoch + 1")
+        wait_for(lambda: holder.timeouts == [HANDOVER, 0], what="the other is lost")
+    assert [fields["origins"] for _, fields in lost] == [["t/2"]]
+
+
+@pytest.mark.expects("origins.lost")
+@pytest.mark.guarantee("FP7", "I11")
+def test_an_owner_never_has_an_epoch_twice_even_if_the_database_forgets_one(
+    own, holder, connect, wait_for
+):
+    admin = connect(autocommit=True)
+    source = Source()
+    own(source)
+    source.assign(["t/1"])
+    wait_for(lambda: holder.epochs == {"t/1": 1}, what="it is taken")
+    # As a standby has it that lacks the last commits.
+    admin.execute("update jobs_lib.origins set epoch = 0, owner = null")
+    wait_for(lambda: holder.epochs == {"t/1": 2}, what="it is taken anew")
+    assert owners(admin) == {"t/1": 2}
+
+
+@pytest.mark.expects("origins.lost")
+@pytest.mark.guarantee("FP7", "I13")
+def test_what_was_given_back_is_given_back_again_where_the_database_forgets_that(
+    own, database, connect, wait_for
+):
+    admin = connect(autocommit=True)
+    first, second = Source(), Source()
+    own(first)
+    first.assign(["t/1"])
+    wait_for(lambda: owners(admin) == {"t/1": 1}, what="the first one takes it")
+    before = admin.execute("select owner from jobs_lib.origins").fetchone()
+    first.revoke(["t/1"])
+    own(second)
+    second.assign(["t/1"])
+    wait_for(lambda: owners(admin) == {"t/1": 2}, what="the second one takes it")
+    admin.execute("update jobs_lib.origins set owner = %s, epoch = 1", before)
+    wait_for(
+        lambda: owners(admin) == {"t/1": 3},
+        what="the first one lets go, and the second one has it again",
+    )

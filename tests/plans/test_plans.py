@@ -110,7 +110,8 @@ def few_groups(connection) -> None:
 
 def uncounted(connection) -> None:
     """Vacuumed and analysed while many rows were there that were not committed yet."""
-    with psycopg.connect(connection.info.dsn) as loading:
+    info = connection.info
+    with psycopg.connect(info.dsn, password=info.password) as loading:
         fill(loading, 1_000, 50_000)
         connection.execute("vacuum analyze jobs_lib.jobs")
         connection.execute("vacuum analyze jobs_lib.outbox")

@@ -104,7 +104,12 @@ class Scene:
 
     def taking(self, pod: Pod) -> dict[str, Any]:
         """The parameters of a take-over of the origin by a pod."""
-        return {"role": "execute", "origins": [ORIGIN], "owner": pod.id}
+        return {
+            "role": "execute",
+            "origins": [ORIGIN],
+            "owner": pod.id,
+            "last_epoch": 0,
+        }
 
     def state(self, job: int) -> tuple[Any, ...] | None:
         """State, attempts and crashes of an unfinished job."""

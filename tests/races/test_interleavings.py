@@ -72,6 +72,26 @@ def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scen
     assert scene.state(job) is None
 
 
+@pytest.mark.guarantee("J12")
+def test_within_one_claim_the_highest_priority_starts_first(scene):
+    pod = scene.pod(ORIGIN)
+    # While one of them is not done, the executor knows that there are priorities.
+    scene.enqueue(priority="high")
+    pod.rounds()
+    first = pod.start()
+    levels = ["batch", "normal", "high", "normal", "high"]
+    ids = [
+        scene.enqueue(priority=level, group=f"g{n}" if n > 2 else None)
+        for n, level in enumerate(levels)
+    ]
+    pod.round()
+    started = [job.id for job in pod.start_all()]
+    # Of equals the older one comes first.
+    assert started == [ids[n] for n in (2, 4, 1, 3, 0)]
+    pod.finish(first)
+
+
+@pytest.mark.expects("jobs.fenced")
 def test_a_retry_comes_after_the_take_over_and_changes_nothing(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
@@ -102,6 +122,7 @@ def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
     assert run(heir) == [job]
 
 
+@pytest.mark.expects("jobs.fenced")
 @pytest.mark.parametrize("error", [None, RetryAfter(0)], ids=["ends", "fails"])
 def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_back(
     scene, error
@@ -113,12 +134,12 @@ def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_b
     pod.leave(ORIGIN, hurried=True)
     pod.take(ORIGIN)
     pod.rounds()
-    new = pod.start()
-    assert (new.id, new.attempt) == (old.id, old.attempt)
+    assert pod.startable == []  # not beside itself
     pod.finish(old, error)
     pod.rounds(5)
-    assert pod.startable == []
     assert scene.state(job) == ("available", 0, 0)
+    new = pod.start()
+    assert (new.id, new.attempt) == (old.id, old.attempt)
     assert list(pod.claimer.flight.jobs.values()) == [new]
     pod.finish(new)
     pod.rounds()
@@ -133,6 +154,7 @@ def effect(connection, pod, job) -> None:
     connection.execute("insert into effects values (%s, %s)", (job.id, pod.id))
 
 
+@pytest.mark.expects("jobs.fenced")
 def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
@@ -151,6 +173,8 @@ def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
     assert rows == [(job, heir.id)]
 
 
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("I12", "FP16", "J6")
 def test_a_handler_that_outlives_a_hand_over_commits_nothing_beside_its_successor(
     scene,
 ):
@@ -188,6 +212,7 @@ def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
     assert scene.effects() == [job]
 
 
+@pytest.mark.expects("jobs.fenced")
 @pytest.mark.parametrize("late", [True, False], ids=["settled", "unsettled"])
 def test_an_attempt_whose_time_is_over_commits_before_that_is_written_or_never(
     scene, late
@@ -269,25 +294,30 @@ def test_a_claim_comes_first_and_cancelling_waits_and_then_asks(scene):
     assert became == [(job, "requested")]
 
 
+@pytest.mark.parametrize("before", [None, 3, 2**62], ids=["first", "again", "foreign"])
 @pytest.mark.parametrize("name", ["claim", "claim_plain"])
-def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(scene, wait_for, name):
+def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(
+    scene, wait_for, name, before
+):
     job, other = scene.enqueue(), scene.enqueue()
     pod, operator = scene.pod(ORIGIN), scene.begin()
+    # What the last cancellation has left, here or on the server of a dump.
+    scene.admin.execute("update jobs_lib.origins set changed_by = %s", (before,))
     pod.claimer.positions[ORIGIN].plain = name == "claim_plain"
     pod.claimer.windows.hint(ORIGIN)
     query, parameters = pod.claimer.prepare(8)
     assert query == name
     # The claim waits in the middle: with its snapshot, and before the origin's row.
     text = scene.database.queries[name].as_string(scene.admin)
-    for before, after in (
+    for old, new in (
         (
             "with own as",
             "with held as materialized (select pg_advisory_lock(1)), own as",
         ),
         ("where o.role", "where exists (select from held) and o.role"),
     ):
-        assert before in text
-        text = text.replace(before, after, 1)
+        assert old in text
+        text = text.replace(old, new, 1)
     operator.execute("select pg_advisory_xact_lock(1)")
     claim = scene.connect()
     claim.execute("set lock_timeout = 0")

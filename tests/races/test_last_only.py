@@ -124,6 +124,7 @@ def test_an_older_id_that_commits_last_is_still_followed_by_a_run(scene):
     assert run(pod) == [older]
 
 
+@pytest.mark.expects("jobs.fenced")
 def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     jobs = [last(scene) for _ in range(3)]
     pod, heir = scene.pod(ORIGIN), scene.pod()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 
+from jobs_lib.jobs.flight import Flight
+from jobs_lib.jobs.floors import Floors
 from jobs_lib.jobs.model import RetryAfter
+from jobs_lib.jobs.position import Position
+from jobs_lib.jobs.sweep import Sweeper
+from jobs_lib.jobs.trail import Trail
 from tests.races.conftest import ORIGIN, run
 
 # What is committed late
@@ -100,6 +106,95 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     assert run(pod, 20) == [late]
     position = pod.claimer.positions[ORIGIN]
     assert position.low == position.cursor
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_late_job_far_down_waits_for_no_other_transaction(scene, monkeypatch, group):
+    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 3)
+    other, slow = scene.begin(), scene.begin()
+    other.execute("select pg_current_xact_id()")
+    late = scene.enqueue(slow, group=group, ordered=False)
+    others = [scene.enqueue() for _ in range(20)]
+    pod = scene.pod(ORIGIN)
+    assert sorted(run(pod, 20)) == others
+    pod.rounds(10)
+    slow.commit()
+    assert run(pod, 20) == [late]
+    position = pod.claimer.positions[ORIGIN]
+    assert position.ripe < late < position.cursor
+    other.rollback()
+
+
+def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
+    monkeypatch.setattr("jobs_lib.jobs.sweep.SLICE", 2)
+    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 2)
+    other, old = scene.begin(), scene.begin()
+    other.execute("select pg_current_xact_id()")
+    oldest = scene.enqueue(old)
+    # What waits behind a head fills the slices, and is passed over each time.
+    waiting = [scene.enqueue(group="g") for _ in range(60)]
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start(), RetryAfter(3600))
+    pod.rounds(100)
+    new = scene.begin()
+    late = scene.enqueue(new)
+    scene.enqueue(group="g")
+    pod.rounds(5)
+    old.commit()
+    pod.rounds(3)
+    assert pod.claimer.positions[ORIGIN].far.goes_on
+    new.commit()
+    # The newer one does not wait until the descent has come down to the older.
+    assert run(pod, 10) == [late]
+    assert pod.claimer.positions[ORIGIN].far.goes_on
+    assert run(pod, 100) == [oldest]
+    assert waiting
+
+
+def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
+    trail = Trail()
+    assert trail.note(0.0, {"o": 10}, 5, []) == [{}]
+    # Nothing has ended.
+    assert trail.note(1.0, {"o": 20}, 5, []) == []
+    # A short one, in between, may have begun before it could be seen: no mark is old.
+    assert trail.note(1.5, {"o": 30}, 6, []) == [{}]
+    assert trail.note(5.0, {"o": 40}, 8, [6]) == [{}]
+    assert trail.note(9.0, {"o": 50}, 9, [6, 8]) == [{"o": 30}]
+    assert trail.note(50.0, {"o": 60}, 10, [6, 8]) == [{"o": 40}]
+    # Each long one by itself, whatever else is open.
+    assert trail.note(51.0, {"o": 70}, 11, [6]) == [{"o": 50}, {"o": 30}]
+    assert trail.note(51.1, {"o": 80}, 11, []) == [{"o": 50}, {}]
+    # Of many that end together each moment counts once.
+    trail.note(60.0, {"o": 90}, 900, range(100, 900))
+    assert trail.note(61.0, {"o": 99}, 901, []) == [{"o": 70}, {"o": 50}]
+
+
+def test_one_long_answer_pauses_the_sweep_for_half_a_second_at_most():
+    sweeper, positions = Sweeper(), {ORIGIN: Position(1, cursor=9)}
+    positions[ORIGIN].near.want(0)
+    for took, pause in ((4.0, 0.5), (0.001, 0.05), (0.02, 0.4)):
+        assert sweeper.prepare(positions, [], Flight())
+        sweeper.read([(None, int(took * 1e6), None, None)], {}, Flight(), Floors())
+        left = sweeper._next_at - time.monotonic()
+        assert pause - 0.04 < left <= pause
+
+
+def test_slices_shrink_where_sweeps_take_long_and_grow_again():
+    sweeper, positions = Sweeper(), {ORIGIN: Position(1, cursor=10**6)}
+    position = positions[ORIGIN]
+    asked = []
+    for took in [1.0] * 8 + [0.0] * 8:
+        position.near.want(0)
+        parameters = sweeper.prepare(positions, [], Flight())
+        assert parameters
+        asked.append(parameters["limit"])
+        sweeper.read(
+            [(None, int(took * 1e6), None, None)], positions, Flight(), Floors()
+        )
+    assert asked[:3] == [1000, 500, 250]
+    assert min(asked) == 15
+    assert asked[-1] == 1000
 
 
 # A retry's promotion

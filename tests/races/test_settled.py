@@ -67,18 +67,18 @@ def test_a_group_goes_on_behind_a_job_that_may_have_crashed_its_process(scene):
     assert run(heir, 8) == [first, second]
 
 
-def test_two_crashes_are_two_attempts(scene):
+def test_three_crashes_are_three_attempts(scene):
     job = scene.enqueue()
-    for attempt in (1, 2):
+    for attempt in (1, 2, 3):
         pod = scene.pod(ORIGIN)
         pod.rounds()
         assert pod.start().attempt == attempt
     pod = scene.pod(ORIGIN)
     pod.rounds(5)
-    assert pod.start().attempt == 3
-    assert scene.state(job) == ("available", 2, 0)
+    assert pod.start().attempt == 4
+    assert scene.state(job) == ("available", 3, 0)
     (error,) = scene.admin.execute("select errors from jobs_lib.jobs").fetchone()
-    assert [one["attempt"] for one in error] == [2]
+    assert [one["attempt"] for one in error] == [3]
 
 
 # Pauses, and what is settled together

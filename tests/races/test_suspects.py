@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
-from tests.support.apps import make_app
+import pytest
+
+from tests.operating.helpers import add_job
+from tests.races.conftest import ORIGIN, run
+from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -41,7 +46,7 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
         )
         if pod.running:
             break
-    # Once as a neighbour of many, then alone among the suspects, and so on.
+    # Twice as a neighbour of many, then alone among the suspects.
     assert len(pods) < 8
     assert _count(admin, "runs") == 20
     row = admin.execute("select id, type, errors from jobs_lib.discarded").fetchone()
@@ -58,3 +63,96 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
 def _count(admin, table: str) -> int:
     schema = "jobs_lib." if table != "runs" else ""
     return admin.execute(f"select count(*) from {schema}{table}").fetchone()[0]
+
+
+@pytest.mark.guarantee("FP1")
+@pytest.mark.parametrize("grouped", [False, True], ids=["no group", "groups"])
+def test_the_jobs_of_a_dead_process_run_side_by_side(
+    database_url, admin, wait_for, grouped
+):
+    app = make_app(database_url)
+    together = threading.Barrier(8)
+    ended: list[int] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        together.wait(30)
+        ended.append(job.id)
+
+    for n in range(8):
+        group = f"g{n}" if grouped else None
+        add_job(admin, origin=f"local/{n % 4}", crashes=1, group=group)
+    with executing(app, HOME, workers=8):
+        wait_for(lambda: len(ended) == 8, what="all have run at once")
+
+
+def test_the_suspects_of_two_crashes_run_one_after_the_other(scene):
+    jobs = [scene.enqueue() for _ in range(3)]
+    fresh = scene.enqueue()
+    crash(scene, 2, *jobs)
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    started = {job.id: job for job in pod.start_all()}
+    assert started.keys() == {jobs[0], fresh}
+    pod.finish(started[jobs[0]])
+    pod.rounds()
+    (second,) = pod.start_all()
+    assert second.id == jobs[1]
+
+
+@pytest.mark.guarantee("FP1")
+def test_no_two_suspects_of_two_crashes_run_at_once_in_one_executor(
+    database_url, admin, wait_for
+):
+    app = make_app(database_url)
+    running: set[int] = set()
+    most: list[int] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        running.add(job.id)
+        most.append(len(running))
+        threading.Event().wait(0.05)
+        running.discard(job.id)
+
+    # In origins of all its dispatchers, which share the right to run one.
+    for n in range(8):
+        add_job(admin, origin=f"local/{n}", crashes=2)
+    with executing(app, HOME, workers=8):
+        wait_for(lambda: len(most) == 8, what="all have run")
+    assert most == [1] * 8
+
+
+@pytest.mark.guarantee("J15")
+def test_a_suspect_of_a_paused_origin_waits_and_holds_up_no_other(scene):
+    suspect, other = scene.enqueue(), scene.enqueue()
+    elsewhere = "local/2"
+    scene.admin.execute(
+        "update jobs_lib.jobs set origin = %s where id = %s", (elsewhere, other)
+    )
+    crash(scene, 2, suspect, other)
+    scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
+    pod = scene.pod(ORIGIN, elsewhere)
+    pod.claimer._suspects.add(suspect, ORIGIN)  # seen before the pause
+    pod.claimer._suspects.add(other, elsewhere)
+    assert run(pod) == [other]
+    scene.admin.execute("delete from jobs_lib.pauses")
+    assert run(pod) == [suspect]
+
+
+def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):
+    running, suspect = scene.enqueue(), scene.enqueue()
+    crash(scene, 2, suspect)
+    pod = scene.pod(ORIGIN)
+    pod.claimer.retire([ORIGIN])
+    pod.claimer._suspects.add(suspect, ORIGIN)
+    assert run(pod) == []
+    assert scene.state(running) == ("available", 0, 0)
+
+
+def crash(scene, crashes: int, *jobs: int) -> None:
+    """As if processes had died that had claimed these."""
+    scene.admin.execute(
+        "update jobs_lib.jobs set crashes = %s where id = any(%s)",
+        (crashes, list(jobs)),
+    )

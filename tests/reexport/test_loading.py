@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -16,6 +17,7 @@ from jobs_lib.reexport.run import next_wave
 from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
 
 KEYS = [f"N{n:04}" for n in range(1_000)]
+NOW = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -38,6 +40,17 @@ def test_a_range_loaded_twice_is_loaded_once(database, begun):
     assert loaded_keys(database) == KEYS
     progress = reexport.status(database, "aircraft")
     assert (progress.state, progress.loaded) == ("running", 1_000)
+
+
+def test_a_key_that_no_record_may_have_is_refused(database):
+    make_table(database, ["short", "é" * 501])
+    begun = begin(database, make_entity(), rate=6_000, ranges=1)
+    with (
+        database.connect("test") as connection,
+        pytest.raises(ReexportError, match="501 characters is too long"),
+    ):
+        load_range(connection, database.queries, begun.loading, 0)
+    assert loaded_keys(database) == []
 
 
 def test_two_loaders_at_once_load_each_range_once(database, begun):
@@ -177,7 +190,7 @@ def test_chunks_go_round_over_the_partitions(database, begun):
 
 def test_odd_keys_survive_the_copy():
     keys = ["a\\b", 'c"d', "e\tf\ng", "ä€😀", "\\N", "\u2028"]
-    loading = Loading(7, None, 4, "t", 3)  # type: ignore[arg-type]
+    loading = Loading(7, NOW, None, 4, "t", 3)  # type: ignore[arg-type]
     text = b"".join(encode_chunks(loading, 2, keys)).decode()
     lines = text.rstrip("\n").split("\n")
     assert [line.split("\t")[0] for line in lines] == ["t/2", "t/0"]
@@ -191,3 +204,18 @@ def test_an_unknown_range_is_named(database, begun):
         pytest.raises(ReexportError, match="no range 99"),
     ):
         load_range(connection, database.queries, begun.loading, 99)
+
+
+@pytest.mark.guarantee("FP7")
+def test_a_reexport_that_was_given_the_id_of_a_lost_one_is_not_loaded_into(
+    database, begun
+):
+    # A server that has lost its last commits gives an id twice.
+    query(
+        database,
+        "update jobs_lib.reexports set started_at = started_at + interval '1 second'"
+        " returning id",
+    )
+    with pytest.raises(ReexportError, match="lost its last commits"):
+        load_all(database, begun)
+    assert loaded_keys(database) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 import traceback
 from urllib.parse import quote
 
@@ -29,7 +30,7 @@ LETTER = "hunter2"
 ESCAPED = quote(f"{LETTER} @/:?#%[]'\"", safe="")
 APP = "tests.security.service:app"
 COMMANDS = [
-    *("migrate", "check", "owners"),
+    *("migrate", "check", "owners", "grants read postgres"),
     *("jobs list", "jobs show 1", "jobs explain 1", "jobs cancel 1", "jobs pauses"),
     *("jobs pause type work", "jobs resume type work", "jobs retry --all"),
     *("jobs delete --type work", "jobs maintain"),
@@ -45,6 +46,8 @@ COMMANDS = [
     *(f"reexport rate things 90 --app {APP}", f"reexport cancel things --app {APP}"),
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]
+AWAY = ("@nowhere.invalid/d", "@127.0.0.1:1/d")
+"""How the URL of a server ends that does not answer."""
 SERVICES = [f"{one} {APP}" for one in ("run", "executor", "relay")]
 """Those that run until they are stopped, unless they cannot start."""
 
@@ -222,8 +225,9 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_shown(name, url):
         *("kafka-value", "kafka-pem", "kafka-json"),
     ],
 )
+@pytest.mark.expects("loop.failed")
 def test_commands_that_fail_show_no_password(
-    run, secured, kafka, secret_url, wrong, tmp_path
+    run, run_process, wait_for, secured, kafka, secret_url, wrong
 ):
     kafka |= {key: value for key, value in wrong.items() if "." in key}
     environment = {
@@ -231,8 +235,18 @@ def test_commands_that_fail_show_no_password(
         "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": secured.address_of("SECURED"),
         "JOBS_LIB_KAFKA": json.dumps(kafka),
     } | {key: value for key, value in wrong.items() if "." not in key}
-    commands = [one for one in COMMANDS if not one.startswith("dev ")] + SERVICES
+    commands = [one for one in COMMANDS if not one.startswith("dev ")]
     output = run(commands, environment)
+    refuse(output, kafka)
+    if environment["JOBS_LIB_DATABASE_URL"].endswith(AWAY):
+        for one in SERVICES:  # which wait for it
+            service = run_process("-m", "tests.security.commands", one, env=environment)
+            wait_for(lambda s=service: "does not answer" in s.output, timeout=60)
+            service.signal(signal.SIGTERM)
+            service.wait(timeout=60)
+            refuse(service.output, kafka)
+        return
+    output = run(SERVICES, environment)
     refuse(output, kafka)
     codes = dict(re.findall(r"^(.*): exit (\d)$", output, re.MULTILINE))
     assert {codes[one] for one in SERVICES} == {"2"}, output

@@ -129,8 +129,8 @@ def test_a_killed_driver_is_resumed_at_its_last_range(
 
 
 def test_no_password_reaches_the_event_log(spark, event_log, database):
-    url = database.url.replace("postgres@", "postgres:canary-5ecret@")
-    assert "canary" in url
+    url = database.url
+    password = str(psycopg.conninfo.conninfo_to_dict(url)["password"])
     secret = Database(url, database.schema)
     make_table(database, KEYS)
     start(secret, make_entity(), rate=6_000)
@@ -138,10 +138,9 @@ def test_no_password_reaches_the_event_log(spark, event_log, database):
     broken = reexport.begin(secret, make_entity(), rate=6_000)
     with pytest.raises(Exception, match="has no range 77"):
         load_with_spark(spark, Target(url, database.schema), broken.loading, [77])
-    assert "canary" not in repr(Target(url, database.schema))
+    assert password not in repr(Target(url, database.schema))
     logs = [path.read_bytes() for path in event_log.rglob("*") if path.is_file()]
     assert any(b"SparkListenerJobEnd" in log for log in logs)
     assert any(b"has no range 77" in log for log in logs)
-    assert not any(b"canary" in log for log in logs)
-    assert not any("canary" in value for value in spark.conf.getAll.values())
-    assert psycopg.conninfo.conninfo_to_dict(url)["password"] == "canary-5ecret"
+    assert not any(password.encode() in log for log in logs)
+    assert not any(password in value for value in spark.conf.getAll.values())

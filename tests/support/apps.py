@@ -12,6 +12,7 @@ from jobs_lib.executor import Executor
 from jobs_lib.ownership import Ownership, Process, StaticSource
 from jobs_lib.service import Service
 from jobs_lib.settings import load_settings
+from tests.support.expectations import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,6 +91,7 @@ def executing(
         UUID(int=1),
         settings.model_copy(update={"workers": workers, "batch": batch}),
         app.around,
+        lambda: process.lease,
     )
     ownership = Ownership(
         database,
@@ -125,6 +127,7 @@ def heard(*events: str) -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
     stop = telemetry.listen(listener)
     try:
-        yield found
+        with watch.expecting(events):
+            yield found
     finally:
         stop()

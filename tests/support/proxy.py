@@ -27,6 +27,7 @@ class Proxy:
     - `release()`: back to normal; what was held is cut;
     - `freeze()`: what is said stays on its way, on every connection, also a new one;
     - `thaw()`: it arrives, late and complete;
+    - `turn(url)`: all connections are cut, and new ones lead to another server;
     - `swallow(text)`: on a connection whose client has sent ``text``, what the server
       says from then on is dropped, and the connection is cut. Once.
     """
@@ -109,6 +110,14 @@ class Proxy:
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     # Wakes the connection's thread, which closes it.
                     one.shutdown(socket.SHUT_RD)
+
+    def turn(self, url: str) -> None:
+        """Lead to the server at ``url`` from now on; everybody has to connect anew."""
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        self._target = (parts.hostname, parts.port)
+        self.reset()
 
     def swallow(self, text: str) -> None:
         """Drop the answer to the next thing that holds this text."""

@@ -12,6 +12,7 @@ from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.executor.pace import Pace
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
+from jobs_lib.jobs.lease import Lease
 from jobs_lib.jobs.model import Job, Lane, Outcome
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender, Transaction
@@ -110,7 +111,8 @@ class Pod:
         self._database = database
         self._connection = connection
         self.hands = Hands()
-        self.claimer = Claimer(self.id, INSTALLATION, types)
+        self.lease = Lease()
+        self.claimer = Claimer(self.id, INSTALLATION, types, lease=lambda: self.lease)
         self.courier = HeldCourier(connection, database.queries, prepare=True)
         lender = Lender(types, database.queries, self.id, lend or self._lend)
         self.runner = Runner(types, lender)
@@ -238,6 +240,12 @@ class Pod:
         if lane.dropped:
             return None
         job.started = True
+        if lane.is_over():
+            lane.ended.drop(job)
+            if job.group is not None:
+                lane.failed = True
+                lane.ended.add_lane(lane)
+            return None
         if job.cancel_requested:
             self._end(job, self.runner.cancelled(job))
             return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import IO, TYPE_CHECKING
 
+from tests.support.expectations import watch
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class Worker:
     def close(self) -> None:
         """Kill what is left of it, and let go of pipes and threads."""
         self.kill()
+        watch.read([*self.lines, *self.errors])
         for stream in (self._child.stdout, self._child.stderr):
             if stream is not None:
                 stream.close()

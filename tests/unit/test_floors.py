@@ -64,7 +64,7 @@ def test_no_mark_is_above_the_cursor_of_the_horizons_moment(monkeypatch):
     monkeypatch.setattr("jobs_lib.jobs.sweep._MARK_PAUSE", 0.0)
     sweeper.prepare(positions, [], Flight())
     position.cursor = 9
-    sweeper.ripen(10, 10, positions)
+    sweeper.ripen(10, 10, [], positions)
     sweeper.prepare(positions, [], Flight())
-    sweeper.ripen(10, 10, positions)
+    sweeper.ripen(10, 10, [], positions)
     assert position.ripe == 5

@@ -47,6 +47,30 @@ def test_the_page_lists_what_a_test_shows_and_nothing_else(project):
     assert "A1" not in written
 
 
+def test_what_the_everyday_run_leaves_out_is_marked(project):
+    root, run = project
+    code = run("""
+        needs = pytest.mark.skipif(True, reason="no such program")
+
+        @pytest.mark.slow
+        @pytest.mark.guarantee("A1", "A2")
+        def test_slow(): ...
+
+        @needs
+        @pytest.mark.guarantee("A2")
+        def test_skipped(): ...
+
+        @pytest.mark.guarantee("A2")
+        def test_quick(): ...
+    """)
+    assert code == 0
+    written = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert "Shown by tests with the mark *slow* alone: A1.\n" in written
+    assert "| A1 | It holds. | [slow](../tests/test_it.py) *slow* |" in written
+    assert "[skipped](../tests/test_it.py) *no such program*<br>" in written
+    assert "[quick](../tests/test_it.py) |" in written
+
+
 def test_a_page_that_is_out_of_date_is_told(project, capsys):
     _, run = project
     assert run(SHOWN, "--check") == 1

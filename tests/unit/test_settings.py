@@ -7,6 +7,7 @@ import pytest
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.masking import mask, masked_url
 from jobs_lib.settings import (
+    RUNS_CODE,
     Settings,
     default_settings,
     load_settings,
@@ -201,3 +202,59 @@ def test_the_registrys_secrets_are_hidden():
     )
     for secret in ("first-canary", "second-canary", "third-canary", "fourth-canary"):
         assert mask(f"no {secret} here") == "no *** here"
+
+
+@pytest.mark.guarantee("FS2")
+def test_settings_that_are_dumped_or_shown_hide_every_secret():
+    url = f"postgresql://me:{CANARY}@host/database?password={CANARY}"
+    registry = f"http://me:{CANARY}@one:1,http://me:{CANARY}@two:2"
+    settings = load_settings(
+        database_url=url,
+        direct_url=url,
+        schema_registry_url=registry,
+        kafka={"sasl.password": CANARY, "ssl.key.pem": CANARY, "linger.ms": "7"},
+        schema_registry={"basic.auth.user.info": f"me:{CANARY}", "timeout": 3.0},
+    )
+    shown = [
+        *(repr(settings), str(settings), settings.model_dump_json()),
+        *(str(settings.model_dump()), str(settings.model_dump(mode="json"))),
+        str(settings.model_copy(update={"workers": 3}).model_dump()),
+    ]
+    assert not [one for one in shown if CANARY in one]
+    dumped = settings.model_dump()
+    assert dumped["database_url"] == "postgresql://me@host/database"
+    assert dumped["schema_registry_url"] == "http://me@one:1,http://me@two:2"
+    assert dumped["kafka"] == {
+        "sasl.password": "***",
+        "ssl.key.pem": "***",
+        "linger.ms": "7",
+    }
+    assert settings.kafka["sasl.password"] == CANARY
+    assert load_settings().model_dump()["database_url"] == ""
+
+
+@pytest.mark.guarantee("FS9")
+@pytest.mark.parametrize("key", sorted(RUNS_CODE))
+def test_a_file_that_nobody_named_cannot_have_code_run(config_file, monkeypatch, key):
+    config_file.write_text(f'[kafka]\n"linger.ms" = "7"\n"{key}" = "a thing"\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert key in str(caught.value)
+    assert "JOBS_LIB_KAFKA" in str(caught.value)
+    assert "JOBS_LIB_CONFIG_FILE=jobs_lib.toml" in str(caught.value)
+    monkeypatch.setenv("JOBS_LIB_CONFIG_FILE", "jobs_lib.toml")
+    assert load_settings().kafka[key] == "a thing"
+    monkeypatch.delenv("JOBS_LIB_CONFIG_FILE")
+    config_file.write_text("workers = 4\n")
+    monkeypatch.setenv("JOBS_LIB_KAFKA", f'{{"{key}": "another"}}')
+    assert load_settings().kafka == {key: "another"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"heartbeat_interval": 3.0}, {"heartbeat_interval": 1.0, "stale_after": 1.9}],
+)
+def test_a_process_that_would_die_between_two_heartbeats_is_refused(given):
+    with pytest.raises(ConfigurationError, match="less than two of heartbeat_interval"):
+        load_settings(database_url="postgresql://h/d", **given)
+    load_settings(database_url="postgresql://h/d", **{**given, "stale_after": 6.0})

@@ -10,6 +10,7 @@ export const address = {
   host: process.env.PGHOST,
   port: Number(process.env.PGPORT),
   user: process.env.PGUSER,
+  password: process.env.PGPASSWORD,
   database: process.env.PGDATABASE
 }
 

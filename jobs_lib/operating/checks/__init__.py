@@ -22,14 +22,17 @@ __all__ = ["CHECKS", "Finding", "Limits", "check"]
 
 CHECKS: dict[str, Callable[[Look], Iterator[Finding]]] = {
     "privileges": server.check_privileges,
+    "functions": server.check_functions,
     "autovacuum": server.check_autovacuum,
     "oldest transaction": server.check_transactions,
+    "multixacts": server.check_multixacts,
     "pooler": server.check_pooler,
     "bloat": tables.check_bloat,
     "statistics": tables.check_statistics,
     "blocked groups": work.check_groups,
     "outbox": outbox.check_outbox,
     "owners": work.check_owners,
+    "types": work.check_types,
     "partitioner": work.check_placement,
     "topics": kafka.check_topics,
 }

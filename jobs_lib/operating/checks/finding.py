@@ -39,6 +39,9 @@ class Limits:
     """How many times larger than expected an index may be."""
     unanalyzed_rows: int = 10_000
     """Rows of a table without fresh statistics."""
+    multixacts: float = 0.8
+    """Of the age at which autovacuum vacuums every table; 2.5 times as old is an
+    error."""
     behind: int = 100
     """Jobs of a group behind a head that has failed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from jobs_lib.db import quote
@@ -31,19 +32,36 @@ def check_privileges(look: Look) -> Iterator[Finding]:
         )
     ]
     if lacking:
-        schema = quote(look.database.schema)
-        needed = (
-            f"usage on schema {schema}",
-            f"select, insert, update, delete on all tables in schema {schema}",
-            f"usage on all sequences in schema {schema}",
-            f"execute on all functions in schema {schema}",
-        )
         yield Finding(
             "error",
             "privileges",
             f"the role {role} lacks {names(lacking)}",
-            "; ".join(f"grant {one} to {quote(role)}" for one in needed),
+            f"jobs-lib grants service {shlex.quote(role)} --apply, or enqueue, or read",
         )
+
+
+def check_functions(look: Look) -> Iterator[Finding]:
+    """No function takes another table for ours, or gives everybody its owner's rights.
+
+    `jobs-lib migrate` settles both; somebody has changed them by hand since.
+    """
+    schema = quote(look.database.schema)
+    for kind, name, owner in look.rows("check_functions", schema=look.database.schema):
+        what, way_out = {
+            "path": (
+                f"the function {name} finds a session's temporary tables before ours",
+                f"alter routine {name} set search_path = {schema}, pg_temp",
+            ),
+            "everybody": (
+                f"everybody may call {name}, which has the rights of {owner}",
+                f"revoke execute on routine {name} from public",
+            ),
+            "create": (
+                f"everybody may create functions for ours to call in the schema {name}",
+                f"revoke create on schema {schema} from public",
+            ),
+        }[kind]
+        yield Finding("error", "functions", what, way_out)
 
 
 def check_autovacuum(look: Look) -> Iterator[Finding]:
@@ -110,6 +128,21 @@ def check_transactions(look: Look) -> Iterator[Finding]:
         )
 
 
+def check_multixacts(look: Look) -> Iterator[Finding]:
+    """No vacuum of the whole database is about to be forced."""
+    ((age, forced),) = look.rows("check_multixacts")
+    share = age / forced
+    if share < look.limits.multixacts:
+        return
+    yield Finding(
+        "error" if share >= max(2.0, 2.5 * look.limits.multixacts) else "warn",
+        "multixacts",
+        f"the database's oldest multixact is {age:,} old. From {forced:,} on "
+        "(autovacuum_multixact_freeze_max_age) autovacuum reads every table",
+        f"vacuumdb --min-mxid-age={age // 2} at a quiet hour: see operating.md",
+    )
+
+
 def check_pooler(look: Look) -> Iterator[Finding]:
     """Name a pooler, and what it changes."""
     served: dict[int, set[int]] = {}
@@ -130,8 +163,9 @@ def check_pooler(look: Look) -> Iterator[Finding]:
             "pooler",
             "a pooler in transaction mode (PgBouncer) lies in between: settings of a "
             "session, prepared statements and LISTEN do not outlast a transaction",
-            "set timeouts and jit = off with alter role … set; let PgBouncer be 1.21 "
-            "or newer with max_prepared_statements above 0",
+            ("set JOBS_LIB_PGBOUNCER=true; " if look.database.prepares else "")
+            + "set timeouts and jit = off with alter role … set; let PgBouncer be "
+            "1.21 or newer with max_prepared_statements above 0",
         )
     elif not direct:
         yield Finding(

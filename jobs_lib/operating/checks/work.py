@@ -55,6 +55,31 @@ def check_owners(look: Look) -> Iterator[Finding]:
         )
 
 
+def check_types(look: Look) -> Iterator[Finding]:
+    """Somebody alive knows the types of the jobs that wait, and may run them."""
+    for type_, nobody, another in look.rows(
+        "check_types", stale_after=look.settings.stale_after, each=_SAMPLE
+    ):
+        if nobody:
+            yield Finding(
+                "error",
+                "types",
+                f"jobs of type {type_} wait in {names(nobody)}, and no executor that "
+                "is alive knows the type",
+                f"start an executor of the application that declares {type_}, or "
+                "cancel the jobs",
+            )
+        elif another:
+            yield Finding(
+                "error",
+                "types",
+                f"jobs of type {type_} wait in {names(another)}, whose owner does not "
+                "know the type; another executor does",
+                "finish the deployment, or give each application a schema of its own "
+                "(JOBS_LIB_SCHEMA)",
+            )
+
+
 def check_placement(look: Look) -> Iterator[Finding]:
     """Groups lie in their origins, and keys in their shards."""
     configured = look.settings.kafka.get("partitioner")
@@ -90,6 +115,6 @@ def check_placement(look: Look) -> Iterator[Finding]:
             "error",
             "partitioner",
             f"{len(astray)} outbox rows of those looked at lie in other shards than "
-            f"murmur2 gives: {names(astray)}",
+            f"SHA-256 of topic and key gives: {names(astray)}",
             "write them with topic.send(): their keys' order is not kept",
         )

@@ -34,7 +34,14 @@ def fence(producers: Producers, topics: list[str], chance: random.Random) -> Non
         # To several partitions at once: each may be refused by itself.
         records = [
             Sendable(
-                chance.choice(topics), f"k{n}", b"x" * 100, LIVE, n, b"", [("a", "b")]
+                chance.choice(topics),
+                f"k{n}",
+                b"x" * 100,
+                LIVE,
+                n,
+                b"",
+                [("a", "b")],
+                "2026-03-01T12:00:00",
             )
             for n in range(chance.randint(1, 20))
         ]

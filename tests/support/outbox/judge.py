@@ -271,7 +271,7 @@ def _check_record(
 
 
 def _read_id(record: Seen) -> int:
-    found = record.headers.get("ce_id", "")
+    found, _, _ = record.headers.get("ce_id", "").partition("-")
     return int(found) if found.isdecimal() else -1
 
 

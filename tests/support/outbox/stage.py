@@ -305,7 +305,7 @@ class Stage:
             told += [
                 f"uncommitted too: {record}"
                 for record in found
-                if record.headers.get("ce_id") == str(row_id)
+                if record.headers.get("ce_id", "").startswith(f"{row_id}-")
             ]
         return "\n".join(told)
 

@@ -1,0 +1,33 @@
+"""The command `jobs-lib grants …`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import click
+
+from jobs_lib import operating
+from jobs_lib.db import Database
+from jobs_lib.operating.grants import KINDS, Kind
+from jobs_lib.settings import default_settings, require_database_url
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("role")
+@click.option("--apply", is_flag=True, help="Run them, as the owner of the tables.")
+def grants(kind: str, role: str, apply: bool) -> None:
+    """Print the SQL that grants ROLE what it needs, or run it.
+
+    A service runs jobs, consumers and the relay; enqueue only enqueues jobs and sends
+    records; read looks, but not at payloads; migrate owns the tables.
+    """
+    settings = default_settings()
+    database = Database(require_database_url(settings), settings.schema_name)
+    chosen = cast("Kind", kind)
+    if apply:
+        operating.apply_grants(database, chosen, role)
+        click.echo(f"granted: {kind} to {role}")
+        return
+    for statement in operating.list_grants(database, chosen, role):
+        click.echo(f"{statement};")

@@ -1,0 +1,93 @@
+"""What each kind of role is granted, and no more."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from jobs_lib.errors import OperatingError
+from jobs_lib.operating.session import bounded
+from jobs_lib.schema import latest_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from jobs_lib.db import Database
+
+Kind = Literal["service", "enqueue", "read", "migrate"]
+KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate")
+
+
+def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
+    """The statements that let a role do what its kind does.
+
+    Args:
+        database: whose tables.
+        kind: ``service`` runs jobs, consumers and the relay; ``enqueue`` only enqueues
+            jobs and sends records; ``read`` looks, but not at what jobs and records
+            carry; ``migrate`` owns the tables.
+        role: of PostgreSQL.
+
+    Raises:
+        OperatingError: there is no such role.
+        SchemaVersionError: there are no tables, or they are of another release.
+    """
+    with _looking(database, kind) as connection:
+        return _list(connection, database, kind, role)
+
+
+def apply_grants(database: Database, kind: Kind, role: str) -> list[str]:
+    """Run what :func:`list_grants` lists, all or nothing; each migration adds its own.
+
+    Raises:
+        OperatingError: there is no such role, or the one that connects may not grant
+            all that; nothing was changed.
+        SchemaVersionError: there are no tables, or they are of another release.
+    """
+    with _looking(database, kind) as connection:
+        statements = _list(connection, database, kind, role)
+        for statement in statements:
+            connection.execute(statement.encode())
+        values = {"schema": database.schema, "kind": kind, "role": role}
+        # Who may grant a part of it is only warned that the rest was left out.
+        rows = connection.execute(database.queries["list_lacking"], values).fetchall()
+        if rows:
+            raise OperatingError(
+                f"{connection.info.user} may not grant {rows[0][0]} to {role}: nothing "
+                "was changed. Connect as the owner of the tables, or as a superuser"
+            )
+    return statements
+
+
+@contextmanager
+def _looking(
+    database: Database, kind: Kind
+) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    if kind != "migrate":
+        database.check_version(latest_version())
+    with database.connect("grants") as connection, bounded(connection, database):
+        connection.execute(database.queries["hide_path"])
+        yield connection
+
+
+def _list(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    database: Database,
+    kind: Kind,
+    role: str,
+) -> list[str]:
+    values = {"schema": database.schema, "kind": kind, "role": role}
+
+    def rows(query: str) -> list[Any]:
+        found = connection.execute(database.queries[query], values, prepare=False)
+        return [row[0] for row in found]
+
+    if rows("role_exists") != [True]:
+        raise OperatingError(
+            f"there is no role {role!r}: make it with `create role`, and try again"
+        )
+    if kind == "migrate":
+        return rows("list_ownership")
+    return rows("list_grants") + rows("note_grantee")

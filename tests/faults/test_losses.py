@@ -1,0 +1,98 @@
+"""A job that loses its own connection again and again, and one whose server is away."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jobs_lib import exponential
+from tests.faults.helpers import attempts, count, effects
+from tests.support.apps import HOME, executing, make_app
+from tests.support.proxy import Proxy
+
+RETRY = exponential(first=0.01, cap=0.01, max_attempts=3)
+ADD = "insert into effects values (%s, %s)"
+KILL = "select pg_terminate_backend(pg_backend_pid())"
+KILL_AT_COMMIT = """
+create function end_backend() returns trigger language plpgsql as $$ begin
+    perform pg_terminate_backend(pg_backend_pid());
+    return null;
+end $$;
+create constraint trigger ended after insert on effects deferrable initially deferred
+    for each row when (new.n = 0) execute function end_backend();
+"""
+
+
+@pytest.mark.guarantee("FJ20", "FJ1")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("fault", ["killed", "idle", "killed at commit"])
+def test_a_job_that_loses_its_connection_again_and_again_is_discarded(
+    url, app, admin, connect, wait_for, fault, kind
+):
+    idle = "300ms" if fault == "idle" else "0"
+    admin.execute(KILL_AT_COMMIT)
+    seen: list[int] = []
+    limit = f"set local idle_in_transaction_session_timeout = '{idle}'"
+    question = KILL if fault == "killed" else "select 1"
+
+    def pause() -> None:
+        if fault == "idle":
+            time.sleep(0.6)
+
+    def run(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute(ADD, (n, job.id))
+            if n == 0:
+                seen.append(job.attempt)
+                connection.execute(limit)
+                pause()
+                connection.execute(question)
+
+    async def run_async(job, n: int) -> None:
+        async with job.transaction() as connection:
+            await connection.execute(ADD, (n, job.id))
+            if n == 0:
+                seen.append(job.attempt)
+                await connection.execute(limit)
+                pause()
+                await connection.execute(question)
+
+    work = app.job(name="work", group=lambda n: "g", retry=RETRY)(
+        run if kind == "plain" else run_async
+    )
+    with connect() as connection:
+        work.enqueue_many(connection, [{"n": 0}, {"n": 1}])
+    with executing(app, HOME, workers=2):
+        wait_for(lambda: count(url) == 0, timeout=30, what="both have ended")
+    # The first loss might have been anybody's fault.
+    assert seen == [1, 1, 2, 3]
+    assert effects(url) == [1]
+    assert attempts(url) == {("discarded", 3), ("completed", 1)}
+    (errors,) = admin.execute("select errors from jobs_lib.discarded").fetchone()
+    assert "4 times in a row" in errors[-1]["error"]
+
+
+@pytest.mark.guarantee("J20", "FP11")
+@pytest.mark.expects("loop.failed")
+def test_a_job_that_is_cut_off_together_with_its_process_pays_no_attempt(
+    url, connect, wait_for
+):
+    with Proxy.before(url) as proxy:
+        app = make_app(proxy.url(url))
+        seen: list[int] = []
+
+        @app.job(retry=RETRY)
+        def work(job) -> None:
+            with job.transaction() as connection:
+                seen.append(job.attempt)
+                if len(seen) <= 3:
+                    proxy.reset()
+                connection.execute(ADD, (1, job.id))
+
+        with connect() as connection:
+            work.enqueue(connection)
+        with executing(app, HOME):
+            wait_for(lambda: count(url) == 0, timeout=40, what="it has run")
+    assert seen == [1, 1, 1, 1]
+    assert attempts(url) == {("completed", 1)}

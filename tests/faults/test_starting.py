@@ -1,0 +1,116 @@
+"""A pod starts while PostgreSQL is away, and may be asked to stop meanwhile."""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.request
+
+import pytest
+
+from jobs_lib.devstack.ports import free_port
+from tests.faults.helpers import count, enqueue
+
+APP = """
+import os, sys, threading
+from jobs_lib import App
+
+app = App("starting", home=os.environ.get("HOME_TOPIC"))
+
+@app.job()
+def quick(job, n: int) -> None: ...
+
+if "slow" in os.environ:
+    print("loading", flush=True)
+    threading.Event().wait(60)
+"""
+
+
+@pytest.fixture
+def start(own_url, tmp_path, run_process):
+    """A function that starts a pod as a user does; it returns it and its probes."""
+    (tmp_path / "starting.py").write_text(APP)
+
+    def start(**env: str):
+        port = free_port()
+        pod = run_process(
+            *("-m", "jobs_lib.cli", "run", "starting:app"),
+            env={
+                "PYTHONPATH": str(tmp_path),
+                "JOBS_LIB_DATABASE_URL": own_url,
+                "JOBS_LIB_PROBES_PORT": str(port),
+                **env,
+            },
+        )
+
+        def is_well(path: str) -> bool:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}"):
+                    return True
+            except OSError:
+                return False
+
+        return pod, is_well
+
+    return start
+
+
+@pytest.fixture
+def away(own_server):
+    """The server is away until it is started."""
+    own_server.stop(keep_data=True)
+    yield own_server
+    if not own_server.running:
+        own_server.start()
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FP6", "J20")
+def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for):
+    pod, is_well = start()
+    wait_for(
+        lambda: re.search("loop.failed loop=start .*the database at", pod.output),
+        what=lambda: f"it says what it waits for\n{pod.output}",
+    )
+    assert pod.running
+    assert is_well("/livez")
+    assert not is_well("/readyz")
+    away.start()
+    enqueue(own_url, "quick", 20)
+    wait_for(lambda: is_well("/readyz"), timeout=30, what="it is ready")
+    wait_for(lambda: count(own_url) == 0, timeout=30, what="the jobs have run")
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == 0
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("J19", "FP19")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_pod_that_waits_for_its_database_ends_in_order_when_asked(
+    start, away, wait_for, number
+):
+    pod, _ = start()
+    wait_for(lambda: "loop.failed loop=start" in pod.output, what="it waits")
+    pod.signal(number)
+    assert pod.wait() == 0
+    assert "Traceback" not in pod.output
+
+
+@pytest.mark.guarantee("J19", "FP19")
+def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(start):
+    pod, _ = start(slow="yes")
+    pod.wait_for_line("loading")
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == 0
+    assert "Traceback" not in pod.output
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("J19", "FP19")
+def test_a_pod_that_waits_for_kafka_ends_in_order_when_asked(start, wait_for):
+    pod, _ = start(JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1", HOME_TOPIC="nowhere")
+    wait_for(
+        lambda: "loop.failed loop=start" in pod.output, timeout=40, what="it waits"
+    )
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == 0

@@ -1,0 +1,88 @@
+"""What an import loads: no Kafka client to enqueue, nothing at all for pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jobs_lib
+import jobs_lib.testing
+
+ENQUEUE = """
+import sys
+import psycopg
+from jobs_lib import App, Job, Record
+from jobs_lib.settings import Settings
+
+app = App("shop", home="orders", settings=Settings(database_url=sys.argv[1]))
+states = app.topic("states", value=int, compacted=True)
+
+@app.job()
+def ship(job: Job, order: int) -> None: ...
+
+@app.consumer("orders", group="shop", value=int)
+def handle(record: Record[int], connection) -> None: ...
+
+@app.read_model("orders", table="model", key="id", group="model")
+def row(record): ...
+
+with psycopg.connect(sys.argv[1]) as connection:
+    connection.execute("select 1")
+    assert ship.enqueue(connection, order=1)
+    ship.enqueue_many(connection, [{"order": 2}])
+    assert states.send(connection, key="a", value=1)
+with app.transaction() as connection:
+    ship.enqueue(connection, order=3)
+app.close()
+loaded = [name for name in sys.modules if name.startswith("confluent_kafka")]
+assert not loaded, loaded
+print("enqueued")
+"""
+
+PLUGIN = """
+import sys
+
+def test_nothing_is_loaded():
+    heavy = ("psycopg", "pydantic", "sqlalchemy", "confluent_kafka", "jobs_lib.")
+    ours = {"jobs_lib.version", "jobs_lib.testing", "jobs_lib.testing.plugin"}
+    loaded = {name for name in sys.modules if name.startswith(heavy)} - ours
+    assert "jobs_lib.testing.plugin" in sys.modules
+    assert not loaded, loaded
+"""
+
+
+def run(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess[str]:
+    """Run Python with this checkout on its path."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_who_only_enqueues_and_sends_loads_no_kafka_client(database_url):
+    done = run("-c", ENQUEUE, database_url)
+    assert done.stdout == "enqueued\n", done.stderr
+
+
+def test_a_run_of_pytest_that_uses_no_fixture_of_ours_loads_nothing_of_ours(tmp_path):
+    (tmp_path / "test_it.py").write_text(PLUGIN)
+    # As its entry point does, without other plugins that load a driver themselves.
+    done = run(
+        *("-m", "pytest", "-q", "-p", "jobs_lib.testing.plugin", "test_it.py"),
+        cwd=tmp_path,
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_each_public_name_is_found():
+    for module in (jobs_lib, jobs_lib.testing):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        assert set(module.__all__) <= set(dir(module))
+        assert not hasattr(module, "no_such_name")

@@ -1,0 +1,157 @@
+"""A server, role or database whose default isolation is a stricter one."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from jobs_lib.db import Database
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.operating import cancel
+from jobs_lib.partitioner import choose_origin
+from jobs_lib.topics import repartition
+from tests.operating.helpers import add_claim, add_job, add_owner
+from tests.support.apps import HOME, count, executing, heard, make_app, running
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+SHOW = "show transaction_isolation"
+
+
+@pytest.fixture(params=["repeatable read", "serializable"])
+def strict_url(request, database_url, admin) -> str:
+    """The URL of a database whose transactions are stricter by default."""
+    name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
+    admin.execute(
+        f"alter database {name} set default_transaction_isolation = '{request.param}'"
+    )
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute(SHOW).fetchone() == (request.param,)
+    return database_url
+
+
+@pytest.fixture
+def in_thread():
+    """A function that starts another one and returns its future."""
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit
+
+
+@pytest.fixture
+def waits(admin, wait_for):
+    """A function that waits until another session waits for a lock."""
+
+    def waits() -> None:
+        wait_for(
+            lambda: admin.execute("select from pg_locks where not granted").rowcount,
+            what="a session waits for a lock",
+        )
+
+    return waits
+
+
+@pytest.mark.guarantee("FP22")
+def test_every_transaction_of_ours_reads_what_is_committed(strict_url):
+    database = Database(strict_url)
+    app = make_app(strict_url)
+    found: list[Any] = []
+
+    async def ask_async() -> None:
+        pool = database.async_pool("test", 1)
+        await pool.open()
+        async with pool.connection() as connection:
+            found.append(await (await connection.execute(SHOW)).fetchone())
+        await pool.close()
+        async with app.transaction() as connection:
+            found.append(await (await connection.execute(SHOW)).fetchone())
+        await app.aclose()
+
+    with database.connect("test") as connection:
+        found.append(connection.execute(SHOW).fetchone())
+        with connection.transaction():
+            found.append(connection.execute(SHOW).fetchone())
+    with database.pool("test", 1) as pool, pool.connection() as connection:
+        found.append(connection.execute(SHOW).fetchone())
+    with app.transaction() as connection:
+        found.append(connection.execute(SHOW).fetchone())
+    asyncio.run(ask_async())
+    app.close()
+    assert found == [("read committed",)] * 6
+
+
+@pytest.mark.guarantee("FP22")
+def test_a_move_takes_along_what_it_has_waited_for(
+    strict_url, admin, connect, in_thread, waits
+):
+    app = make_app(strict_url)
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None: ...
+
+    groups = [f"g{n}" for n in range(40)]
+    connection = connect()
+    for group in groups:
+        work.enqueue(connection, group=group)
+    moving = in_thread(repartition, app, 12)
+    waits()
+    connection.commit()
+    assert moving.result(timeout=30)
+    rows = admin.execute('select "group", origin from jobs_lib.jobs').fetchall()
+    assert dict(rows) == {g: choose_origin(g, "local", 12) for g in groups}
+
+
+@pytest.mark.guarantee("FP22")
+def test_a_cancel_sees_the_claim_that_it_has_waited_for(
+    strict_url, admin, connect, in_thread, waits
+):
+    executor = connect()
+    job = add_job(admin)
+    owner = add_owner(admin)
+    executor.execute("select from jobs_lib.origins for share")
+    add_claim(executor, owner, job)
+    cancelling = in_thread(cancel, Database(strict_url), [job])
+    waits()
+    executor.commit()
+    assert cancelling.result(timeout=30) == {job: "requested"}
+
+
+@pytest.mark.guarantee("FP22")
+def test_jobs_run_once_and_in_order_while_owners_change(
+    strict_url, admin, connect, wait_for
+):
+    app = make_app(strict_url)
+    admin.execute("create table effects (place bigserial, n int)")
+
+    @app.job(group=lambda n: f"g{n % 5}")
+    def work(job: Job, n: int) -> None:
+        with job.transaction() as connection:
+            assert connection.execute(SHOW).fetchone() == ("read committed",)
+            connection.execute("insert into effects (n) values (%s)", (n,))
+
+    with heard("loop.failed") as failures, executing(app, HOME):
+        for start in range(0, 200, 20):
+            with app.transaction() as connection:
+                work.enqueue_many(
+                    connection, [{"n": n} for n in range(start, start + 20)]
+                )
+        wait_for(lambda: count(admin, "jobs") < 150, what="some have run")
+        with running(app, "executor"):
+            wait_for(lambda: not count(admin, "jobs"), timeout=60, what="all have run")
+    app.close()
+    ran = [n for (n,) in admin.execute("select n from effects order by place")]
+    for group in range(5):
+        assert [n for n in ran if n % 5 == group] == list(range(group, 200, 5))
+    assert not failures
+
+
+@pytest.mark.guarantee("FP22", "J21")
+def test_a_default_that_cannot_be_changed_behind_pgbouncer_is_refused(strict_url):
+    # No PgBouncer is needed: it hands on the server's default.
+    database = Database(strict_url, pgbouncer=True)
+    with pytest.raises(ConfigurationError, match="alter role ROLE set"):
+        database.connect("test")

@@ -1,0 +1,128 @@
+"""What cannot be sent is refused before SQL: the caller's transaction goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from jobs_lib import PayloadError
+from tests.integration.test_callers import WAYS, settle
+from tests.support.apps import count, make_app
+
+LONGEST = "k" * 1_000
+
+
+@dataclasses.dataclass
+class Position:
+    """A state with numbers that may be none."""
+
+    height: float
+    speed: float | None = None
+
+
+class Model(BaseModel):
+    """The same, by pydantic."""
+
+    height: float
+
+
+class Lenient(BaseModel):
+    """It says itself how such a number is written."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+    height: float
+    speed: float | None = None
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a long key": ({"key": LONGEST + "k"}, "1 to 1000 bytes .* [(]1001 characters"),
+    "a long key of few characters": ({"key": "ключ" * 126}, "504 characters"),
+    "a surrogate in a key": ({"key": "\ud800"}, "1 to 1000 bytes"),
+    "NUL in a header": ({"headers": {"h": "a\0b"}}, "without NUL"),
+    "NUL in a header's name": ({"headers": {"a\0b": "h"}}, "without NUL"),
+    "a surrogate in a header": ({"headers": {"h": "\ud800"}}, "in UTF-8"),
+    "a number in a header": ({"headers": {"h": 1}}, "must map str to str"),
+    "headers in a list": ({"headers": ["h"]}, "must map str to str"),
+    "a version that is no number": ({"version": "1"}, "64 bits"),
+    "a version that is too large": ({"version": 2**63}, "64 bits"),
+    "not a number": ({"value": {"a": [math.nan]}}, "is NaN or infinite"),
+}
+
+
+@pytest.mark.guarantee("S2")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_record_that_is_refused_costs_no_transaction(database_url, way, connect):
+    app = make_app(database_url)
+    events = app.topic("events")
+    good: Any = {"key": LONGEST, "value": 1, "headers": {"h": "é"}, "version": -(2**63)}
+
+    async def work():
+        async with way(app) as hand:
+            for bad, match in REFUSED.values():
+                with pytest.raises(PayloadError, match=match):
+                    await settle(events.send(hand.caller, **{**good, **bad}))
+            await settle(events.send(hand.caller, **good))
+
+    asyncio.run(work())
+    app.close()
+    found = connect().execute("select key, version from jobs_lib.outbox").fetchall()
+    assert found == [(LONGEST, -(2**63))]
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (Any, math.nan),
+        (Any, {"a": {"b": [1, -math.inf]}}),
+        (Any, [Model.model_construct(height=math.nan)]),
+        (dict[str, float], {"a": math.inf}),
+        (Position, Position(math.nan)),
+        (Position, Position(1.0, math.inf)),
+        (Model, Model(height=math.nan)),
+        (list[Model], [Model(height=1), Model(height=math.inf)]),
+    ],
+)
+def test_a_number_that_json_has_no_form_for_is_refused(database_url, type_, value):
+    topic = make_app(database_url).topic("events", value=type_)
+    with pytest.raises(PayloadError, match="is NaN or infinite"):
+        topic.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "encoded"),
+    [
+        (Any, {"NaN": None, "a": "Infinity"}, b'{"NaN":null,"a":"Infinity"}'),
+        (Position, Position(1.5), b'{"height":1.5,"speed":null}'),
+        (Lenient, Lenient(height=math.inf), b'{"height":"Infinity","speed":null}'),
+        (Any, {"a": None, "b": b"\xc3\xa9", "c": Decimal(1)}, None),
+        (bytes, b"null \xff", b"null \xff"),
+    ],
+)
+def test_what_only_looks_like_it_is_sent(database_url, type_, value, encoded):
+    topic = make_app(database_url).topic("events", value=type_)
+    assert topic.encode(value) == encoded or encoded is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "send('t', %(key)s, '1')",
+        "send('t', %(key)s, null)",
+        "send_current('t', %(key)s, 'things')",
+    ],
+)
+def test_sql_refuses_a_long_key_with_the_way_out(admin, call):
+    with pytest.raises(
+        psycopg.errors.InvalidParameterValue, match="has 1001 bytes, the limit is 1000"
+    ) as refused:
+        admin.execute(f"select jobs_lib.{call}", {"key": LONGEST + "k"})
+    assert refused.value.diag.message_hint == "Give a short stable id, or a digest."
+    admin.execute(f"select jobs_lib.{call}", {"key": LONGEST})
+    assert count(admin, "outbox") == 1

@@ -1,0 +1,138 @@
+"""The migrations as SQL: what psql makes of it is what `migrate` makes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.config import Config
+from click.testing import CliRunner
+from sqlalchemy import create_engine
+
+from jobs_lib.cli import cli
+from jobs_lib.devstack.postgres import wheel_bin
+from jobs_lib.errors import ConfigurationError, SchemaVersionError
+from jobs_lib.schema import (
+    latest_version,
+    migrate,
+    migrations_path,
+    sqlalchemy_url,
+    upgrade,
+    write_sql,
+)
+from jobs_lib.settings import default_settings, load_settings
+
+VALUES = "select shards, environment, topic_template from {}.installation"
+
+
+def dump(url):
+    """All that a database has, but for its rows; and those of the first table."""
+    text = subprocess.run(
+        [str(wheel_bin() / "pg_dump"), "--schema-only", url],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # A key of each dump's own.
+    return re.sub(r"(?m)^\\(un)?restrict .*\n", "", text)
+
+
+def execute(url, text):
+    """Run a script as psql does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(text.encode())
+
+
+def install(url, version):
+    """Bring the tables to a version that is not the latest."""
+    engine = create_engine(sqlalchemy_url(url))
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(migrations_path()))
+        config.attributes |= {"connection": connection, "schema": "jobs_lib"}
+        command.upgrade(config, version)
+    engine.dispose()
+
+
+@pytest.fixture
+def other_url(postgres_server):
+    """The URL of another empty database."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute("create database other_schema")
+        yield postgres_server.url_of("other_schema")
+        connection.execute("drop database other_schema with (force)")
+
+
+@pytest.mark.guarantee("O7")
+@pytest.mark.parametrize("schema", ["jobs_lib", "we\"ird; 'Ünï"])
+def test_printed_sql_makes_what_migrate_makes(
+    empty_url, other_url, schema, monkeypatch
+):
+    monkeypatch.setenv("JOBS_LIB_SCHEMA", schema)
+    monkeypatch.setenv("JOBS_LIB_ENVIRONMENT", "dev")
+    default_settings.cache_clear()
+    settings = load_settings()
+    printed = CliRunner().invoke(cli, ["migrate", "--sql", "--shards", "4"])
+    assert printed.exit_code == 0
+    execute(empty_url, printed.output)
+    migrate(other_url, schema, settings, shards=4)
+    assert dump(empty_url) == dump(other_url)
+    with psycopg.connect(empty_url) as one, psycopg.connect(other_url) as other:
+        query = psycopg.sql.SQL(VALUES).format(psycopg.sql.Identifier(schema))
+        expected = other.execute(query).fetchone()
+        assert one.execute(query).fetchone() == expected == (4, "dev", "dev.{name}")
+    # And it is found as it is.
+    assert migrate(empty_url, schema, settings) == latest_version()
+
+
+@pytest.mark.guarantee("O7")
+def test_every_way_to_the_latest_version_ends_in_the_same_schema(empty_url, other_url):
+    execute(other_url, write_sql())
+    expected = dump(other_url)
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with engine.begin() as connection:
+        upgrade(connection)
+    assert dump(empty_url) == expected
+    execute(empty_url, "drop schema jobs_lib cascade")
+    install(empty_url, "0012")
+    assert dump(empty_url) != expected
+    execute(empty_url, write_sql(since="0012"))
+    assert dump(empty_url) == expected
+    execute(empty_url, "drop schema jobs_lib cascade")
+    install(empty_url, "0012")
+    migrate(empty_url)
+    assert dump(empty_url) == expected
+    engine.dispose()
+
+
+def test_a_script_of_another_version_changes_nothing(database_url):
+    before = dump(database_url)
+    with pytest.raises(psycopg.errors.DuplicateTable):
+        execute(database_url, write_sql())
+    # Of functions alone, which nothing else would refuse.
+    with pytest.raises(psycopg.errors.RaiseException, match="not the version that"):
+        execute(database_url, write_sql(since="0021"))
+    assert dump(database_url) == before
+
+
+def test_alembic_prints_the_same(monkeypatch, capsys):
+    config = Config("alembic.ini")
+    command.upgrade(config, "head", sql=True)
+    assert capsys.readouterr().out.strip() == write_sql().strip()
+
+
+def test_what_cannot_be_printed_is_refused(monkeypatch):
+    with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001 to"):
+        write_sql(since="9999")
+    with pytest.raises(ConfigurationError, match="fixed when the tables are installed"):
+        write_sql(since="0012", shards=3)
+    with pytest.raises(ConfigurationError, match="cannot have 0 shards"):
+        write_sql(shards=0)
+    run = CliRunner().invoke
+    refused = run(cli, ["migrate", "--sql", "--copied-from", "live"])
+    assert "leave --sql out" in refused.output
+    assert refused.exit_code == 2
+    assert "--since needs --sql" in run(cli, ["migrate", "--since", "0012"]).output

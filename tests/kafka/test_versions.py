@@ -1,0 +1,179 @@
+"""Each record of a state has a version, and so has its end, whoever tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from jobs_lib import Gone, PayloadError
+from jobs_lib.capture import capture_changes
+from jobs_lib.partitioner import choose_shard
+from tests.support.apps import count, heard, make_app, running
+from tests.support.records import read_topic
+
+
+@dataclass
+class Aircraft:
+    """A state that counts its changes."""
+
+    tail: str
+    version: int
+
+
+@pytest.fixture
+def app(database_url, bootstrap_servers):
+    """An app with Kafka."""
+    return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+
+@pytest.fixture
+def states(app, topic, admin):
+    """A topic of states whose entities lie in a table, some marked as deleted."""
+    admin.execute(
+        "create table aircraft"
+        " (tail text primary key, version bigint, deleted bool default false)"
+    )
+    declared = app.topic(topic(1), value=Aircraft, compacted=True)
+
+    @app.entity(declared, source="aircraft", key="tail")
+    def load(connection, tails: list[str]) -> dict[str, Aircraft | Gone]:
+        rows = connection.execute(
+            "select * from aircraft where tail = any (%s)", (tails,)
+        )
+        return {
+            tail: Gone(version) if deleted else Aircraft(tail, version)
+            for tail, version, deleted in rows
+        }
+
+    return declared
+
+
+@pytest.fixture
+def relayed(app, states, admin, bootstrap_servers, wait_for):
+    """A function that relays what there is, and returns keys, versions and ends."""
+
+    def relayed() -> list[tuple[str, str | None, bool]]:
+        with running(app, "relay"):
+            wait_for(
+                lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent"
+            )
+        return [
+            (record.key, record.headers.get("ce_version"), record.value is None)
+            for record in read_topic(bootstrap_servers, states.name)
+        ]
+
+    return relayed
+
+
+@pytest.mark.guarantee("W45")
+def test_the_end_of_a_state_has_a_version_whoever_writes_it(states, connect, relayed):
+    with connect() as connection:
+        states.send(connection, key="a", value=Aircraft("a", 41))
+        states.tombstone(connection, key="b", version=42)
+        connection.execute(
+            "select jobs_lib.send(%s, 'c', null, version => 43)", [states.name]
+        )
+        states.send_current(connection, key="d", version=44)
+        connection.execute(
+            "select jobs_lib.send_current(%s, 'e', 'aircraft', version => 45)",
+            [states.name],
+        )
+    assert sorted(relayed()) == [
+        ("a", "41", False),
+        ("b", "42", True),
+        ("c", "43", True),
+        ("d", "44", True),
+        ("e", "45", True),
+    ]
+
+
+@pytest.mark.guarantee("W45")
+def test_a_captured_delete_has_the_version_that_follows_the_rows(
+    states, admin, relayed
+):
+    capture_changes(admin, "aircraft", topic=states.name, key="tail")
+    admin.execute("insert into aircraft values ('N1', 41), ('N2', 7)")
+    admin.execute("update aircraft set version = 42 where tail = 'N1'")
+    admin.execute("delete from aircraft where tail = 'N1'")
+    assert sorted(relayed()) == [("N1", "43", True), ("N2", "7", False)]
+
+
+@pytest.mark.guarantee("W45")
+def test_the_version_grows_when_a_change_is_sent_after_the_delete(
+    app, topic, admin, connect, bootstrap_servers, wait_for
+):
+    # Nothing is merged here: the record of the update finds the row gone, too.
+    admin.execute("create table things (id text primary key, edition bigint)")
+    each = app.topic(topic(1), value=dict, compacted=True, merge=False)
+
+    @app.entity(each, source="things", key="id")
+    def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
+        rows = connection.execute("select * from things where id = any (%s)", (keys,))
+        return {key: {"version": edition} for key, edition in rows}
+
+    capture_changes(admin, "things", topic=each.name, key="id", version="edition")
+    admin.execute("insert into things values ('a', 1)")
+    admin.execute("update things set edition = 2")
+    admin.execute("delete from things")
+    admin.execute("insert into things values ('b', 1)")
+    with running(app, "relay"):
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
+    versions: dict[str, list[str]] = {}
+    for record in read_topic(bootstrap_servers, each.name):
+        versions.setdefault(record.key, []).append(record.headers["ce_version"])
+    assert versions == {"a": ["2", "3", "3"], "b": ["1"]}
+
+
+@pytest.mark.guarantee("W45", "W25")
+def test_a_re_export_gives_the_end_of_a_deleted_row_its_version(states, admin, relayed):
+    admin.execute("insert into aircraft values ('N1', 8, false), ('N2', 9, true)")
+    admin.execute(
+        "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
+        " values (1, 'aircraft', %s, 60000, 'running', 2)",
+        [states.name],
+    )
+    for key in ("N1", "N2"):
+        admin.execute(
+            "insert into jobs_lib.outbox"
+            " (shard, class, topic, key, entity, cause, reexport_id)"
+            " values (%s, 1, %s, %s, 'aircraft', 'reexport', 1)",
+            [choose_shard(states.name, key, 16), states.name, key],
+        )
+    assert sorted(relayed()) == [("N1", "8", False), ("N2", "9", True)]
+
+
+@pytest.mark.guarantee("W45")
+def test_an_end_whose_version_nobody_knows_is_told_once(states, connect, relayed):
+    with connect() as connection:
+        states.send_current(connection, key="gone")
+        states.send_current(connection, key="gone, too")
+    with heard("version.missing") as told:
+        assert {version for _, version, _ in relayed()} == {None}
+    ((_, fields),) = told
+    assert fields["topic"] == states.name
+    assert fields["entity"] == "aircraft"
+
+
+def test_a_column_that_holds_no_version_costs_no_change(states, admin, relayed):
+    admin.execute("alter table aircraft alter version type text")
+    capture_changes(admin, "aircraft", topic=states.name, key="tail")
+    versions = ["", "1.5", "first", "9" * 19, "9223372036854775807", None, "12"]
+    for n, version in enumerate(versions):
+        admin.execute("insert into aircraft values (%s, %s)", (f"N{n}", version))
+    admin.execute("delete from aircraft")
+    ends = {key: version for key, version, _ in relayed()}
+    assert ends == {**{f"N{n}": None for n in range(6)}, "N6": "13"}
+
+
+@pytest.mark.guarantee("W45")
+def test_a_tombstone_without_a_version_is_refused_where_states_have_one(
+    app, states, connect
+):
+    with connect() as connection:
+        connection.execute("select 1")
+        with pytest.raises(PayloadError, match="give version=, one more"):
+            states.tombstone(connection, key="N1")
+        # The transaction goes on.
+        states.tombstone(connection, key="N1", version=1)
+        app.topic("plain", value=int, compacted=True).tombstone(connection, key="a")

@@ -1,0 +1,171 @@
+"""The probes: fixed answers on IPv4 and IPv6, whatever a client does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from jobs_lib import probes
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.probes import Probes
+from tests.support.apps import heard
+
+V4, V6 = "127.0.0.1", "::1"
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has it, and has not switched it off."""
+    try:
+        socket.create_server((V6, 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def answering(is_ready=lambda: True):
+    """Probes on some free port; gives the port."""
+    # Any port: the kernel chooses one for all addresses at once.
+    one = Probes(0, is_ready)
+    one.start()
+    try:
+        yield one._server.socket.getsockname()[1]
+    finally:
+        one.stop()
+
+
+def ask(port: int, path: str, host: str = V4, method: str = "GET") -> tuple[int, str]:
+    """The status and the text."""
+    where = f"[{host}]" if ":" in host else host
+    request = urllib.request.Request(f"http://{where}:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def is_heard(port: int) -> bool:
+    """Whether a client gets an answer now."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask(port, "/livez") == (200, "live")
+    return False
+
+
+def test_it_lives_and_is_ready_when_it_says_so():
+    ready: list[int] = []
+    with answering(lambda: bool(ready)) as port:
+        assert ask(port, "/livez") == (200, "live")
+        assert ask(port, "/readyz") == (503, "starting or stopping")
+        ready.append(1)
+        assert ask(port, "/readyz?verbose") == (200, "ready")
+        assert ask(port, "/readyz", method="HEAD") == (200, "")
+        assert ask(port, "/other")[0] == 404
+        assert ask(port, "/livez", method="POST")[0] == 501
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_it_hears_both_kinds_of_addresses():
+    with answering() as port:
+        for host in (V4, V6):
+            assert ask(port, "/livez", host) == (200, "live")
+
+
+def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch):
+    real = socket.create_server
+
+    def create(address, *, family=socket.AF_INET, **options):
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(address, family=family, **options)
+
+    monkeypatch.setattr(socket, "create_server", create)
+    with answering() as port:
+        assert ask(port, "/livez") == (200, "live")
+
+
+def test_clients_that_say_nothing_keep_nobody_waiting():
+    with answering() as port, contextlib.ExitStack() as clients:
+        for _ in range(probes._AT_ONCE - 2):
+            clients.enter_context(socket.create_connection((V4, port)))
+        assert ask(port, "/livez") == (200, "live")
+
+
+def test_more_clients_than_it_hears_at_once_are_turned_away_and_no_thread_stays(
+    monkeypatch, wait_for
+):
+    monkeypatch.setattr(probes._Handler, "timeout", 0.5)
+    before = threading.active_count()
+    with answering() as port:
+        silent = [socket.create_connection((V4, port)) for _ in range(200)]
+        try:
+            wait_for(
+                lambda: is_heard(port),
+                timeout=30,
+                what="those that do not speak are given up",
+            )
+            wait_for(
+                lambda: threading.active_count() <= before + 1,
+                timeout=30,
+                what="their threads have ended",
+            )
+        finally:
+            for one in silent:
+                one.close()
+
+
+def test_a_question_that_cannot_be_answered_is_told_and_is_not_ready():
+    def is_ready() -> bool:
+        raise RuntimeError("no answer")
+
+    with heard("loop.failed") as failed, answering(is_ready) as port:
+        assert ask(port, "/readyz")[0] == 503
+        assert ask(port, "/livez") == (200, "live")
+    ((_, fields),) = failed
+    assert (fields["loop"], fields["error"]) == ("probes", "RuntimeError: no answer")
+
+
+def test_a_port_that_is_taken_is_refused_and_one_that_was_stopped_is_free():
+    with (
+        answering() as port,
+        pytest.raises(ConfigurationError, match=rf"port {port} .*another one"),
+    ):
+        Probes(port, lambda: True)
+    never_started = Probes(port, lambda: True)
+    never_started.stop()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((V4, port))
+
+
+RSS = """
+import sys
+from jobs_lib import App
+from jobs_lib.service import Service
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+before = rss()
+from jobs_lib.probes import Probes
+probes = Probes(0, lambda: True)
+probes.start()
+probes.stop()
+assert not {"starlette", "uvicorn"} & sys.modules.keys()
+print(rss() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_probes_cost_few_megabytes():
+    run = subprocess.run(
+        [sys.executable, "-c", RSS], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    # By a web framework it was 17.
+    assert float(run.stdout) < 4

@@ -1,0 +1,96 @@
+"""Another topic becomes the home: a group's jobs stay in one origin."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs_lib.errors import TopicError
+from jobs_lib.partitioner import choose_origin
+from jobs_lib.topics import declare_topic
+from tests.support.apps import count, make_app
+
+if TYPE_CHECKING:
+    from jobs_lib import App, Job
+
+PARTITIONS = 12
+MOVED = choose_origin("g", "orders", PARTITIONS)
+
+
+def make_pod(url: str) -> tuple[App, Any]:
+    app = make_app(url)
+
+    @app.job(name="work", group="group")
+    def work(job: Job, group: str) -> None: ...
+
+    return app, work
+
+
+def origins(admin) -> set[str]:
+    return {o for (o,) in admin.execute("select origin from jobs_lib.jobs")}
+
+
+@pytest.fixture
+def pods(database_url, connect, admin):
+    """Two pods: the first knows the home as it was before."""
+    (app, knows_old), (_, knows_new) = (make_pod(database_url) for _ in range(2))
+    with connect() as connection:
+        knows_old.enqueue(connection, group="g")
+    admin.execute("delete from jobs_lib.jobs")
+    return app, knows_old, knows_new
+
+
+@pytest.mark.guarantee("S9", "S21")
+@pytest.mark.parametrize("partitions", [PARTITIONS, 16])
+def test_who_knows_the_old_home_enqueues_into_the_new_one(
+    pods, admin, connect, partitions
+):
+    app, knows_old, knows_new = pods
+    declare_topic(app, "orders", home=True, partitions=partitions)
+    with connect() as connection:
+        knows_old.enqueue(connection, group="g")
+        knows_new.enqueue(connection, group="g")
+        connection.execute(
+            "select jobs_lib.enqueue('work', '{\"group\": \"g\"}', \"group\" => 'g')"
+        )
+    assert count(admin, "jobs") == 3
+    assert origins(admin) == {choose_origin("g", "orders", partitions)}
+
+
+@pytest.mark.guarantee("S9")
+def test_many_jobs_by_who_knows_the_old_home_lie_in_the_new_one(pods, admin, connect):
+    app, knows_old, _ = pods
+    # As many partitions as before: the number alone does not tell.
+    declare_topic(app, "orders", home=True, partitions=16)
+    with connect() as connection:
+        knows_old.enqueue_many(connection, [{"group": "g"}] * 3)
+    assert origins(admin) == {choose_origin("g", "orders", 16)}
+
+
+@pytest.mark.guarantee("S9")
+def test_the_home_does_not_move_under_an_open_transaction(
+    pods, admin, connect, wait_for
+):
+    app, knows_old, _ = pods
+    opened = connect()
+    knows_old.enqueue(opened, group="g")
+    with pytest.raises(TopicError, match=r"stayed open for more than 0\.2 s"):
+        declare_topic(app, "orders", home=True, partitions=PARTITIONS, wait=0.2)
+    with ThreadPoolExecutor() as threads:
+        moving = threads.submit(
+            declare_topic, app, "orders", home=True, partitions=PARTITIONS
+        )
+        wait_for(
+            lambda: (
+                admin.execute(
+                    "select from pg_locks where locktype = 'advisory' and not granted"
+                ).rowcount
+            ),
+            what="it waits",
+        )
+        opened.commit()
+        with pytest.raises(TopicError, match="while jobs wait"):
+            moving.result(timeout=30)
+    assert origins(admin) == {choose_origin("g", "local", 16)}

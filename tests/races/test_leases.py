@@ -1,0 +1,114 @@
+"""A job begins only while nobody else can own it, and never beside itself."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from jobs_lib.jobs.lease import Lease
+from tests.races.conftest import ORIGIN, run
+from tests.support.apps import heard
+
+OVER = -math.inf
+
+
+@pytest.mark.guarantee("FP16", "I4")
+@pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
+def test_what_was_claimed_before_the_lease_ran_out_is_dropped_and_claimed_anew(
+    scene, group
+):
+    jobs = [scene.enqueue(group=group) for _ in range(3)]
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    first = pod.start()
+    pod.lease.until = OVER
+    pod.finish(first)
+    with heard("jobs.dropped") as dropped:
+        assert pod.start_all() == []
+        pod.rounds()
+    assert {i for _, fields in dropped for i in fields["ids"]} == {*jobs[1:]}
+    assert pod.startable == []  # nothing is claimed in vain
+    pod.lease = Lease()
+    assert run(pod, 6) == jobs[1:]
+    assert scene.admin.execute("select * from jobs_lib.jobs").fetchall() == []
+    assert scene.admin.execute("select * from jobs_lib.claims").fetchall() == []
+
+
+@pytest.mark.guarantee("FP16")
+def test_a_claim_answered_under_the_next_lease_begins_nothing(scene):
+    scene.enqueue()
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    pod.hands.ready.clear()
+    pod.claimer.windows.rewind()
+    pod.claimer.flight.jobs.clear()
+
+    def freeze() -> None:
+        pod.lease.until = OVER
+        heir.take(ORIGIN)
+        pod.lease = Lease()  # the first heartbeat after it, before all else
+
+    pod.round(after=freeze)
+    assert pod.hands.ready
+    assert pod.start_all() == []
+
+
+@pytest.mark.guarantee("I8")
+@pytest.mark.expects("jobs.fenced")
+def test_a_group_that_comes_back_waits_for_the_handler_that_runs_still(scene):
+    first, second = (scene.enqueue(group="g") for _ in range(2))
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.rounds()
+    old = pod.start()
+    assert old.id == first
+    heir.take(ORIGIN)
+    pod.leave(ORIGIN, hurried=True)
+    pod.take(ORIGIN)
+    other = scene.enqueue(group="h")
+    assert run(pod) == [other]
+    pod.finish(old)
+    assert scene.state(first) is not None  # refused
+    assert run(pod, 6) == [first, second]
+
+
+@pytest.mark.expects("jobs.fenced")
+def test_an_origin_that_comes_back_twice_still_waits_for_the_first_handler(scene):
+    first = scene.enqueue(group="g")
+    alone = scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    old = pod.start_all()
+    for _ in range(2):
+        pod.leave(ORIGIN, hurried=True)
+        pod.take(ORIGIN)
+        pod.rounds()
+        assert pod.startable == []
+    for job in old:
+        pod.finish(job)
+    assert sorted(run(pod, 6)) == [first, alone]
+    assert scene.admin.execute("select * from jobs_lib.claims").fetchall() == []
+
+
+def test_what_is_given_up_begins_nothing_though_the_dispatcher_waits(scene):
+    scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    # No round follows, as where the database does not answer.
+    pod.dispatcher.release(frozenset({ORIGIN}), 0.0)
+    assert pod.start_all() == []
+
+
+def test_a_lease_is_counted_from_when_the_heartbeat_was_sent():
+    lease = Lease(OVER)
+    sent_at = time.monotonic() - 100
+    late = lease.renew(sent_at, stale_after=50)
+    assert late is not lease
+    assert late.is_over()
+    fresh = late.renew(time.monotonic(), stale_after=50)
+    assert fresh is not late
+    assert not fresh.is_over()
+    until = fresh.until
+    assert fresh.renew(time.monotonic() + 1, stale_after=50) is fresh
+    assert until < fresh.until < time.monotonic() + 50

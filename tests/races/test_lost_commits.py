@@ -1,0 +1,194 @@
+"""Commits that a pod has seen are lost: what it knows of them must not count."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from jobs_lib.errors import FencedError
+from jobs_lib.executor.courier import Courier
+from jobs_lib.jobs.model import Discard, Result, RetryAfter
+from tests.races.conftest import ORIGIN, run
+from tests.races.test_interleavings import effect
+
+ELSEWHERE = 1
+"""No server was started one microsecond after the epoch."""
+
+
+@pytest.fixture
+def pod(scene):
+    """A pod that knows which server it asks."""
+    pod = scene.pod()
+    pod.dispatcher._recover(pod.courier)
+    pod.take(ORIGIN)
+    return pod
+
+
+def reconnect(pod) -> None:
+    """What a dispatcher does with a new connection."""
+    pod.dispatcher._recover(pod.courier)
+
+
+def lose(scene, *jobs: int) -> None:
+    """Bring jobs back that have ended, as a server has them that lacks commits."""
+    scene.admin.execute(
+        'insert into jobs_lib.jobs (origin, id, type, "group", payload, enqueued_at)'
+        " select origin, id, type, \"group\", '{}', enqueued_at"
+        " from jobs_lib.history where id = any (%s)",
+        ([*jobs],),
+    )
+    scene.admin.execute("delete from jobs_lib.history where id = any (%s)", ([*jobs],))
+
+
+def replace_job(scene, job: int) -> None:
+    """Another job is given the id, by a server that does not know the first one."""
+    scene.admin.execute(
+        "update jobs_lib.jobs set enqueued_at = clock_timestamp() where id = %s", (job,)
+    )
+
+
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("FP7", "I9")
+@pytest.mark.parametrize("known", [True, False], ids=["noticed", "not noticed"])
+def test_a_handler_commits_nothing_while_jobs_before_its_own_are_back(
+    scene, pod, known
+):
+    jobs = [scene.enqueue(group="g") for _ in range(4)]
+    pod.rounds()
+    for _ in range(2):
+        ended = pod.start()
+        pod.begin(ended)
+        pod.commit(ended)
+    pod.round()
+    running = pod.start()
+    lose(scene, *jobs[:2])
+    if known:
+        reconnect(pod)
+    else:
+        running.lane.server = ELSEWHERE
+    effect(pod.begin(running), pod, running)
+    assert pod.commit(running).result is Result.FENCED
+    assert scene.effects() == []
+    reconnect(pod)
+    assert run(pod, rounds=5) == jobs
+
+
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("FP7", "I9")
+@pytest.mark.parametrize("error", [None, RetryAfter(0), Discard()])
+def test_what_ended_before_the_loss_is_not_written_after_it(scene, pod, error):
+    jobs = [scene.enqueue(group="g") for _ in range(3)]
+    pod.rounds()
+    pod.finish(pod.start())
+    pod.round()
+    pod.finish(pod.start(), error)
+    lose(scene, jobs[0])
+    reconnect(pod)
+    assert run(pod, rounds=5) == jobs
+    assert [scene.ends(job) for job in jobs] == [["completed"]] * 3
+
+
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("FP7", "I1")
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("error", [None, RetryAfter(99), Discard()])
+def test_a_job_that_has_the_id_of_a_lost_one_is_neither_ended_nor_put_off(
+    scene, pod, group, error
+):
+    job = scene.enqueue(group=group)
+    pod.rounds()
+    running = pod.start()
+    replace_job(scene, job)
+    reconnect(pod)
+    pod.finish(running, error)
+    pod.round()
+    assert scene.state(job) == ("available", 0, 0)
+    assert run(pod, rounds=5) == [job]
+
+
+@pytest.mark.expects("jobs.fenced")
+def test_a_job_that_has_the_id_of_a_carried_one_is_not_ended_with_another(scene, pod):
+    jobs = [scene.enqueue(group="g") for _ in range(2)]
+    pod.rounds()
+    pod.finish(pod.start())  # and not written yet
+    running = pod.start()
+    running.lane.server = ELSEWHERE
+    scene.admin.execute(
+        'update jobs_lib.jobs set "group" = null, enqueued_at = clock_timestamp()'
+        " where id = %s",
+        (jobs[0],),
+    )
+    pod.begin(running)
+    assert pod.commit(running).result is Result.FENCED
+    reconnect(pod)
+    assert sorted(run(pod, rounds=5)) == jobs
+
+
+@pytest.mark.guarantee("FP6", "I7")
+def test_a_restart_without_a_loss_costs_no_run(scene, pod):
+    jobs = [scene.enqueue(group="g") for _ in range(3)]
+    pod.rounds()
+    pod.finish(pod.start())  # and not written yet
+    running = pod.start()
+    running.lane.server = ELSEWHERE
+    effect(pod.begin(running), pod, running)
+    assert pod.commit(running) is not None
+    reconnect(pod)
+    assert run(pod, rounds=5) == jobs[2:]
+    assert scene.effects() == [running.id]
+    assert [scene.ends(job) for job in jobs] == [["completed"]] * 3
+
+
+def test_the_note_of_what_runs_is_written_again(scene, pod):
+    scene.enqueue()
+    pod.rounds()
+    running = pod.start()
+    scene.admin.execute("delete from jobs_lib.claims")
+    reconnect(pod)
+    claims = scene.admin.execute("select owner, ids from jobs_lib.claims").fetchall()
+    assert claims == [(pod.id, [running.id])]
+
+
+@pytest.mark.guarantee("FP7", "FP10")
+def test_behind_pgbouncer_another_server_refuses_all_until_the_pod_has_noticed(
+    scene, pod
+):
+    job = scene.enqueue()
+    queries = scene.database.queries
+    bouncing = Courier(scene.connect(), queries, prepare=False)
+    bouncing.server = ELSEWHERE
+    pod.claimer.windows.hint(ORIGIN)
+    with pytest.raises(psycopg.DataError, match="another server, started at"):
+        pod.dispatcher._round(bouncing)
+    assert scene.admin.execute("select from jobs_lib.claims").fetchall() == []
+    pod.courier = Courier(scene.connect(), queries, prepare=False)
+    reconnect(pod)
+    pod.rounds()
+    assert pod.start().id == job
+
+
+def test_behind_pgbouncer_each_transaction_asks_for_its_server(scene, pod):
+    scene.enqueue()
+    pod.rounds()
+    running = pod.start()
+    pod._lender._keeps_server = False
+    connection = pod.begin(running)
+    assert connection.server == running.lane.server
+    connection.server = ELSEWHERE
+    assert pod.commit(running) is not None
+    asking = pod._lender.opening(connection, running)
+    running.lane.server = 0
+    assert asking.startswith(pod._lender.opening(connection, running) + b"; select")
+
+
+@pytest.mark.expects("jobs.fenced")
+def test_what_a_handler_is_told_names_the_job_and_the_reason(scene, pod):
+    job = scene.enqueue()
+    pod.rounds()
+    running = pod.start()
+    running.lane.server = ELSEWHERE
+    transaction = running.transaction()
+    transaction.__enter__()
+    scene.admin.execute("delete from jobs_lib.jobs")
+    with pytest.raises(FencedError, match=f"job {job} was claimed on"):
+        transaction.__exit__(None, None, None)

@@ -1,0 +1,384 @@
+"""No value of a record or a payload stands in an error, a log, an event or a table."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+
+from jobs_lib import App, PayloadError, masking, operating, telemetry
+from jobs_lib.cli import _Formatter
+from jobs_lib.jobs.payload import Payload
+from jobs_lib.schemas.codec import JsonCodec, make_decoder
+from jobs_lib.settings import load_settings
+from tests.support.apps import make_app, running
+from tests.support.canary import VALUE, watching_events
+from tests.support.records import produce
+
+SCHEMA = {
+    "type": "record",
+    "name": "Person",
+    "fields": [
+        {"name": "name", "type": "string"},
+        {"name": "age", "type": ["null", "int"], "default": None},
+        {
+            "name": "state",
+            "type": {"type": "enum", "name": "State", "symbols": ["NEW"]},
+            "default": "NEW",
+        },
+        {
+            "name": "born",
+            "type": ["null", {"type": "int", "logicalType": "date"}],
+            "default": None,
+        },
+        {
+            "name": "counts",
+            "type": {"type": "map", "values": "long"},
+            "default": {},
+        },
+    ],
+}
+
+
+class Known(Enum):
+    ONE = "one"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+def refuse_loudly(value: str) -> str:
+    raise ValueError(f"{value} is none of ours")
+
+
+@dataclass
+class Person:
+    name: str = "x"
+    age: int = 0
+    known: Known = Known.ONE
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
+    counts: dict[str, int] = field(default_factory=dict)
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
+    checked: Annotated[str, AfterValidator(refuse_loudly)] | None = None
+    both: int | list[int] = 0
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: int
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"age": VALUE}, "age: input should be a valid integer"),
+    ({"known": VALUE}, "known: input should be 'one'"),
+    ({"id": VALUE}, "id: input should be a valid UUID"),
+    ({"counts": {VALUE: "x"}}, r"counts\.\*: input should be a valid integer"),
+    ({"counts": {"a": VALUE}}, "counts.*valid integer"),
+    ({"pet": {"kind": VALUE}}, "pet: its tag is none"),
+    ({"checked": VALUE}, "checked: a check of its type refuses it"),
+    ({"both": VALUE}, "both.*valid integer"),
+    ({"age": [VALUE] * 9}, "age: input should be a valid integer"),
+]
+
+
+def told(error: BaseException) -> str:
+    """All that a log or an error tracker shows of an error."""
+    return "".join(traceback.format_exception(error)) + repr(error) + str(error)
+
+
+@pytest.fixture
+def events(caplog):
+    """All events of a test, whose log is as talkative as can be."""
+    caplog.set_level(logging.DEBUG)
+    with watching_events() as found:
+        yield found
+    assert VALUE not in caplog.text
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(("fields", "match"), UNFIT)
+def test_json_that_does_not_fit_is_told_by_place_and_reason(fields, match):
+    adapter = TypeAdapter(Person)
+    data = TypeAdapter(dict[str, Any]).dump_json(fields)
+    for refuse in (
+        lambda: JsonCodec(adapter).decode(data),
+        lambda: JsonCodec(adapter).encode(fields),
+    ):
+        with pytest.raises(ValueError, match=match) as refused:
+            refuse()
+        assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(
+    "data",
+    [
+        f'{{"name":"{VALUE}"'.encode(),
+        f'{{"name":"{VALUE}}}'.encode(),
+        VALUE.encode(),
+        f'["{VALUE}"]'.encode(),
+        b'{"name":"\xff' + VALUE.encode() + b'"}',
+    ],
+)
+def test_broken_json_is_told_without_its_text(data):
+    with pytest.raises(ValueError, match=r"line 1|valid|object|Person") as refused:
+        JsonCodec(TypeAdapter(Person)).decode(data)
+    assert VALUE not in told(refused.value)
+
+
+def test_a_field_that_nobody_expects_is_named():
+    with pytest.raises(ValueError, match=r"nmae: extra inputs"):
+        JsonCodec(TypeAdapter(Strict)).decode(f'{{"nmae": "{VALUE}"}}'.encode())
+
+
+@pytest.mark.guarantee("FS16")
+def test_an_object_made_without_checks_is_told_by_its_field():
+    unchecked = Strict.model_construct(name=VALUE)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not of the type that is declared") as refused:
+        JsonCodec(TypeAdapter(Strict)).encode(unchecked)
+    assert VALUE not in told(refused.value)
+
+
+@pytest.fixture
+def avro() -> App:
+    url = f"mock://{uuid.uuid4()}"
+    return App("test", settings=load_settings(schema_registry_url=url))
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"age": VALUE}, "Person.age, of the type str, does not fit null or int"),
+        ({"state": VALUE}, "Person.state, of the type str, does not fit State"),
+        ({"counts": {VALUE: "x"}}, "Person.*of the type str, does not fit long"),
+        ({"born": VALUE}, "not the form that its field asks for"),
+        ({"more": VALUE}, "more fields than the schema.*more"),
+        ({"name": {VALUE: 1}}, "Person.name, of the type dict"),
+        ({"name": (VALUE, 1)}, "Person.name"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_avro_schema_is_told_by_its_field(
+    avro, fields, match
+):
+    topic = avro.topic("people", value=dict[str, Any], schema=SCHEMA)
+    with pytest.raises(PayloadError, match=match) as refused:
+        topic.encode({"name": VALUE} | fields)
+    assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+def test_avro_that_cannot_be_read_is_told_without_its_bytes(avro):
+    topic = avro.topic("people", value=dict[str, Any], schema=SCHEMA)
+    good = topic.encode({"name": VALUE, "counts": {VALUE: 1}})
+    other: Any = {**SCHEMA, "fields": [{"name": "name", "type": "int"}]}
+    for data, value, schema in (
+        *((good[:end], dict[str, Any], "registered") for end in range(len(good))),
+        (good.replace(b"ada", b"\xff\xff\xff"), dict[str, Any], "registered"),
+        (good + VALUE.encode(), dict[str, Any], "registered"),
+        (good, dict[str, Any], other),
+        (good, Strict, "registered"),
+    ):
+        decoder = make_decoder("people", value, schema, avro.registry)
+        refuse = decoder.prepare if len(data) < 5 else decoder.decode
+        with pytest.raises(ValueError, match=r"\w") as refused:
+            refuse(data)
+        assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+def test_payloads_that_are_refused_are_told_without_their_values():
+    def handler(job, value: Person, more: Any = None) -> None: ...
+
+    payload = Payload("take", handler, {})
+    circle: list[Any] = [VALUE]
+    circle.append(circle)
+    wrong: list[dict[str, Any]] = [
+        {"value": VALUE},
+        {"value": Person(age=VALUE)},  # type: ignore[arg-type]
+        {"value": Person(), "more": {VALUE: {1: VALUE}}},
+        {"value": Person(), "more": VALUE + "\0"},
+        {"value": Person(), "more": VALUE + "\ud800"},
+        {"value": Person(), "more": [VALUE, object()]},
+        {"value": Person(), "more": [VALUE, float("nan")]},
+        {"value": Person(), "more": [VALUE, 10**4_400]},
+        {"value": Person(), "more": VALUE * 100},
+        {"value": Person(), "more": circle},
+        *({"value": fields} for fields, _ in UNFIT),
+    ]
+    for values in wrong:
+        for encode in (
+            lambda values=values: payload.encode(values, 1_000),
+            lambda values=values: payload.encode_many([values], 1_000),
+        ):
+            with pytest.raises(PayloadError) as refused:
+                encode()
+            assert VALUE not in told(refused.value), values
+    with pytest.raises(PayloadError) as refused:
+        payload.bind((VALUE, VALUE, VALUE), {})
+    assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+def test_keys_and_groups_that_are_refused_are_not_repeated(database, connect):
+    app = make_app(database.url)
+    people = app.topic("people", value=str)
+    wrong: Any = [VALUE]
+
+    @app.job(group="name")
+    def greet(job, name: str) -> None: ...
+
+    with connect() as connection:
+        for refuse in (
+            lambda: people.send(connection, key=VALUE + "\0", value="x"),
+            lambda: people.send(connection, key=wrong, value="x"),
+            lambda: greet.enqueue(connection, name=VALUE + "\0"),
+            lambda: greet.enqueue(connection, name=VALUE * 100),
+        ):
+            with pytest.raises(PayloadError) as refused:
+                refuse()
+            assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+def test_a_stored_payload_that_does_not_fit_is_told_without_its_value(
+    database, connect, admin, wait_for, events
+):
+    before, after = make_app(database.url), make_app(database.url)
+
+    @before.job(name="greet")
+    def enqueued(job, name: str) -> None: ...
+
+    @after.job(name="greet")
+    def run(job, name: int) -> None: ...
+
+    with connect() as connection:
+        job = enqueued.enqueue(connection, name=VALUE)
+    with running(after, "executor"):
+        wait_for(
+            lambda: any(event == "jobs.retried" for event, _ in events),
+            timeout=30,
+            what="the job waits for another release",
+        )
+    ((_, ran), *_) = [one for one in events if one[0] == "job.ran"]
+    assert "name: input should be a valid integer" in ran["error"]
+    shown = operating.show_job(database, job)
+    assert shown is not None
+    assert VALUE not in str(shown.errors)
+    assert VALUE not in str(operating.explain(database, job, stale_after=5))
+
+
+@pytest.mark.guarantee("FS16", "FS11")
+def test_a_record_that_cannot_be_handled_is_told_without_its_value(
+    database_url, admin, topic, bootstrap_servers, wait_for, events
+):
+    admin.execute("create table model (id text primary key, version bigint, n int)")
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    numbers, broken, rows = topic(), topic(), topic()
+
+    @app.consumer(numbers, group=f"{numbers}-g", value=Person)
+    def number(record, connection) -> None: ...
+
+    @app.consumer(broken, group=f"{broken}-g", value=Person)
+    def text(record, connection) -> None: ...
+
+    @app.read_model(rows, table="model", key="id", group=f"{rows}-g", value=str)
+    def row(record):
+        return {"n": record.value}
+
+    produce(bootstrap_servers, numbers, [("k", f'{{"age": "{VALUE}"}}'.encode())])
+    produce(bootstrap_servers, broken, [("k", f'{{"age": "{VALUE}'.encode())])
+    produce(bootstrap_servers, rows, [("k", f'"{VALUE}"'.encode())])
+    with running(app, "consumers"):
+        wait_for(
+            lambda: (
+                {f"{one}/0" for one in (numbers, broken, rows)}
+                <= {f["origin"] for event, f in events if event == "record.failed"}
+            ),
+            timeout=40,
+            what=lambda: f"each is told: {events}",
+        )
+    errors = {f["origin"]: f["error"] for event, f in events if "error" in f}
+    assert "age: input should be a valid integer" in errors[f"{numbers}/0"]
+    assert "line 1 column" in errors[f"{broken}/0"]
+    assert "table model is refused: Invalid" in errors[f"{rows}/0"]
+
+
+@pytest.mark.guarantee("FS16")
+def test_a_row_that_is_held_is_told_without_its_value(
+    database_url, connect, topic, bootstrap_servers, wait_for, events
+):
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    people = app.topic(topic(), value=Strict, compacted=True)
+
+    @app.entity(people, source="people", key="id")
+    def load(connection, keys: list[str]) -> dict[str, Any]:
+        return {key: {"name": VALUE} for key in keys}
+
+    with running(app, "relay"):
+        with connect() as connection:
+            people.send_current(connection, key="a")
+        wait_for(
+            lambda: operating.list_holds(app.database()),
+            timeout=40,
+            what="the row is held",
+        )
+    (hold,) = operating.list_holds(app.database())
+    assert "name: input should be a valid integer" in hold.error
+
+
+@pytest.mark.guarantee("FS16", "FS2")
+def test_a_text_cannot_forge_a_line_of_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(masking, "_secrets", set())
+    monkeypatch.setattr(masking, "_pattern", None)
+    masking.keep_secret({"hunter2-canary"})
+    forged = 'x"\n2026-01-01 CRITICAL root forged\r\x85\u2028\x1b[2Jhunter2-canary'
+
+    def fail(event: str, fields: dict[str, Any]) -> None:
+        raise ValueError(forged)
+
+    telemetry.emit("record.failed", group="g", origin="t/1", offset=5, error=forged)
+    stop = telemetry.listen(fail)
+    telemetry.emit("jobs.claimed", count=1)
+    stop()
+    telemetry.logger.error("stopped: %s", forged)
+    for record in caplog.records:
+        lines = logging.Formatter().format(record).splitlines()
+        assert all(line.startswith("    ") for line in lines[1:])
+        assert "hunter2" not in str(lines)
+    # What other libraries log, as our own commands write it.
+    try:
+        raise ValueError(forged)
+    except ValueError as error:
+        failure = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", 40, "x", 1, "it: %s", (forged,), failure)
+    lines = _Formatter("%(levelname)s %(message)s").format(record).splitlines()
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert "hunter2" not in str(lines)
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FS2")
+@pytest.mark.expects("loop.failed")
+def test_events_carry_errors_as_text_without_secrets(monkeypatch):
+    monkeypatch.setattr(masking, "_secrets", set())
+    monkeypatch.setattr(masking, "_pattern", None)
+    masking.keep_secret({"hunter2-canary"})
+    try:
+        raise RuntimeError("it is hunter2-canary") from ValueError("hunter2-canary")
+    except RuntimeError as error:
+        with watching_events() as events:
+            telemetry.emit("loop.failed", loop="x", error=error)
+    ((_, fields),) = events
+    assert fields["error"] == "RuntimeError: it is ***"

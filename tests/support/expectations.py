@@ -1,0 +1,99 @@
+"""A test says what it makes fail: anything else that fails unnoticed fails the test.
+
+`@pytest.mark.expects("loop.failed")` names the events, of those in `WATCHED`, that may
+be emitted in this test, by this process or by those that it starts. What a test listens
+to with `heard` needs no mark.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.masking import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+WATCHED = frozenset({"loop.failed", "jobs.fenced", "origins.lost"})
+"""Events that tell of trouble: nobody loses anything, so results look the same."""
+
+_LOGGED = re.compile(rf"({'|'.join(map(re.escape, sorted(WATCHED)))}) \w+=")
+_STARTING = "COORDINATOR_LOAD_IN_PROGRESS"
+"""What a broker says that has just been started, on a busy machine: no test's doing."""
+_MOST_SHOWN = 5
+
+
+class Watch:
+    """Notes the watched events that nobody has said to expect."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._expected: Counter[str] = Counter()
+        self._found: list[str] = []
+
+    def install(self) -> None:
+        """See all that this process emits.
+
+        Not as a listener: the library does less where nobody listens, and tests shall
+        run that code too.
+        """
+        emit = telemetry.emit
+
+        def watched(event: str, **fields: Any) -> None:
+            if event in WATCHED:
+                self.note(event, fields)
+            emit(event, **fields)
+
+        telemetry.emit = watched
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """An event of this process."""
+        # An error's own text may raise.
+        told = {
+            name: describe(value) if isinstance(value, BaseException) else value
+            for name, value in fields.items()
+        }
+        self._add(event, f"{event} {told}")
+
+    def read(self, lines: Iterable[str]) -> None:
+        """What another process has logged."""
+        for line in lines:
+            if match := _LOGGED.search(line):
+                self._add(match[1], line)
+
+    def _add(self, event: str, text: str) -> None:
+        if _STARTING in text:
+            return
+        with self._lock:
+            if not self._expected[event]:
+                self._found.append(text)
+
+    @contextmanager
+    def expecting(self, events: Iterable[str]) -> Iterator[None]:
+        """These may be emitted meanwhile."""
+        events = WATCHED.intersection(events)
+        with self._lock:
+            self._expected.update(events)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._expected.subtract(events)
+
+    def take(self) -> str:
+        """What was found since the last call, for a message; empty for nothing."""
+        with self._lock:
+            found, self._found = self._found, []
+        shown = found[:_MOST_SHOWN]
+        if len(found) > len(shown):
+            shown.append(f"and {len(found) - len(shown)} more")
+        return "\n".join(shown)
+
+
+watch = Watch()
+"""Of this test run."""

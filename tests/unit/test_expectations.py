@@ -1,0 +1,54 @@
+"""What fails in a test is seen, unless the test has said that it may fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import telemetry
+from tests.support.apps import heard
+from tests.support.expectations import Watch, watch
+
+
+def test_an_event_that_was_not_expected_is_found_once():
+    own = Watch()
+    own.note("loop.failed", {"loop": "relay", "error": "no"})
+    with own.expecting(["loop.failed"]):
+        own.note("loop.failed", {"loop": "relay", "error": "said"})
+        own.note("jobs.fenced", {"ids": [7]})
+    own.note("origins.lost", {"origins": ["t/1"]})
+    assert own.take() == (
+        "loop.failed {'loop': 'relay', 'error': 'no'}\n"
+        "jobs.fenced {'ids': [7]}\n"
+        "origins.lost {'origins': ['t/1']}"
+    )
+    assert own.take() == ""
+
+
+def test_the_log_of_another_process_is_read():
+    own = Watch()
+    lines = [
+        "loop.failed loop=executor error=refused sqlstate=None",
+        "2026-01-01 WARNING jobs_lib: jobs.fenced ids=[7]",
+        "the test mentions loop.failed",
+        "origins.taken role=execute origins=['t/1']",
+    ]
+    with own.expecting(["jobs.fenced"]):
+        own.read(lines)
+    assert own.take() == lines[0]
+
+
+def test_many_are_shortened():
+    own = Watch()
+    for n in range(8):
+        own.note("jobs.fenced", {"ids": [n]})
+    assert own.take().splitlines()[4:] == ["jobs.fenced {'ids': [4]}", "and 3 more"]
+
+
+@pytest.mark.expects("loop.failed")
+def test_what_a_mark_or_a_listener_names_is_expected():
+    telemetry.emit("loop.failed", loop="test", error=ValueError("made to fail"))
+    with heard("jobs.fenced"):
+        telemetry.emit("jobs.fenced", ids=[7])
+    assert watch.take() == ""
+    telemetry.emit("jobs.fenced", ids=[8])
+    assert watch.take() == "jobs.fenced {'ids': [8]}"

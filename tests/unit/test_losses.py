@@ -1,0 +1,60 @@
+"""Which loss of a job's connection is its own fault."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from jobs_lib.backoff import Retry
+from jobs_lib.jobs.ended import Ended
+from jobs_lib.jobs.losses import Losses
+from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+
+
+class Type:
+    """As much of a job type as counts here."""
+
+    retry = Retry(max_attempts=1)
+
+
+TYPES: Any = {"work": Type()}
+
+
+def make_job() -> Job:
+    lane = Lane("local/0", 1, None, 1, UUID(int=1), Ended())
+    return Job(lane, 7, "work", None, 1, 0, 0, "{}", None, 0.0, None)
+
+
+def lose(losses: Losses, job: Job, *, connected_at: float) -> Result:
+    outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
+    judged = losses.judge([outcome], connected_at)
+    losses.note([], judged)
+    return judged[0].result
+
+
+def test_the_second_loss_in_a_row_counts_where_the_other_connection_is_older():
+    losses, job = Losses(TYPES), make_job()
+    assert lose(losses, job, connected_at=5) is Result.SNOOZED
+    assert lose(losses, job, connected_at=5) is Result.DISCARDED
+
+
+def test_losses_together_with_the_other_connection_count_from_the_fifth_on():
+    losses, job = Losses(TYPES), make_job()
+    results = [lose(losses, job, connected_at=15) for _ in range(5)]
+    assert results == [Result.SNOOZED] * 4 + [Result.DISCARDED]
+
+
+def test_what_is_not_written_is_not_counted():
+    losses, job = Losses(TYPES), make_job()
+    outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
+    for _ in range(5):
+        assert losses.judge([outcome], 5)[0].result is Result.SNOOZED
+
+
+def test_any_other_end_begins_the_count_anew():
+    failed = [Outcome(make_job(), Result.RETRIED)]
+    for completed in (True, False):
+        losses, job = Losses(TYPES), make_job()
+        lose(losses, job, connected_at=5)
+        losses.note([job] if completed else [], [] if completed else failed)
+        assert lose(losses, job, connected_at=5) is Result.SNOOZED
