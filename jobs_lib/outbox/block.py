@@ -21,6 +21,8 @@ LiveRow: TypeAlias = "tuple[Any, ...]"
 
 The time is in UTC, in JSON; the size is that of a value that has not come with the row.
 """
+BatchRow: TypeAlias = "tuple[Any, ...]"
+"""(id, ctid, topic, key, entity, re-export, superseded, its state, held, time)."""
 Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
 )
@@ -175,6 +177,27 @@ def make_messages(records: Records) -> Iterator[Message]:
     if isinstance(records, PlainRows):
         return records.make_messages()
     return ((one.topic, one.value, one.key, one.make_headers()) for one in records)
+
+
+class BatchRows:
+    """Rows of re-exports, by what is to be done with them."""
+
+    def __init__(self, rows: Iterable[BatchRow]) -> None:
+        """Sort them as they were read."""
+        self.reexports: set[int] = set()
+        self.held: list[Row] = []
+        self.dropped: list[Row] = []
+        self.waiting: dict[int, list[BatchRow]] = {}
+        """By their re-export: those that leave as its rate allows."""
+        for row in rows:
+            row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
+            self.reexports.add(reexport_id)
+            if held:
+                self.held.append((BATCH, row_id, place))
+            elif superseded or state in (None, "cancelled"):
+                self.dropped.append((BATCH, row_id, place))
+            else:
+                self.waiting.setdefault(reexport_id, []).append(row)
 
 
 class Hold(NamedTuple):

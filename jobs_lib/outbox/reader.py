@@ -16,6 +16,7 @@ from jobs_lib.outbox.block import (
     LIVE,
     SIZE,
     TOPIC,
+    BatchRows,
     Block,
     Headers,
     PlainRows,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.db import Database
-    from jobs_lib.outbox.block import LiveRow
+    from jobs_lib.outbox.block import BatchRow, LiveRow
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
 
@@ -76,7 +77,6 @@ class Reader:
         self._entities = entities
         self._topics = topics
         self._source = source
-        self._pool = database.pool("relay rate", 1)
         self._merging = {name for name, topic in topics.items() if topic.merge}
         settling = {n: t.settle for n, t in topics.items() if t.settle}
         self._settling = {
@@ -93,10 +93,6 @@ class Reader:
         self._spent_until: dict[int, float] = {}
         self._told: set[str] = set()
         """Topics with versions of which a tombstone had none."""
-
-    def close(self) -> None:
-        """Close the connections that are its own."""
-        self._pool.close(timeout=1)
 
     def own(self, shard: int, epoch: int) -> dict[str, Any]:
         """The parameters that say whose shard it is."""
@@ -133,20 +129,43 @@ class Reader:
                 block.outgoing = PlainRows(fitting, heads)
             else:
                 self._add_live(connection, block, fitting, heads)
-            if len(fitting) == len(live) < self._limit:
-                batch = connection.execute(
-                    self._database.queries["read_batch"],
-                    {
-                        **parameters,
-                        "limit": _BATCH_LIMIT,
-                        "spent": int_array(self._find_spent()),
-                    },
-                    prepare=True,
-                    binary=True,
-                ).fetchall()
-                if batch:
-                    self._add_batch(connection, block, batch)
+        if len(fitting) == len(live) < self._limit:
+            self._read_batch(connection, block, parameters)
         return block
+
+    def _read_batch(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        parameters: Mapping[str, Any],
+    ) -> None:
+        """Add rows of re-exports to a block, as many as their rates allow."""
+        given = {
+            **parameters,
+            "limit": _BATCH_LIMIT,
+            "spent": int_array(self._find_spent()),
+        }
+
+        def read() -> list[BatchRow]:
+            query = self._database.queries["read_batch"]
+            return connection.execute(
+                query, given, prepare=True, binary=True
+            ).fetchall()
+
+        rows = read()
+        if not rows:
+            return
+        # In a transaction of its own: others take from the same bucket, and must not
+        # wait for a snapshot, or fail because of one. And on this connection: who holds
+        # one and waits for another takes it from those who do the same.
+        allowed = {
+            reexport_id: self._take_records(connection, reexport_id, len(waiting))
+            for reexport_id, waiting in BatchRows(rows).waiting.items()
+        }
+        # Then once more, in one snapshot with the states: what has a newer live row by
+        # now must be dropped.
+        with connection.transaction():
+            self._add_batch(connection, block, read(), allowed)
 
     def read_held(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
@@ -279,24 +298,17 @@ class Reader:
         self,
         connection: psycopg.Connection[Any],
         block: Block,
-        rows: list[tuple[Any, ...]],
+        rows: list[BatchRow],
+        allowed: Mapping[int, int],
     ) -> None:
-        waiting: dict[int, list[tuple[Any, ...]]] = {}
-        for row in rows:
-            row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
-            block.reexports.add(reexport_id)
-            if held:
-                block.behind.append((BATCH, row_id, place))
-            elif superseded or state in (None, "cancelled"):
-                block.dropped.append((BATCH, row_id, place))
-            else:
-                waiting.setdefault(reexport_id, []).append(row)
+        found = BatchRows(rows)
+        block.reexports |= found.reexports
+        block.behind += found.held
+        block.dropped += found.dropped
         records = []
-        for reexport_id, wanted in waiting.items():
-            allowed = wanted[: self._take_records(reexport_id, len(wanted))]
-            if len(allowed) < len(wanted):
-                self._spent_until[reexport_id] = time.monotonic() + _SPENT_SECONDS
-            for row_id, place, topic, key, entity, *_, at in allowed:
+        for reexport_id, waiting in found.waiting.items():
+            for row in waiting[: allowed.get(reexport_id, 0)]:
+                row_id, place, topic, key, entity, *_, at = row
                 head = self._head(topic, reexport_id)
                 record = Sendable(
                     topic, key, None, BATCH, row_id, place, head, at[1:-1],
@@ -430,16 +442,19 @@ class Reader:
                 self._spent_until.pop(reexport_id, None)
         return [*self._spent_until]
 
-    def _take_records(self, reexport_id: int, wanted: int) -> int:
-        # In a transaction of its own: others take from the same bucket, and must not
-        # wait for a snapshot, or fail because of one.
-        with self._pool.connection() as connection:
-            row = connection.execute(
-                self._database.queries["take_records"],
-                {"reexport": reexport_id, "wanted": wanted},
-                prepare=True,
-            ).fetchone()
-        return cast("tuple[int]", row)[0]
+    def _take_records(
+        self, connection: psycopg.Connection[Any], reexport_id: int, wanted: int
+    ) -> int:
+        """How many records of a re-export may be sent now."""
+        row = connection.execute(
+            self._database.queries["take_records"],
+            {"reexport": reexport_id, "wanted": wanted},
+            prepare=True,
+        ).fetchone()
+        allowed = cast("tuple[int]", row)[0]
+        if allowed < wanted:
+            self._spent_until[reexport_id] = time.monotonic() + _SPENT_SECONDS
+        return allowed
 
 
 def _refuse_keys(records: list[Sendable], error: str) -> list[Refusal]:

@@ -81,7 +81,6 @@ class Relay:
         self._stopping.set()
         for sender in self._senders:
             sender.stop()
-        self._reader.close()
 
     def is_cut_off(self) -> bool:
         """Whether it does not reach Kafka, so that another relay should send.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from dataclasses import dataclass
 
@@ -72,6 +73,12 @@ def unspoilt(url, bounced):
         for connection in (one, other):
             found = connection.execute(look, prepare=False).fetchone()
             assert found == expected
+
+
+def find_refused(failures):
+    """What PgBouncer has refused: Kafka may have kept a busy machine waiting."""
+    errors = [fields["error"] for _, fields in failures]
+    return [one for one in errors if isinstance(one, psycopg.Error | str)]
 
 
 @pytest.mark.guarantee("J21")
@@ -145,8 +152,47 @@ def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
     assert (len(loaded), sum(loaded)) == (30, 900)
 
 
-# While a re-export runs, each of the relay's two senders may need a second one.
-@pytest.mark.parametrize("servers", [8])
+@pytest.mark.guarantee("J21")
+def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
+    bounced, admin, bootstrap_servers, topic, wait_for, servers
+):
+    name = topic(1)
+    app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
+    all_taken = threading.Barrier(servers)
+
+    @app.entity(app.topic(name, value=Item), source="items", key="id")
+    def load_items(connection, keys: list[str]) -> dict[str, Item]:
+        if "meet" in keys:
+            all_taken.wait(15)
+        return {key: Item(1, key, 1) for key in keys}
+
+    with heard("loop.failed") as failures, running(app, "relay"):
+        # Each sender loads a live state first; then it wants records of the re-export.
+        with admin.transaction():
+            admin.execute(
+                "insert into jobs_lib.reexports (entity, topic, rate, state, total)"
+                " values ('items', %s, 60000, 'running', 8)",
+                (name,),
+            )
+            admin.execute(
+                "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
+                " reexport_id) select n % 4, 1, topic, n, entity, 'reexport', id"
+                " from jobs_lib.reexports, generate_series(0, 7) n",
+            )
+            admin.execute(
+                "insert into jobs_lib.outbox (shard, topic, key, entity)"
+                " select n, %s, 'meet', 'items' from generate_series(0, %s - 1) n",
+                (name, servers),
+            )
+        wait_for(
+            lambda: reexport.status(app.database(), "items").state == "finished",
+            timeout=25,
+            what="all records have left",
+        )
+    assert not all_taken.broken
+    assert find_refused(failures) == []
+
+
 @pytest.mark.guarantee("J21")
 def test_relay_read_model_and_re_export_work_behind_it(
     bounced, admin, bootstrap_servers, topic, wait_for
@@ -189,9 +235,7 @@ def test_relay_read_model_and_re_export_work_behind_it(
             timeout=60,
             what="the model equals the table",
         )
-    # Kafka may have kept a busy machine waiting; PgBouncer has refused nothing.
-    errors = [fields["error"] for _, fields in failures]
-    assert [one for one in errors if isinstance(one, psycopg.Error | str)] == []
+    assert find_refused(failures) == []
 
 
 @pytest.mark.guarantee("FP10")

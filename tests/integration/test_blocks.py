@@ -59,7 +59,6 @@ def read(database, admin, owned):
             return block
 
         yield read
-    reader.close()
 
 
 @pytest.fixture
@@ -335,8 +334,7 @@ def reexporting(database, admin, owned):
             [name, name, name, number, rows],
         )
 
-    yield reader, write
-    reader.close()
+    return reader, write
 
 
 @pytest.mark.guarantee("W33", "W34")
@@ -363,6 +361,29 @@ def test_a_re_export_that_may_send_nothing_keeps_no_other_one_back(
         wait_for(read, timeout=20, what="a row of the second one is read")
         # Its rows come as its rate allows; none is lost.
         wait_for(lambda: read() and len(sent) == 10, timeout=60, what="all are read")
+
+
+@pytest.mark.guarantee("W34")
+def test_a_state_that_changes_while_records_are_taken_leaves_with_its_live_row(
+    database, admin, reexporting, monkeypatch
+):
+    reader, write = reexporting
+    write("first", 1, 60_000, "running", 3)
+    real = reader._take_records
+
+    def take(*given: Any) -> int:
+        admin.execute(
+            "insert into jobs_lib.outbox (shard, topic, key, entity)"
+            " values (0, 'first', 'first2', 'first')"
+        )
+        return real(*given)
+
+    monkeypatch.setattr(reader, "_take_records", take)
+    with database.connect("test") as connection:
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        block = reader.read(connection, 0, 1)
+    assert [record.key for record in block.records] == ["first1", "first3"]
+    assert len(block.dropped) == 1
 
 
 @pytest.mark.guarantee("FP23")
