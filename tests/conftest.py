@@ -21,7 +21,7 @@ from jobs_lib.testing.databases import embedded_server
 from tests import support
 from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
-from tests.support.expectations import WATCHED, watch
+from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.roles import as_role
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
     expected = {
         name for mark in request.node.iter_markers("expects") for name in mark.args
     }
-    if unknown := expected - WATCHED:
+    if unknown := expected - WATCHED - {FENCED}:
         pytest.fail(f"nobody watches {sorted(unknown)}: see tests/support/expectations")
     watch.take()
     with watch.expecting(expected):

@@ -15,6 +15,8 @@ from tests.support.apps import HOME, executing, make_app, running
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 AHEAD = "clock_timestamp() + interval '1 hour'"
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.faults.helpers import attempts, count, effects, enqueue
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.mark.guarantee("FP2", "J7", "I4", "S14")
 def test_an_outside_effect_is_repeated_with_the_same_key(url, start_worker, wait_for):

@@ -20,6 +20,8 @@ from tests.support.records import read_topic
 if TYPE_CHECKING:
     from jobs_lib import App
 
+pytestmark = pytest.mark.expects("fenced")
+
 _IDS_AHEAD = 2_000
 
 

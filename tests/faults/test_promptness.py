@@ -19,6 +19,8 @@ from tests.faults.helpers import effects
 from tests.support.apps import HOME, executing, make_app
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.expects("fenced")
+
 WITHIN = 6.0
 
 

@@ -22,6 +22,8 @@ from tests.support.clock import FakeClock
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 ZURICH = ZoneInfo("Europe/Zurich")
 MIDDAY = datetime(2025, 6, 2, 12, tzinfo=UTC)
 EACH = "* * * * * *"

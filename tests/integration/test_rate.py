@@ -9,6 +9,8 @@ from jobs_lib.operating import explain
 from jobs_lib.testing import Jobs
 from tests.support.apps import HOME, executing, make_app
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.fixture
 def admin(connect):

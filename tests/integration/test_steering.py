@@ -13,6 +13,8 @@ from jobs_lib import Cancel, Job
 from jobs_lib.operating import cancel, pause, resume
 from tests.support.apps import executing, make_app
 
+pytestmark = pytest.mark.expects("fenced")
+
 PODS = [[f"local/{n}" for n in range(8)], [f"local/{n}" for n in range(8, 16)]]
 TWO = ["local/1", "local/9"]
 """An origin of each pod."""

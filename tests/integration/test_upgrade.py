@@ -20,6 +20,8 @@ from tests.support.releases import NextRelease
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 TABLES = ["jobs", "claims", "discarded", "history", "origins", "processes", "outbox"]
 LONGEST_STALL = 2.0
 

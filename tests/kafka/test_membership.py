@@ -16,6 +16,8 @@ from tests.support.records import produce
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 PARTITIONS = 6
 PROTOCOLS = {
     "range": {"assignment_strategy": "range"},

@@ -15,6 +15,8 @@ from tests.support.topics import delete_topics
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.fixture
 def home(topic):

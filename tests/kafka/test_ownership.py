@@ -13,6 +13,8 @@ from tests.support.pods import Pods, read_owners
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.fixture
 def pods(database_url, bootstrap_servers, topic):

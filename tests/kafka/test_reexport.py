@@ -14,6 +14,8 @@ from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
 from tests.support.topics import create_topic, delete_topics
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @dataclass
 class Item:

@@ -16,6 +16,8 @@ from tests.support.apps import heard, make_app, running
 from tests.support.pods import count_shares
 from tests.support.records import read_topic
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @dataclass
 class State:

@@ -11,6 +11,8 @@ from tests.support.apps import QUICK, make_app
 from tests.support.pods import count_shares
 from tests.support.records import read_topic
 
+pytestmark = pytest.mark.expects("fenced")
+
 APP = """
 from jobs_lib import App
 

@@ -12,6 +12,8 @@ from jobs_lib import operating
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import count, heard, make_app, running
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 def key_of_shard(topic: str, shard: int, shards: int = 16) -> str:
     return next(

@@ -15,6 +15,8 @@ from tests.support.pods import Pods, read_owners
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 SESSION = 6.0
 
 

@@ -14,6 +14,8 @@ from jobs_lib.service import Service
 from jobs_lib.supervisor import CUT_OFF, SHARE
 from tests.support.apps import make_app
 
+pytestmark = pytest.mark.expects("fenced")
+
 PARTITIONS = 4
 
 

@@ -10,6 +10,8 @@ from tests.support.apps import running
 from tests.support.records import produce, read_topic
 from tests.support.steps_worker import TABLES, make
 
+pytestmark = pytest.mark.expects("fenced")
+
 RECORDS = 400
 KEYS = 8
 

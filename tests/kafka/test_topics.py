@@ -15,6 +15,8 @@ from tests.support.apps import make_app
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.fixture
 def app(database_url, bootstrap_servers):

@@ -7,6 +7,8 @@ import pytest
 from tests.support.apps import make_app
 from tests.support.records import produce
 
+pytestmark = pytest.mark.expects("fenced")
+
 PARTITIONS = 6
 KEYS = [f"key-{n}" for n in range(8)]
 

@@ -16,6 +16,8 @@ from tests.support.apps import heard, make_app
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 ORIGIN = "local/3"
 
 

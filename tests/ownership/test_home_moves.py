@@ -15,6 +15,8 @@ from tests.support.apps import count, make_app
 if TYPE_CHECKING:
     from jobs_lib import App, Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 PARTITIONS = 12
 MOVED = choose_origin("g", "orders", PARTITIONS)
 

@@ -16,6 +16,8 @@ from tests.support.apps import HOME, executing, make_app
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 BEFORE, AFTER = len(HOME), 24
 GROUPS = [f"g{n}" for n in range(40)]
 

@@ -13,6 +13,8 @@ from jobs_lib.ownership import DatabaseSource, Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+pytestmark = pytest.mark.expects("fenced")
+
 ORDERS = [f"orders/{n}" for n in range(20)]
 OTHERS = [f"others/{n}" for n in range(20)]
 

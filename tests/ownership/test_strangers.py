@@ -12,6 +12,8 @@ from tests.support.apps import count, make_app, running
 if TYPE_CHECKING:
     from jobs_lib import App, Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 def make_pod(url: str, *types: str, schema: str = "jobs_lib") -> tuple[App, list[str]]:
     app = make_app(url, schema_name=schema)

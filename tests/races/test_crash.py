@@ -11,6 +11,8 @@ from tests.support.apps import make_app
 if TYPE_CHECKING:
     from jobs_lib import Job
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 @pytest.mark.guarantee("FP1")
 def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jobs_lib import Snooze
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.model import Outcome, Result, RetryAfter
 from tests.races.conftest import ORIGIN, run
+
+pytestmark = pytest.mark.expects("fenced")
 
 # What a lost answer costs
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jobs_lib import Job
     from tests.support import Worker
 
+pytestmark = pytest.mark.expects("fenced")
+
 
 def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
     database_url, connect, run_process, wait_for

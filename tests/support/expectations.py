@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 WATCHED = frozenset({"loop.failed", "jobs.fenced", "origins.lost"})
 """Events that tell of trouble: nobody loses anything, so results look the same."""
+FENCED = "fenced"
+"""What a mark calls all that befalls a process whose work others have taken over."""
+
+_LOSES = WATCHED - {"loop.failed"}
+_REFUSED = re.compile(r"FencedError|_FENCED|INVALID_PRODUCER_EPOCH")
+"""How a loop names the error that a take-over makes."""
 
 _LOGGED = re.compile(rf"({'|'.join(map(re.escape, sorted(WATCHED)))}) \w+=")
 _STARTING = "COORDINATOR_LOAD_IN_PROGRESS"
@@ -69,14 +75,16 @@ class Watch:
     def _add(self, event: str, text: str) -> None:
         if _STARTING in text:
             return
+        was_fenced = event in _LOSES or _REFUSED.search(text)
         with self._lock:
-            if not self._expected[event]:
-                self._found.append(text)
+            if self._expected[event] or (was_fenced and self._expected[FENCED]):
+                return
+            self._found.append(text)
 
     @contextmanager
     def expecting(self, events: Iterable[str]) -> Iterator[None]:
         """These may be emitted meanwhile."""
-        events = WATCHED.intersection(events)
+        events = (WATCHED | {FENCED}).intersection(events)
         with self._lock:
             self._expected.update(events)
         try:

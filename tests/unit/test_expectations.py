@@ -37,6 +37,16 @@ def test_the_log_of_another_process_is_read():
     assert own.take() == lines[0]
 
 
+def test_what_a_take_over_costs_a_process_has_one_name():
+    own = Watch()
+    with own.expecting(["fenced"]):
+        own.note("jobs.fenced", {"ids": [7]})
+        own.note("origins.lost", {"origins": ["t/1"]})
+        own.note("loop.failed", {"loop": "relay", "error": "FencedError: taken over"})
+        own.note("loop.failed", {"loop": "relay", "error": "refused"})
+    assert own.take() == "loop.failed {'loop': 'relay', 'error': 'refused'}"
+
+
 def test_many_are_shortened():
     own = Watch()
     for n in range(8):
