@@ -89,7 +89,11 @@ class Runner:
         job.lend = self._lend
         outcome = None
         try:
-            values = self._decode(job)
+            text = job.payload
+            if text is None:
+                text = self._read_payload(job)
+                job.lane.ensure_may_begin()
+            values = self._types[job.type].payload.decode(text)
             token = handled.set(job.lane.origin)
             try:
                 self._functions[job.type](job, **values)
