@@ -444,6 +444,7 @@ class Service:
             interval=self.settings.heartbeat_interval,
             stale_after=self.settings.stale_after,
             handover_timeout=self.settings.handover_timeout,
+            jobs=holder if isinstance(holder, Executor) else None,
         )
         self._ownerships.append(ownership)
         self._workers.append(holder)

@@ -190,6 +190,13 @@ class Dispatcher:
         self._do(leave)
         return wait
 
+    def lose(self, origins: frozenset[str]) -> None:
+        """Begin nothing more of origins that others have taken: a release follows.
+
+        At once: the dispatcher may be waiting for the database.
+        """
+        self._claimer.retire(origins)
+
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         self._wakeup.set()

@@ -105,6 +105,11 @@ class Executor:
         for wait in waits:
             wait()
 
+    def lose(self, origins: Iterable[str]) -> None:
+        """Begin nothing more of these origins, and wait for nothing."""
+        for dispatcher, share in self._share(origins):
+            dispatcher.lose(share)
+
     def _hint(self, origin: str) -> None:
         """Pass on what the first has heard; a hint without an origin is for all."""
         for place, dispatcher in enumerate(self._dispatchers):

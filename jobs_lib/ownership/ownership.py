@@ -36,6 +36,13 @@ class Holder(Protocol):
         """
 
 
+class JobHolder(Protocol):
+    """A holder that has jobs in memory."""
+
+    def lose(self, origins: Iterable[str]) -> None:
+        """Begin nothing more of these origins, and wait for nothing."""
+
+
 class Ownership:
     """The origins that this process owns in one role."""
 
@@ -50,7 +57,21 @@ class Ownership:
         interval: float,
         stale_after: float,
         handover_timeout: float,
+        jobs: JobHolder | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            database: where the origins are.
+            process: the owner.
+            role: in which it owns them.
+            source: says which.
+            holder: works on them.
+            interval: seconds between two looks at what is owned.
+            stale_after: seconds without a heartbeat until a process counts as dead.
+            handover_timeout: seconds that running work has to finish.
+            jobs: the holder, if what it works on are jobs.
+        """
         self.role = role
         self._database = database
         self._process = process
@@ -60,6 +81,9 @@ class Ownership:
         self._stale_after = stale_after
         self._handover_timeout = handover_timeout
         self._owned: dict[str, int] = {}
+        self._jobs = jobs
+        self._gone: dict[str, int] = {}
+        """Owned here alone: a heartbeat has found that others have taken them."""
         self._idle: frozenset[str] = frozenset()
         """Owned in the database alone: the holder has let go, the row not yet."""
         self._last_epoch = 0
@@ -73,6 +97,7 @@ class Ownership:
 
     def start(self) -> None:
         """Start the source, and follow it."""
+        self._process.tell(self)
         self._thread.start()
         self._source.start(self._changed.set)
 
@@ -82,6 +107,32 @@ class Ownership:
         self._stopping.set()
         self._changed.set()
         self._thread.join()
+
+    @property
+    def owned(self) -> dict[str, int]:
+        """The origins and their epochs, as far as is known here; for any thread."""
+        with self._given_back:
+            return dict(self._owned)
+
+    def notice(self, believed: Mapping[str, int], found: Mapping[str, int]) -> None:
+        """Begin nothing more of what others have taken; called by the heartbeat.
+
+        The own thread may be waiting for handlers that hand other origins over.
+        """
+        # Locked: what is dropped must not have been taken anew meanwhile.
+        with self._given_back:
+            gone = {
+                origin: epoch
+                for origin, epoch in believed.items()
+                if found.get(origin) != epoch == self._owned.get(origin)
+                and origin not in self._idle
+            }
+            if gone:
+                self._gone |= gone
+                if self._jobs is not None:
+                    self._jobs.lose(gone)
+        if gone:
+            self._changed.set()
 
     def wait_released(self, origins: Iterable[str], timeout: float) -> bool:
         """Wait until none of ``origins`` is owned any more; False after ``timeout``."""
@@ -172,7 +223,10 @@ class Ownership:
             {"role": self.role, "owner": self._process.id},
         ).fetchall()
         still = dict(rows)
-        lost = frozenset(o for o, e in self._owned.items() if still.get(o) != e)
+        gone = self._gone
+        lost = frozenset(
+            o for o, e in self._owned.items() if still.get(o) != e or gone.get(o) == e
+        )
         if lost:
             telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
             self._holder.release(lost, 0)
@@ -216,5 +270,6 @@ class Ownership:
         with self._given_back:
             for origin in origins:
                 self._owned.pop(origin, None)
+                self._gone.pop(origin, None)
             self._given_back.notify_all()
         self._idle -= origins

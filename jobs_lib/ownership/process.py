@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID, uuid4
 
 from jobs_lib import telemetry
@@ -16,13 +16,26 @@ from jobs_lib.jobs.lease import Lease
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import psycopg
 
     from jobs_lib.db import Database
 
 _BURY_AFTER = 3_600.0
+
+
+class Watcher(Protocol):
+    """Is told with each heartbeat what the process owns in a role."""
+
+    role: str
+
+    @property
+    def owned(self) -> Mapping[str, int]:
+        """What it believes to own, and under which epochs; asked before a heartbeat."""
+
+    def notice(self, believed: Mapping[str, int], found: Mapping[str, int]) -> None:
+        """Compare that with what the heartbeat has found, and wait for nothing."""
 
 
 class Process:
@@ -71,6 +84,7 @@ class Process:
         self.lease = Lease(-math.inf)
         """How long this process may begin jobs that it claims now."""
         self._cut_off = False
+        self._watchers: list[Watcher] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._beat, name="jobs_lib heartbeat", daemon=True
@@ -118,6 +132,10 @@ class Process:
         leaving.start()
         leaving.join(timeout)
 
+    def tell(self, watcher: Watcher) -> None:
+        """Tell it with each heartbeat from now on what this process owns."""
+        self._watchers.append(watcher)
+
     def take_part(self, role: str, takes_part: bool) -> None:
         """Have a role, or leave it to others; told by the next heartbeat."""
         roles = {*self.roles} - {role} | ({role} if takes_part else set())
@@ -152,10 +170,11 @@ class Process:
                 self._stopping.wait(RECONNECT.delay(failures))
                 self._well_since = time.monotonic()
 
-    def _beat_once(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    def _beat_once(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         queries = self._database.queries
+        believed = [(watcher, watcher.owned) for watcher in self._watchers]
         sent_at = time.monotonic()
-        connection.execute(
+        owned = connection.execute(
             queries["beat"],
             {
                 "id": self.id,
@@ -167,7 +186,10 @@ class Process:
                 "types": self.types,
                 "topics": self.topics,
             },
-        )
+        ).fetchall()
+        # First: nothing begins under the longer lease that others have taken.
+        for watcher, before in believed:
+            watcher.notice(before, {o: e for r, o, e in owned if r == watcher.role})
         self.lease = self.lease.renew(sent_at, self._stale_after)
         ended = connection.execute(
             queries["end_silent_sessions"], {"stale_after": self._stale_after}

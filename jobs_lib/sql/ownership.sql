@@ -1,13 +1,17 @@
 -- Who owns what, and who lives.
 
 -- name: beat
-insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
-values (
-    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
+-- Returns what the process still owns: others may have taken some of it meanwhile.
+with beaten as (
+    insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
+    values (
+        %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
+    )
+    on conflict (id) do update set
+        heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
+        topics = excluded.topics
 )
-on conflict (id) do update set
-    heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
-    topics = excluded.topics
+select role, origin, epoch from {schema}.origins where owner = %(id)s
 
 -- name: leave
 delete from {schema}.processes where id = %(id)s

@@ -8,8 +8,20 @@ import threading
 import pytest
 
 from jobs_lib import Item  # noqa: TC001 - read from the annotation
+from jobs_lib.ownership import Source
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
+
+
+class ReadSource(Source):
+    """Tells what its ownership has read last."""
+
+    read: frozenset[str] = frozenset()
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        self.read = super().wanted
+        return self.read
 
 
 @pytest.mark.guarantee("I4", "FK19")
@@ -111,3 +123,70 @@ def test_a_pod_that_was_frozen_begins_nothing_that_it_had_in_memory(
     first = {str(n) for n in range(1, 17)}
     assert [job for job in starts("frozen") if job in first] == running
     assert len(starts("frozen") + starts("heir")) == 16 + 2 + 32
+
+
+@pytest.mark.guarantee("I4", "I11")
+@pytest.mark.expects("origins.lost", "jobs.fenced")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_pod_that_waits_for_a_hand_over_begins_nothing_that_others_have_taken(
+    database_url, admin, connect, wait_for, kind
+):
+    leaving, taken = "local/1", "local/2"
+    app = make_app(database_url, handover_timeout=60)
+    begun: list[tuple[str, int]] = []
+    gates = {leaving: threading.Event(), taken: threading.Event()}
+
+    def handle(job, n: int) -> None:
+        begun.append((job.origin, n))
+        gates[job.origin].wait(30)
+
+    if kind == "plain":
+
+        @app.job(group=lambda n: "g")
+        def work(job, n: int) -> None:
+            handle(job, n)
+
+    else:
+
+        @app.job(group=lambda n: "g")
+        async def work(job, n: int) -> None:
+            await asyncio.to_thread(handle, job, n)
+
+    with connect() as connection:
+        for origin in gates:
+            work.options(origin=origin).enqueue_many(
+                connection, [{"n": n} for n in range(3)]
+            )
+
+    def beat() -> None:
+        """Wait for a heartbeat that was sent after now, and for the one after that."""
+        query = "select heartbeat_at from jobs_lib.processes where id = %s"
+        for _ in range(2):
+            before = admin.execute(query, (process.id,)).fetchone()
+            wait_for(
+                lambda at=before: admin.execute(query, (process.id,)).fetchone() > at,
+                what="another heartbeat",
+            )
+
+    source = ReadSource()
+    with (
+        heard("jobs.fenced") as fenced,
+        heard("origins.lost") as lost,
+        executing(app, source) as process,
+    ):
+        source.assign(gates)
+        wait_for(lambda: len(begun) == 2, what="one of each origin runs")
+        source.revoke([leaving])
+        wait_for(lambda: source.read == {taken}, what="the hand-over begins")
+        admin.execute(
+            "update jobs_lib.origins set owner = gen_random_uuid(), epoch = epoch + 1"
+            " where role = 'execute' and origin = %s",
+            (taken,),
+        )
+        beat()
+        gates[taken].set()
+        wait_for(lambda: fenced, what="the handler that ran commits nothing")
+        assert sorted(begun) == [(leaving, 0), (taken, 0)]
+        assert not lost  # its own thread waits still
+        gates[leaving].set()
+        wait_for(lambda: lost, what="it gives the origin up")

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from jobs_lib import App, telemetry
 from jobs_lib.executor import Executor
-from jobs_lib.ownership import Ownership, Process, StaticSource
+from jobs_lib.ownership import Ownership, Process, Source, StaticSource
 from jobs_lib.service import Service
 from jobs_lib.settings import load_settings
 from tests.support.expectations import watch
@@ -70,9 +70,17 @@ def running(app: App, *parts: str, sidecar: bool = False) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def executing(
-    app: App, origins: Iterable[str], *, workers: int = 4, batch: int = 100
+    app: App,
+    origins: Iterable[str] | Source,
+    *,
+    workers: int = 4,
+    batch: int = 100,
 ) -> Iterator[Process]:
-    """Run an executor on fixed origins; several may run in one test."""
+    """Run an executor on these origins, or on a source's; several may run in one test.
+
+    A test that has a source gives and takes by it.
+    """
+    source = origins if isinstance(origins, Source) else StaticSource(origins)
     settings = app.settings
     database = app.database()
     name = f"pod-{uuid4().hex[:6]}"
@@ -97,11 +105,12 @@ def executing(
         database,
         process,
         "execute",
-        StaticSource(origins),
+        source,
         executor,
         interval=0.1,
         stale_after=settings.stale_after,
         handover_timeout=settings.handover_timeout,
+        jobs=executor,
     )
     process.start()
     executor.start()
