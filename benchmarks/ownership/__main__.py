@@ -38,6 +38,7 @@ def main(only: str | None, rounds: int, quick: bool) -> None:
         bench = Bench(server, {}, rounds=rounds, quick=quick)
         measures: dict[str, Callable[[Bench], Figures]] = {
             "takeover": partial(takeover.measure, broker=broker),
+            "in_flight": partial(takeover.measure_in_flight, broker=broker),
             "follow": partial(rebalances.measure_follow, broker=broker),
             "pauses": partial(rebalances.measure_pauses, broker=broker),
             "zombies": partial(zombies.measure, broker=broker),

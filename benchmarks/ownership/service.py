@@ -48,8 +48,22 @@ def mark(job: Job) -> None:
 @app.job()
 def note(job: Job) -> None:
     """The same in a file, at no cost: what waits for it waits for nothing else."""
-    with NOTES.open("a") as file:
-        file.write(f"{job.id} {job.origin} {time.monotonic()}\n")
+    _write(job)
+
+
+@app.job()
+def linger(job: Job, seconds: float) -> None:
+    """Note that it begins, and write a row when it has ended."""
+    _write(job)
+    time.sleep(seconds)
+    with job.transaction() as connection:
+        _note(connection, job, time.monotonic())
+
+
+@app.job()
+def wait(job: Job, seconds: float) -> None:
+    """Hold a worker for a while."""
+    time.sleep(seconds)
 
 
 @app.job(group="key")
@@ -63,6 +77,11 @@ def _note(connection: Connection[Any], job: Job, at: float) -> None:
     connection.execute(
         "insert into ran values (%s, %s, %s, %s)", (job.id, job.origin, POD, at)
     )
+
+
+def _write(job: Job) -> None:
+    with NOTES.open("a") as file:
+        file.write(f"{job.id} {job.origin} {time.monotonic()}\n")
 
 
 if TOPIC != "local":

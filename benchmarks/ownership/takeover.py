@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.ownership.pods import deployed, wait_until
 
 if TYPE_CHECKING:
+    import psycopg
+
     from benchmarks.bench import Bench, Figures
     from benchmarks.worker import Row
     from jobs_lib.devstack import KafkaBroker
@@ -31,6 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
 _SLOW = {"consumer_protocol", "librdkafka_defaults"}
 """Their sessions last so long that one round has to do."""
 
+SLOW, SLOW_FOR = 10, 5.0
+"""Jobs in flight when their pod is killed, and the seconds that each of them takes."""
+BACKLOG, BACKLOG_FOR = 200, 0.05
+"""Jobs of each origin that wait behind them, and the seconds that each takes."""
+
 
 def measure(bench: Bench, broker: KafkaBroker) -> Figures:
     """A pod is killed, or ends in order: when do its jobs run elsewhere?"""
@@ -48,6 +58,19 @@ def measure(bench: Bench, broker: KafkaBroker) -> Figures:
             suffix = "" if kind == "member" else f"_{kind}"
             figures[f"takeover_{how}_{key}{suffix}"] = rows[f"{how} {kind}"].median(key)
     return figures
+
+
+def measure_in_flight(bench: Bench, broker: KafkaBroker) -> Figures:
+    """A pod is killed: when have the slow jobs that it had in flight run again?"""
+    pieces = {
+        "member": partial(run_again, bench, broker),
+        "heartbeats": partial(run_again, bench, None),
+    }
+    rows = bench.alternate(pieces)
+    return {
+        "in_flight_again_over_session_s": rows["member"].median("over_s"),
+        "in_flight_again_over_stale_s": rows["heartbeats"].median("over_s"),
+    }
 
 
 def take_over(bench: Bench, broker: KafkaBroker, kind: str, number: int) -> Row:
@@ -82,3 +105,61 @@ def take_over(bench: Bench, broker: KafkaBroker, kind: str, number: int) -> Row:
     if number == signal.SIGKILL:
         row |= {"session_s": session, "over_session_s": took - session}
     return row
+
+
+def run_again(bench: Bench, broker: KafkaBroker | None, **settings: Any) -> Row:
+    """Kill a pod with ten slow jobs in flight, while both pods have a backlog.
+
+    Seconds until the last of the ten has run again, and how many of them are beyond
+    the time in which the pod counts as alive and the time of one handler.
+    """
+    slow_for = SLOW_FOR / 10 if bench.quick else SLOW_FOR
+    given = {"workers": SLOW, **(KINDS["member"] if broker else {}), **settings}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        deployed(bench.server, broker, partitions=PARTITIONS, **given) as pods,
+        bench.server.connect() as connection,
+    ):
+        pods.notes = Path(folder, "notes")
+        pods.notes.touch()
+        pods.start("pod-a", "pod-b")
+        pods.await_shared(connection, "pod-a", "pod-b", seconds=120)
+        owners = pods.owners(connection)
+        theirs = sorted(o for o, (pod, _) in owners.items() if pod == "pod-a")
+        places = [theirs[n % len(theirs)] for n in range(SLOW)]
+        slow = _enqueue(connection, "linger", slow_for, places)
+        wait_until(lambda: len(pods.read_notes()) == SLOW, 30, "all of them run")
+        # In all origins, so that the heir has work of its own before and after.
+        backlog = pods.origins * bench.size(BACKLOG)
+        _enqueue(connection, "wait", BACKLOG_FOR, backlog)
+        killed = time.monotonic()
+        pods.pods["pod-a"].send(signal.SIGKILL)
+        silence = pods.settings["session_timeout" if broker else "stale_after"]
+        ended: list[float] = []
+
+        def ran() -> bool:
+            rows = connection.execute("select at from ran where job = any (%s)", [slow])
+            ended[:] = [at for (at,) in rows]
+            return len(ended) == SLOW
+
+        wait_until(ran, silence + 200, "all have run again", pause=0.05)
+        row = connection.execute("select count(*) from jobs_lib.jobs").fetchone()
+        assert row is not None
+        begun = [at for _, _, at in pods.read_notes()[SLOW:]]
+    return {
+        "s": max(ended) - killed,
+        "over_s": max(ended) - killed - silence - slow_for,
+        "last_begins_s": max(begun) - killed,
+        "backlog_left": row[0],
+    }
+
+
+def _enqueue(
+    connection: psycopg.Connection[Any], type_: str, seconds: float, origins: list[str]
+) -> list[int]:
+    """A job in each of these origins, that takes so long; returns their ids."""
+    rows = connection.execute(
+        "select jobs_lib.enqueue(%s, %s, origin => o) from unnest(%s::text[]) o",
+        (type_, json.dumps({"seconds": seconds}), origins),
+    )
+    return [job for (job,) in rows]
