@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import (
-    CoreConfig,
-    SchemaSerializer,
-    SchemaValidator,
-)
+from pydantic_core import CoreConfig, SchemaValidator
 from typing_extensions import TypedDict
 
 from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.plain import list_of, only_plain
 from jobs_lib.json_limits import MOST_LEVELS, check_limits
+from jobs_lib.schemas.finite import check_finite, make_serializer
 from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
@@ -106,7 +102,9 @@ class Payload:
         checked = only_plain(self._adapter.core_schema)
         self._validator = SchemaValidator(checked)
         self._many = SchemaValidator(list_of(checked))
-        self._serializer = SchemaSerializer(self._adapter.core_schema, _WRITING)
+        self._serializer, self._lossy = make_serializer(
+            self._adapter.core_schema, _WRITING
+        )
         self._warned = False
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +144,8 @@ class Payload:
         self._check_limits(encoded)
         if b"\\u0000" in encoded:
             self._refuse_nul(encoded)
-        if b"NaN" in encoded or b"Infinity" in encoded:
-            json.loads(encoded, parse_constant=self._refuse_constant)
+        if self._may_hide_numbers(encoded):
+            self._check_finite(checked, encoded)
         return encoded
 
     def encode_many(self, many: Sequence[Mapping[str, Any]], limit: int) -> list[bytes]:
@@ -158,10 +156,8 @@ class Payload:
         """
         to_json = self._serializer.to_json
         try:
-            encoded = [
-                to_json(values, by_alias=True)
-                for values in self._many.validate_python(many)
-            ]
+            checked = self._many.validate_python(many)
+            encoded = [to_json(values, by_alias=True) for values in checked]
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
         except (ValueError, RecursionError) as error:
@@ -180,9 +176,10 @@ class Payload:
             if b"\\u0000" in joined:
                 for one in some:
                     self._refuse_nul(one)
-            if b"NaN" in joined or b"Infinity" in joined:
-                for one in some:
-                    json.loads(one, parse_constant=self._refuse_constant)
+            if self._may_hide_numbers(joined):
+                for place, one in enumerate(some, start):
+                    if self._may_hide_numbers(one):
+                        self._check_finite(checked[place], one)
         return encoded
 
     def decode(self, text: str) -> dict[str, Any]:
@@ -219,6 +216,11 @@ class Payload:
             "(JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue where it lies"
         )
 
+    def _refuse(self, error: ValueError) -> PayloadError:
+        return PayloadError(
+            f"the payload of {self.type_name!r} cannot be enqueued: {error}"
+        )
+
     def _refuse_nul(self, encoded: bytes) -> None:
         if _NUL.search(encoded):
             raise PayloadError(
@@ -230,20 +232,28 @@ class Payload:
         try:
             check_limits(encoded)
         except ValueError as error:
-            raise PayloadError(
-                f"the payload of {self.type_name!r} cannot be enqueued: {error}"
-            ) from None
+            raise self._refuse(error) from None
+
+    def _may_hide_numbers(self, encoded: bytes) -> bool:
+        """Whether NaN or infinity may have been written, by name or as null."""
+        return (
+            b"NaN" in encoded
+            or b"Infinity" in encoded
+            or (self._lossy and b"null" in encoded)
+        )
+
+    def _check_finite(self, values: dict[str, Any], encoded: bytes) -> None:
+        try:
+            check_finite(
+                self._serializer.to_python, values, encoded, self._adapter.core_schema
+            )
+        except ValueError as error:
+            raise self._refuse(error) from None
 
     def _warn(self, size: int) -> None:
         if not self._warned:
             self._warned = True
             telemetry.emit("payload.large", type=self.type_name, bytes=size)
-
-    def _refuse_constant(self, constant: str) -> None:
-        raise PayloadError(
-            f"the payload of {self.type_name!r} holds {constant}, which JSON has no "
-            "form for: send null or a string"
-        )
 
 
 def _resolve(

@@ -12,7 +12,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.json_limits import check_limits
-from jobs_lib.schemas.finite import NOT_FINITE, check_finite
+from jobs_lib.schemas.finite import check_finite, may_lose
 from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class JsonCodec:
 
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
+        self._lossy = may_lose(adapter.core_schema)
 
     def encode(self, value: Any) -> bytes:
         """See :class:`Encoder`."""
@@ -100,8 +101,14 @@ class JsonCodec:
         except (ValueError, RecursionError) as error:
             raise refuse(error, self._adapter) from None
         check_limits(encoded)
-        if any(trace in encoded for trace in NOT_FINITE):
-            check_finite(self._adapter, checked, encoded)
+        if (
+            b"NaN" in encoded
+            or b"Infinity" in encoded
+            or (self._lossy and b"null" in encoded)
+        ):
+            check_finite(
+                self._adapter.dump_python, checked, encoded, self._adapter.core_schema
+            )
         return encoded
 
     def check(self, data: bytes) -> None:

@@ -4,47 +4,209 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_core import to_json
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import CoreConfig, SchemaSerializer, to_json
+
+from jobs_lib.schemas.reasons import explain_refusal, show_place
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from collections.abc import Callable, Iterator, Mapping
 
-_NAMES = (b"NaN", b"Infinity")
-NOT_FINITE = (b"null", *_NAMES)
-"""Of these one stands in the JSON of each value with such a number."""
+    from pydantic_core import CoreSchema
+
+_BY_NAME = CoreConfig(ser_json_inf_nan="constants")
+_CLASSES = {"model", "dataclass"}
+"""Each is written by its own configuration, whatever it lies in."""
+# Kinds of core schemas by which a value may be anything.
+_OPEN = {"any", "function-plain", "is-instance"}
+_WITHOUT_ITEMS = {
+    "list": "items_schema",
+    "set": "items_schema",
+    "frozenset": "items_schema",
+    "generator": "items_schema",
+    "dict": "values_schema",
+}
+_ANY = {"type": "any"}
+_BY_FUNCTION = {"any", "function-plain", "function-wrap"}
+_PARTS = {
+    "choices",
+    "computed_fields",
+    "definitions",
+    "fields",
+    "serialization",
+    "steps",
+}
 
 
-def check_finite(adapter: TypeAdapter[Any], value: Any, encoded: bytes) -> None:
-    """Refuse a value if a number in it was lost on the way to JSON.
+def make_serializer(
+    schema: CoreSchema, config: CoreConfig
+) -> tuple[SchemaSerializer, bool]:
+    """What writes such values with NaN and infinity by their names, as far as it can.
 
     Args:
-        adapter: of the value's type.
+        schema: the core schema of the type.
+        config: of what no class has its own configuration for.
+
+    Returns:
+        The serializer, and whether a number may become null all the same.
+    """
+    if not may_lose(schema, lossy=False):
+        return SchemaSerializer(schema, config), False
+    if _can_name():
+        schema = _name_constants(schema)
+    return _build(schema, config), may_lose(schema, lossy=False)
+
+
+def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
+    """Whether a number of such a value may become null on the way to JSON.
+
+    Args:
+        schema: the core schema of the type, or a part of it.
+        lossy: whether the configuration it is written by makes NaN null.
+        within: whether it is part of a class, whose objects are taken as they are.
+    """
+    if isinstance(schema, list | tuple):
+        return any(may_lose(one, lossy, within) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if not isinstance(kind, str):
+        # By name: the fields of a class, or the choices of a tagged union.
+        return any(may_lose(one, lossy, within) for one in schema.values())
+    if kind in _CLASSES:
+        lossy, within = _writes_null(schema), True
+    if lossy and kind == "float":
+        return True
+    is_open = kind in _OPEN or _WITHOUT_ITEMS.get(kind, "type") not in schema
+    if is_open and (lossy or within):
+        return True
+    by = schema.get("serialization", {})
+    # An object that a function returns is written by the object's own class.
+    if by.get("type") in _BY_FUNCTION and may_lose(
+        by.get("return_schema", _ANY), lossy, within=True
+    ):
+        return True
+    return any(
+        # What a definition is part of, nobody sees here.
+        may_lose(part, lossy or key == "definitions", within or key == "definitions")
+        for key, part in schema.items()
+        if _is_part(key) and key != "serialization"
+    )
+
+
+def check_finite(
+    dump: Callable[..., Any], value: Any, encoded: bytes, schema: CoreSchema
+) -> None:
+    """Refuse a value if a number in it has become null, or what is no JSON.
+
+    Args:
+        dump: makes plain Python values of one, as pydantic's ``to_python`` does.
         value: the value, validated.
-        encoded: its JSON, with a trace of such a number.
+        encoded: its JSON, with a null or the name of such a number in it.
+        schema: the core schema of its type.
 
     Raises:
-        ValueError: NaN or infinity has become null, or what is no JSON.
+        ValueError: it holds NaN or infinity; the message names the place.
     """
-    plain = adapter.dump_python(value, by_alias=True, warnings=False)
-    # Most values hold a null of their own: this tells it at the speed of Rust.
-    shown = to_json(
-        plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
-    )
-    if any(name in shown for name in _NAMES) and _has_lost(plain, json.loads(encoded)):
+    try:
+        plain = dump(value, by_alias=True, warnings=False)
+        # Most values hold a null of their own: this tells it at the speed of Rust.
+        shown = encoded + to_json(
+            plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
+        )
+    except (ValueError, RecursionError) as error:
+        # A serializer of the application's that writes JSON only.
+        raise ValueError(explain_refusal(error, schema)) from None
+    if b"NaN" not in shown and b"Infinity" not in shown:
+        return
+    for path, number in _find_lost(plain, json.loads(encoded)):
+        place = show_place(path, schema) or "it"
         raise ValueError(
-            "a number in it is NaN or infinite, which JSON has no form for: send null "
+            f"{place} is {json.dumps(number)}, which JSON has no form for: send null "
             "or a string"
         )
 
 
-def _has_lost(value: Any, parsed: Any) -> bool:
-    """Whether such a number is anything but a string in the parsed JSON."""
-    if isinstance(value, float):
-        return not math.isfinite(value) and not isinstance(parsed, str)
-    if isinstance(value, dict) and isinstance(parsed, dict):
-        return any(map(_has_lost, value.values(), parsed.values()))
-    if isinstance(value, list | tuple | set | frozenset) and isinstance(parsed, list):
-        return any(map(_has_lost, value, parsed))
-    return False
+def _find_lost(
+    value: Any, parsed: Any
+) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    """The numbers that JSON has no form for, by their places in the JSON.
+
+    Args:
+        value: what has been written, in plain types.
+        parsed: how it has been written.
+    """
+    if parsed is None or isinstance(parsed, float):
+        for number in (parsed, value):
+            if isinstance(number, float) and not math.isfinite(number):
+                yield (), number
+                return
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = value
+    named: Any = ()
+    if isinstance(parsed, dict):
+        named = parsed.items()
+    elif isinstance(parsed, list):
+        named = enumerate(parsed)
+    for (name, one), other in zip(named, chain(inner, repeat(None)), strict=False):
+        for path, number in _find_lost(other, one):
+            yield (name, *path), number
+
+
+def _writes_null(schema: Mapping[str, Any]) -> bool:
+    """Whether a class has NaN written as null, on purpose or not."""
+    written = (schema.get("config") or {}).get("ser_json_inf_nan")
+    return written not in {"constants", "strings"}
+
+
+def _is_part(key: str) -> bool:
+    # Not values of the user's that lie in a schema: defaults and the like.
+    return key.endswith("schema") or key in _PARTS
+
+
+def _name_constants(schema: Any) -> Any:
+    """The schema, with NaN written by its name where a class would have it null."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_name_constants(one) for one in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    named = {
+        key: _name_constants(part)
+        if _is_part(key) or not isinstance(kind, str)
+        else part
+        for key, part in schema.items()
+    }
+    if kind in _CLASSES and _writes_null(schema):
+        named["config"] = {**(schema.get("config") or {}), **_BY_NAME}
+    return named
+
+
+def _build(schema: CoreSchema, config: CoreConfig) -> SchemaSerializer:
+    """A serializer that does not take over those which the classes have already."""
+    try:
+        return SchemaSerializer(schema, config, **cast("Any", {"_use_prebuilt": False}))
+    except TypeError:  # a pydantic-core that takes them over always, or never
+        return SchemaSerializer(schema, config)
+
+
+@cache
+def _can_name() -> bool:
+    """Whether this pydantic-core writes a class by another schema than its own."""
+
+    class Inner(BaseModel):
+        number: float
+
+    class Outer(BaseModel):
+        inner: Inner
+
+    schema = _name_constants(TypeAdapter(Outer).core_schema)
+    written = _build(schema, _BY_NAME).to_json(Outer(inner=Inner(number=math.nan)))
+    return b"NaN" in written

@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 from pydantic_core.core_schema import ErrorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pydantic_core import ErrorDetails
 
@@ -38,6 +38,7 @@ _REASONS = {
     "bytes_invalid_encoding": "input should be bytes in the expected encoding",
     "timezone_offset": "input has another time zone than expected",
 }
+_NAMING = ("name", "property_name", "alias", "validation_alias", "serialization_alias")
 _UNNAMED = "*"
 """In a path: a key of the data, which is a value as well."""
 _FIELD = re.compile(r"\[field_name='(\w+)', input_value=")
@@ -63,11 +64,20 @@ def explain_refusal(error: Exception, schema: Any) -> str:
     return "; ".join(problems)
 
 
-def _place(error: ErrorDetails, names: frozenset[str]) -> str:
-    parts = [
+def show_place(path: Iterable[str | int], schema: Any) -> str:
+    """A place in a value of that core schema; keys of the data are not shown."""
+    return ".".join(_show_parts(path, frozenset(_find_names(schema))))
+
+
+def _show_parts(path: Iterable[str | int], names: frozenset[str]) -> list[str]:
+    return [
         str(part) if isinstance(part, int) or part in names else _UNNAMED
-        for part in error["loc"]
+        for part in path
     ]
+
+
+def _place(error: ErrorDetails, names: frozenset[str]) -> str:
+    parts = _show_parts(error["loc"], names)
     if parts and error["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
         # Nobody could correct a name that is not told.
         parts[-1] = str(error["loc"][-1])
@@ -110,7 +120,7 @@ def _find_names(schema: Any) -> Iterator[str]:
         if isinstance(one, Mapping):
             if isinstance(fields := one.get("fields"), Mapping):
                 yield from fields
-            for key in ("name", "validation_alias", "serialization_alias"):
+            for key in _NAMING:
                 yield from _find_texts(one.get(key))
             waiting += [
                 inner

@@ -10,11 +10,18 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 
-from jobs_lib import EnqueueError, Job, PayloadError
+from jobs_lib import EnqueueError, Item, Job, PayloadError
 from tests.support.apps import heard, make_app
 
 BERLIN = ZoneInfo("Europe/Berlin")
+
+
+class Height(BaseModel):
+    """Pydantic writes a number that is none as null in such a one."""
+
+    metres: float
 
 
 @pytest.fixture
@@ -70,13 +77,32 @@ def test_a_call_that_does_not_fit_the_signature_is_refused(refused, note):
         ({"a": object()}, "object has no JSON form"),
         ({"a": Decimal(1)}, "Decimal has no JSON form|decimal has no JSON form"),
         (math.nan, "NaN"),
-        ([math.inf], "Infinity"),
-        ({"a": -math.inf}, "Infinity"),
+        ([math.inf], "0 is Infinity"),
+        ({"a": -math.inf}, "is -Infinity"),
     ],
     ids=repr,
 )
 def test_a_value_without_a_json_form(refused, note, data, match):
     refuse_both(refused, note, match, data=data)
+
+
+@pytest.mark.guarantee("FJ5")
+def test_a_number_in_a_model_that_json_has_no_form_for(database_url, refused):
+    app = make_app(database_url)
+
+    @app.job()
+    def climb(job: Job, to: Height) -> None: ...
+
+    @app.batch(size=2)
+    def climb_together(jobs: list[Item[Height]]) -> None: ...
+
+    for job_type, field in ((climb, "to"), (climb_together, "payload")):
+        good, bad = ({field: Height(metres=metres)} for metres in (1, math.nan))
+        place = rf"{field}\.metres is NaN"
+        refused(place, lambda conn, t=job_type, of=bad: t.enqueue(conn, **of))
+        refused(
+            place, lambda conn, t=job_type, of=(good, bad): t.enqueue_many(conn, of)
+        )
 
 
 @pytest.mark.guarantee("FJ6", "FJ7")

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "headers in a list": ({"headers": ["h"]}, "must map str to str"),
     "a version that is no number": ({"version": "1"}, "64 bits"),
     "a version that is too large": ({"version": 2**63}, "64 bits"),
-    "not a number": ({"value": {"a": [math.nan]}}, "is NaN or infinite"),
+    "not a number": ({"value": {"a": [math.nan]}}, r"\*\.0 is NaN"),
 }
 
 
@@ -91,7 +91,7 @@ def test_a_record_that_is_refused_costs_no_transaction(database_url, way, connec
 )
 def test_a_number_that_json_has_no_form_for_is_refused(database_url, type_, value):
     topic = make_app(database_url).topic("events", value=type_)
-    with pytest.raises(PayloadError, match="is NaN or infinite"):
+    with pytest.raises(PayloadError, match=r"is NaN|is -?Infinity"):
         topic.encode(value)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
+from pydantic import BaseModel
 
 from jobs_lib import App, Job
 from jobs_lib.errors import ConfigurationError
@@ -19,6 +21,10 @@ CRONS = ["*/5 * * * *", "30 * * * *", "30 2 * * *", "*/20 2 * * *", "0,30 0-4 * 
 ZONES = ["Europe/Zurich", "America/Santiago", "America/Havana", "Australia/Lord_Howe"]
 # cronsim steps by whole hours: there it leaves out two ticks of that one day.
 LEFT_OUT = ("*/20 2 * * *", "Australia/Lord_Howe")
+
+
+class Height(BaseModel):
+    metres: float
 
 
 def schedule(cron: str, tz: str = "UTC", missed="one", **options):
@@ -192,6 +198,18 @@ def test_a_taken_name_and_what_is_no_job_type_are_refused():
         app.periodic("0 3 * * *")(foreign)
     with pytest.raises(ConfigurationError, match=r"put @app.periodic above @app.job"):
         app.periodic("0 3 * * *")(lambda job: None)  # type: ignore[arg-type]
+
+
+def test_a_payload_that_json_has_no_form_for_is_refused():
+    app = App("test")
+
+    @app.job()
+    def climb(job: Job, to: Height) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"'climb' cannot enq.*to\.metres is N"
+    ):
+        app.periodic("0 3 * * *", payload={"to": Height(metres=math.nan)})(climb)
 
 
 def test_a_handler_with_a_tick_that_is_no_time_is_refused():
