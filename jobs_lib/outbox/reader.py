@@ -25,6 +25,7 @@ from jobs_lib.outbox.block import (
     make_record,
 )
 from jobs_lib.outbox.entity import Gone, read_version
+from jobs_lib.outbox.starts import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
@@ -47,6 +48,7 @@ _HEADS = 1_000
 """Kept at once: a topic and a re-export each."""
 _BYTES = 8 * 2**20
 """Of the values of one block; a single larger one is a block of its own."""
+_ALL = Start()
 
 
 class Reader:
@@ -104,11 +106,16 @@ class Reader:
         }
 
     def read(
-        self, connection: psycopg.Connection[Any], shard: int, epoch: int
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        start: Start = _ALL,
     ) -> Block:
-        """The next block of a shard."""
+        """The next block of a shard, from ``start`` on."""
         block = Block()
         parameters = self.own(shard, epoch) | self._settling
+        parameters["server"] = start.server
         # One snapshot for the live rows and for the states of id-only rows: a state
         # that is newer than the live rows of its key would be sent before them.
         with connection.transaction():
@@ -116,6 +123,7 @@ class Reader:
                 self._database.queries["read_live"],
                 {
                     **parameters,
+                    "live_from": start.live,
                     "limit": self._limit,
                     # Values that are smaller fit, whatever their number.
                     "inline": _BYTES // self._limit,
@@ -130,6 +138,7 @@ class Reader:
             else:
                 self._add_live(connection, block, fitting, heads)
         if len(fitting) == len(live) < self._limit:
+            parameters["batch_from"] = start.batch
             self._read_batch(connection, block, parameters)
         return block
 

@@ -9,6 +9,7 @@ block again: at least once, never less, and in the same order.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from functools import partial
@@ -23,6 +24,7 @@ from jobs_lib.db import TidArray, int_array
 from jobs_lib.errors import FencedError
 from jobs_lib.liveness import Pulse
 from jobs_lib.outbox.block import Hold
+from jobs_lib.outbox.starts import Starts
 from jobs_lib.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -87,6 +89,9 @@ class Sender:
         self._last = -1
         """The shard that had its turn last."""
         self._holds_at = 0.0
+        self._starts = Starts(database.queries)
+        self._look_at = math.inf
+        """When to look, though nothing was said."""
         self._server = 0
         """Which server the rows were read from; 0 is unknown."""
         self._waiting = False
@@ -140,6 +145,8 @@ class Sender:
                 with self._database.connect("relay", impatient=True) as connection:
                     # Of what runs in a transaction block; the rest commits by itself.
                     connection.isolation_level = IsolationLevel.REPEATABLE_READ
+                    # Commits may be lost, and ids come again.
+                    self._starts = Starts(self._database.queries)
                     while not self._stopping.is_set():
                         moved = self._round(connection)
                         failures = 0
@@ -158,6 +165,7 @@ class Sender:
         now = time.monotonic()
         with self._lock:
             due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
+        due.append(self._look_at - now)
         hints = self._wakeup.wait(max(0.0, min([seconds, *due])))
         # What was said while nobody heard is lost; and all look at another pace now.
         turned = self._wakeup.turns != self._turns
@@ -175,6 +183,7 @@ class Sender:
         self._producers.keep(owned)
         for shard in ready:
             self._retry_at.pop(shard, None)
+        self._look_at = math.inf
         if not ready:
             return False
         with self.pulse.elsewhere():
@@ -187,11 +196,8 @@ class Sender:
             more = self._try_held(connection, {s: owned[s] for s in ready})
             took = time.monotonic() - now
             self._holds_at = now + took + max(_HOLDS_EVERY, _HOLDS_REST * took)
-        pending = connection.execute(
-            self._database.queries["pending_shards"],
-            {"shards": int_array(sorted(ready))},
-            prepare=True,
-        ).fetchall()
+        pending = self._starts.find_pending(connection, sorted(ready))
+        self._look_at = self._starts.due_at
         if more and not pending:
             # Nobody waits meanwhile.
             self._holds_at = 0.0
@@ -239,7 +245,8 @@ class Sender:
     def _relay_block(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int
     ) -> bool:
-        block = self._reader.read(connection, shard, epoch)
+        start = self._starts.get(shard)
+        block = self._reader.read(connection, shard, epoch, start)
         if not block:
             return False
         _tell("block.read", shard, block)
@@ -290,6 +297,7 @@ class Sender:
             prepare=True,
         ).fetchone()
         self._finish(connection, block)
+        self._starts.reach(ids[-1])
         deleted = cast("tuple[int]", row)[0]
         if deleted != len(ids):
             raise FencedError(

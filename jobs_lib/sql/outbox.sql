@@ -83,13 +83,70 @@ end
 select cast(shards as text), environment from {schema}.installation
 
 -- name: pending_shards
--- Which of the owned shards have rows: one look into the index for each; the order keeps
--- the planner on it.
-select s.shard, {server} from unnest(%(shards)s::int[]) as s(shard)
+-- Which of the owned shards have rows, each with the id of the first one: one look into
+-- the index for each class of a shard. The orders keep the planner on it, and a range in
+-- place of a constant class from the index of keys. Where an old snapshot keeps what has
+-- left, the look begins above that.
+select s.shard, {server}, first.id, null::float8
+from unnest(%(shards)s::int[], %(live_from)s::bigint[], %(batch_from)s::bigint[])
+    as s(shard, live_from, batch_from)
 cross join lateral (
-    select from {schema}.outbox o
-    where o.shard = s.shard order by o.class, o.id limit 1
+    (
+        select o.id from {schema}.outbox o
+        where o.shard = s.shard and (o.class, o.id) < (1, 0)
+            and (o.class, o.id) >= (0, case when {same_server} then s.live_from else 0 end)
+        order by o.class, o.id limit 1
+    )
+    union all
+    (
+        select o.id from {schema}.outbox o
+        where o.shard = s.shard
+            and (o.class, o.id) >= (1, case when {same_server} then s.batch_from else 0 end)
+        order by o.class, o.id limit 1
+    )
+    limit 1
 ) first
+union all
+-- How much of the server's time the look took, when it has ended.
+select null, {server}, null, extract(epoch from clock_timestamp() - statement_timestamp())
+
+-- name: first_rows
+-- The first row of each class of a shard, from the start on, and where what is held of it
+-- begins. Of many held rows the last one read stands for the shards that had none: their
+-- own are newer.
+with held as materialized (
+    select h.shard, h.id from {schema}.held_rows h order by h.id limit 1000
+)
+select s.shard, live.id, batch.id,
+    least(
+        (select min(h.id) from held h where h.shard = s.shard),
+        (select max(h.id) from held h having count(*) = 1000)
+    ),
+    {server}, extract(epoch from clock_timestamp() - statement_timestamp())::float8
+from unnest(%(shards)s::int[]) as s(shard)
+left join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard and (o.class, o.id) < (1, 0) order by o.class, o.id limit 1
+) live on true
+left join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard and (o.class, o.id) >= (1, 0) order by o.class, o.id limit 1
+) batch on true
+
+-- name: open_writers
+-- The transactions that may have drawn ids of rows with keys: each of them holds an
+-- advisory lock, of its key in the release before this one, of its shard as well in this
+-- one. A prepared transaction may have another name than it had.
+select
+    coalesce(array_agg(distinct
+        case when l.pid is null then 'prepared' else l.virtualtransaction end
+    ), '{{}}'),
+    {server}, extract(epoch from clock_timestamp() - statement_timestamp())::float8
+from pg_locks l
+where l.locktype = 'advisory' and l.granted
+    and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    -- A session's own lock, while it is in no transaction.
+    and right(l.virtualtransaction, 2) <> '/0'
 
 -- part: own_shard
 -- Nothing for a relay that has lost the shard.
@@ -141,9 +198,10 @@ end
 select {own_shard}
 
 -- name: read_live
--- No cursor: a row that was committed late, with a lower id, is simply the next one. Of
--- large values only the size: thousands of them might not fit. JSON has the time as it
--- goes out, whatever the session's settings; to make that of a date takes Python longer.
+-- No cursor: a row that was committed late, with a lower id, is simply the next one.
+-- `live_from` is no cursor either: below it no row with a key can appear. Of large values
+-- only the size: thousands of them might not fit. JSON has the time as it goes out,
+-- whatever the session's settings; to make that of a date takes Python longer.
 select o.id, o.ctid, o.topic, o.key,
     case when octet_length(o.value) <= %(inline)s then o.value end,
     o.headers, o.version, o.entity,
@@ -151,6 +209,7 @@ select o.id, o.ctid, o.topic, o.key,
     case when octet_length(o.value) > %(inline)s then octet_length(o.value) end
 from {schema}.outbox o
 where o.shard = %(shard)s and o.class = 0 and {own_shard}
+    and o.id >= case when {same_server} then %(live_from)s::bigint else 0 end
     -- Of topics that settle: keys of which a row is old enough, with all their rows.
     -- By one time for the whole statement: a clock that goes on might let the newer rows
     -- of a key pass and not the older ones.
@@ -169,7 +228,11 @@ where o.shard = %(shard)s and o.class = 0 and {own_shard}
             select e.topic || ' ' || e.key
             from unnest(%(settling)s::text[], %(settle)s::float8[]) as s(topic, seconds)
             join {schema}.outbox e using (topic)
-            where e.shard = %(shard)s and e.class = 0 and e.key is not null
+            where e.shard = %(shard)s and e.key is not null
+                -- A range, since a constant class might mean the index of keys.
+                and (e.class, e.id) < (1, 0)
+                and (e.class, e.id)
+                    >= (0, case when {same_server} then %(live_from)s::bigint else 0 end)
                 and (
                     e.created_at <= statement_timestamp() - s.seconds * interval '1 second'
                     or e.created_at > statement_timestamp() + interval '1 second'
@@ -200,6 +263,7 @@ select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
 from {schema}.outbox o
 left join {schema}.reexports r on r.id = o.reexport_id
 where o.shard = %(shard)s and o.class = 1 and {own_shard}
+    and o.id >= case when {same_server} then %(batch_from)s::bigint else 0 end
     and r.state is distinct from 'paused'
     and (o.reexport_id <> all (%(spent)s::bigint[])) is not false
 order by o.id limit %(limit)s

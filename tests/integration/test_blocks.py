@@ -303,8 +303,7 @@ def test_rows_that_were_read_from_another_server_are_not_deleted_here(
         with pytest.raises(FencedError, match="3 of 3 rows of shard 0"):
             sender._delete(connection, 0, 1, block)
         assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (3,)
-        query = database.queries["pending_shards"]
-        ((_, sender._server),) = connection.execute(query, {"shards": [0]}).fetchall()
+        ((_, sender._server),) = sender._starts.find_pending(connection, [0])
         sender._delete(connection, 0, 1, block)
     assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (0,)
 

@@ -234,8 +234,10 @@ def use_outbox(database, connection) -> None:
         topics={"calm": calm},
         source="t",
     )
-    connection.execute(database.queries["pending_shards"], {"shards": list(range(16))})
     sender, reader = relay._senders[0], relay._reader
+    # A complete look, and a short one after it.
+    sender._starts.due_at = 0.0
+    assert sender._starts.find_pending(connection, range(16))
     block = reader.read(connection, 3, 1)
     ids, _ = block.done
     assert ids
