@@ -118,12 +118,12 @@ class Crew:
             self._workers.put(for_threads)
 
     def take_back(self, ended: Ended) -> list[Item]:
-        """What nobody has begun, of those that end there."""
+        """What nobody has begun, of those that end there, oldest first."""
         taken = [*self._workers.take_back(), *self._loop.take_back()]
         ours = [item for item in taken if _head(item).lane.ended is ended]
         if others := [item for item in taken if _head(item).lane.ended is not ended]:
             self.put(others[::-1])
-        return ours
+        return sorted(ours, key=lambda item: _head(item).id)
 
     def cancel(self, job: Job) -> None:
         """Tell a running handler to stop, if it can be told."""

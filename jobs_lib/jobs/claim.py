@@ -41,6 +41,8 @@ SKIP_PAUSE = 0.02
 
 _LANE = 8
 _LONGEST_LANE = 1_000
+_PATIENCE = 4
+"""Of so many claims one looks behind the cursors, whatever is asked for by id."""
 
 
 class _Found:
@@ -117,6 +119,8 @@ class Claimer:
         self._following: dict[Group, int] = {}
         """Groups that are asked for by name, behind an id; 0 is from their floor on."""
         self._tried: list[int] = []
+        self._left_none = 0
+        """So many claims in a row had no room for what lies behind the cursors."""
         self._skipped: dict[str, float] = {}
         """Origins that the last claims skipped, and when they may be asked again."""
         self._unknown: dict[tuple[str, str], int] = {}
@@ -211,7 +215,6 @@ class Claimer:
         active = self._askable()
         self._add_extra(self.flight.late)
         self.flight.late.clear()
-        deep = self.windows.choose(active, room)
         behind = self._choose_behind(active, room)
         # Chosen first and counted then: those that must wait hold up no other.
         ready = (
@@ -220,6 +223,8 @@ class Claimer:
             if job_id not in self.flight.jobs and origin in active
         )
         extra = list(islice(ready, max(room, 1)))
+        left = self._leave(room, len(extra))
+        deep = self.windows.choose(active, left)
         suspect = 0
         if chosen := self._suspects.choose(self.flight.jobs, active):
             suspect, origin = chosen
@@ -247,7 +252,7 @@ class Claimer:
             "lane": max(2, min(room, _LONGEST_LANE)),
             "origins": text_array(touched),
             "epochs": int_array(self.positions[o].epoch for o in touched),
-            **self.windows.prepare(deep, max(1, room - _LANE * len(behind))),
+            **self.windows.prepare(deep, max(1, left - _LANE * len(behind))),
             "extra_origins": text_array([o for o, _ in extra]),
             "extra_ids": int_array(i for _, i in extra),
             "busy_origins": text_array([o for o, _ in busy]),
@@ -263,6 +268,17 @@ class Claimer:
             ),
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
+
+    def _leave(self, room: int, asked: int) -> int:
+        """Room for what lies behind the cursors: it came after what is asked for by id.
+
+        Of that there may always be more, so some claims leave some all the same.
+        """
+        left = room - asked
+        self._left_none = self._left_none + 1 if left <= 0 else 0
+        if left <= 0 and self._left_none % _PATIENCE == 0:
+            return max(1, room // 2)
+        return max(0, left)
 
     def _askable(self) -> dict[str, Position]:
         """The active origins, but for those that were skipped a moment ago."""
@@ -352,6 +368,10 @@ class Claimer:
         if outcomes:
             held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
             items = [item for item in items if id(item) not in held]
+        if self._tried:
+            # They came before what the windows have found.
+            asked = {*self._tried}
+            items.sort(key=lambda item: not ((h := _head(item)) and h.id in asked))
         if self.windows.prioritized:
             items.sort(key=_rank)
         if found.jobs:
@@ -526,5 +546,11 @@ class Claimer:
 
 def _rank(item: Item) -> int:
     """High before normal before batch; a lane ranks by its head."""
-    job = item if isinstance(item, Job) else item.jobs[0] if item.jobs else None
-    return -job.priority if job else 0
+    head = _head(item)
+    return -head.priority if head else 0
+
+
+def _head(item: Item) -> Job | None:
+    if isinstance(item, Lane):
+        return item.jobs[0] if item.jobs else None
+    return item

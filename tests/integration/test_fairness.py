@@ -134,3 +134,27 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
         over.set()
         feeder.join()
     assert order == list(range(10, 40))
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["alone", "groups"])
+def test_what_waited_for_a_worker_for_long_keeps_its_place(
+    app, connect, wait_for, monkeypatch, groups
+):
+    # What no worker begins is given back at once, as behind handlers of seconds.
+    monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 0.01)
+    begun: list[int] = []
+
+    @app.job(group="group")
+    def work(job: Job, n: int, group: str | None = None) -> None:
+        begun.append(n)
+        time.sleep(0.1)
+
+    names = (f"g{n}" if groups else None for n in range(60))
+    jobs = [{"n": n, "group": name} for n, name in enumerate(names)]
+    with connect() as connection:
+        work.options(origin="local/1").enqueue_many(connection, jobs)
+    with executing(app, HOME, workers=2):
+        wait_for(lambda: len(begun) == len(jobs), timeout=60, what="all have begun")
+    print(begun)
+    late = [n - place for place, n in enumerate(begun)]
+    assert max(map(abs, late)) < 10, begun
