@@ -137,6 +137,10 @@ class Dispatcher:
 
         self._do(join)
 
+    def hurry(self, jobs: Mapping[int, str]) -> None:
+        """Claim these first: ids, with their origins."""
+        self._do(lambda: self._claimer.hurry(jobs))
+
     def quiesce(self, deadline: float) -> Callable[[], list[int]]:
         """Claim nothing more; the function returned waits for what is running."""
         quiet = threading.Event()

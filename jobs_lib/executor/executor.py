@@ -110,6 +110,11 @@ class Executor:
         for dispatcher, share in self._share(origins):
             dispatcher.lose(share)
 
+    def hurry(self, jobs: Mapping[int, str]) -> None:
+        """Run these before all others: ids, with their origins."""
+        for dispatcher, share in self._share(jobs.values()):
+            dispatcher.hurry({i: o for i, o in jobs.items() if o in share})
+
     def _hint(self, origin: str) -> None:
         """Pass on what the first has heard; a hint without an origin is for all."""
         for place, dispatcher in enumerate(self._dispatchers):

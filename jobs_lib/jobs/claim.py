@@ -220,7 +220,10 @@ class Claimer:
         ready = (
             (origin, job_id)
             for job_id, origin in self.extra.items()
-            if job_id not in self.flight.jobs and origin in active
+            if job_id not in self.flight.jobs
+            and origin in active
+            # Before the first look nobody knows what is paused.
+            and active[origin].seen
         )
         extra = list(islice(ready, max(room, 1)))
         left = self._leave(room, len(extra))
@@ -309,6 +312,12 @@ class Claimer:
     ) -> None:
         """Take note of what a jump has found; the next claim asks for it by id."""
         self._add_extra(self.windows.read_jump(asked, row, self.flight))
+
+    def hurry(self, rows: Mapping[int, str]) -> None:
+        """Claim these by id, before all others."""
+        others, self.extra = self.extra, {}
+        self._add_extra(rows)
+        self.extra |= others
 
     def _add_extra(self, rows: Mapping[int, str]) -> None:
         """Claim these by id, if their origin was not given away meanwhile."""

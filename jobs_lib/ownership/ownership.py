@@ -42,6 +42,9 @@ class JobHolder(Protocol):
     def lose(self, origins: Iterable[str]) -> None:
         """Begin nothing more of these origins, and wait for nothing."""
 
+    def hurry(self, jobs: Mapping[int, str]) -> None:
+        """Run these before all others of their origins: ids, with their origins."""
+
 
 class Ownership:
     """The origins that this process owns in one role."""
@@ -191,19 +194,24 @@ class Ownership:
         if not taking:
             return
         parameters["origins"] = sorted(taking)
+        cut: dict[int, str] = {}
         with connection.transaction():
             before = connection.execute(queries["lock_origins"], parameters).fetchall()
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
             # What this process had itself, before an outage, was cut off by no crash.
             owners = [o for _, o in before if o not in (None, self._process.id)]
             if owners and self.role == "execute":
-                connection.execute(
-                    queries["strip_claims"], {**parameters, "owners": owners}
+                parameters["owners"] = owners
+                cut = dict(
+                    connection.execute(queries["strip_claims"], parameters).fetchall()
                 )
         taken: dict[str, int] = dict(rows)
         self._last_epoch = max([self._last_epoch, *taken.values()])
         # Before they count as owned: if the holder fails, they are taken again.
         self._holder.acquire(taken)
+        if cut and self._jobs is not None:
+            # They had begun already: one more handler's time, and not a backlog's.
+            self._jobs.hurry(cut)
         self._source.took(taken)
         with self._given_back:
             self._owned |= taken

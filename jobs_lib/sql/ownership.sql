@@ -126,7 +126,8 @@ returning origin, epoch
 -- name: strip_claims
 -- What the owner before had in flight in these origins is nobody's now. An owner that
 -- gives an origin back takes its jobs out of its claims first: what is still there was
--- cut off, and each of these jobs may be the one that killed its process.
+-- cut off, and each of these jobs may be the one that killed its process. Returns them,
+-- oldest first.
 with cut as materialized (
     select distinct row.origin, row.id
     from {schema}.claims c
@@ -141,12 +142,15 @@ with cut as materialized (
 counted as (
     update {schema}.jobs j set crashes = least(j.crashes + 1, 30000)
     from cut where j.origin = cut.origin and j.id = cut.id
+),
+stripped as (
+    update {schema}.claims c set ids = array(
+        select running.id from unnest(c.ids) as running(id)
+        where running.id not in (select cut.id from cut)
+    )
+    where c.owner = any (%(owners)s::uuid[])
 )
-update {schema}.claims c set ids = array(
-    select running.id from unnest(c.ids) as running(id)
-    where running.id not in (select cut.id from cut)
-)
-where c.owner = any (%(owners)s::uuid[])
+select id, origin from cut order by id
 
 -- name: release_origins
 update {schema}.origins set owner = null, since = clock_timestamp()

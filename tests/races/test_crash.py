@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
-from tests.support.apps import make_app
+from tests.support.apps import executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -72,3 +73,34 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     rest = admin.execute("select count(*) from jobs_lib.history where attempt = 1")
     assert rest.fetchone() == (50 - cut_off,)
     assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,)
+
+
+def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
+    database_url, admin, connect, wait_for
+):
+    app = make_app(database_url)
+    begun: list[int] = []
+
+    @app.job()
+    def work(job: Job, n: int) -> None:
+        begun.append(n)
+
+    with connect() as connection:
+        work.options(origin="local/1").enqueue_many(
+            connection, [{"n": n} for n in range(40)]
+        )
+    dead = uuid4()
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', 'local/1', %s, 1)",
+        (dead,),
+    )
+    admin.execute(
+        "insert into jobs_lib.claims (owner, seq, ids)"
+        " select %s, 1, array_agg(id) from jobs_lib.jobs"
+        " where payload->>'n' in ('17', '38')",
+        (dead,),
+    )
+    with executing(app, ["local/1"], workers=1, batch=2):
+        wait_for(lambda: len(begun) == 40, what="all have run")
+    assert begun[:2] == [17, 38]
