@@ -24,8 +24,18 @@ def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
     claimer.add({OTHER: 1})
     claimer.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
     claimer.pause({"origin": frozenset([OTHER])})
+    claimer.positions[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
     assert asked["extra_ids"] == "{3}"
+
+
+def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
+    claimer.extra = {3: ORIGIN}
+    claimer.hurry({7: ORIGIN, 9: OTHER})
+    assert claimer.prepare(1) is None
+    claimer.positions[ORIGIN].seen = True
+    _, asked = claimer.prepare(1)
+    assert asked["extra_ids"] == "{7}"
 
 
 def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
