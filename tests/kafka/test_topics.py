@@ -66,7 +66,7 @@ def test_a_topic_that_kafka_does_not_have_is_named(app):
 
 
 @pytest.mark.guarantee("W44", "W47", "W48")
-def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
+def test_the_declared_topics_are_created_once(app, kafka_admin, topic, wait_for):
     name = topic(1) + "-more"
     app.topic(name, compacted=True, partitions=4)
     app.topic(f"{name}-work")
@@ -74,6 +74,8 @@ def test_the_declared_topics_are_created_once(app, kafka_admin, topic):
         name,
         f"{name}-work",
     ]
+    # A broker tells of a topic some time after it has made it.
+    wait_for(lambda: plan_topics(app) == [], what="Kafka names them")
     assert apply_topics(app) == []
     for created, partitions in ((name, 4), (f"{name}-work", 100)):
         found = kafka_admin.list_topics(created, timeout=10).topics[created]
@@ -89,7 +91,7 @@ def test_a_broker_that_does_not_answer_is_named_with_the_way_out(database_url):
 
 
 @pytest.mark.guarantee("W47")
-def test_what_differs_is_planned_and_set_but_for_partitions(app, topic):
+def test_what_differs_is_planned_and_set_but_for_partitions(app, topic, wait_for):
     name = topic(2, config={"delete.retention.ms": "60000", "segment.ms": "70000"})
     declared = app.topic(
         name, compacted=True, entities=200_000, config={"segment.ms": "80000"}
@@ -106,7 +108,10 @@ def test_what_differs_is_planned_and_set_but_for_partitions(app, topic):
     assert {(c.what, c.found, c.wanted, c.applies) for c in planned} == expected
     assert apply_topics(app) == planned
     # Keys would move: how many partitions there are is for somebody to decide.
-    assert [change.what for change in plan_topics(app)] == ["partitions"]
+    wait_for(
+        lambda: [change.what for change in plan_topics(app)] == ["partitions"],
+        what="all else is as declared",
+    )
 
 
 @pytest.mark.guarantee("W44")

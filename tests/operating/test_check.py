@@ -155,7 +155,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             faults.old_multixacts,
             "warn",
             "multixacts",
-            r"oldest multixact is \d+ old.*400,000,000",
+            r"oldest multixact is [\d,]+ old.*400,000,000",
             "vacuumdb --min-mxid-age",
         ),
         (faults.undeclared_topic, "error", "owners", "nowhere/2", "topics declare"),
