@@ -15,7 +15,7 @@ import click
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
 from jobs_lib.masking import mask, one_line, plain_lines
-from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.settings import default_settings
 from jobs_lib.terminal import json_option, show
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def migrate(
     copied_from: str, shards: int | None, as_sql: bool, since: str | None
 ) -> None:
     """Install or upgrade the tables."""
+    from jobs_lib.schema import choose_url, write_sql
     from jobs_lib.schema import migrate as upgrade
-    from jobs_lib.schema import write_sql
 
     settings = default_settings()
     if as_sql:
@@ -128,10 +128,8 @@ def migrate(
         return
     if since is not None:
         raise click.UsageError("--since needs --sql: a database knows its version")
-    url = require_database_url(settings)
     version = upgrade(
-        # Past PgBouncer, where that is known.
-        settings.direct_url or url,
+        choose_url(settings),
         settings.schema_name,
         settings,
         copied_from=copied_from,

@@ -38,12 +38,12 @@ from jobs_lib.errors import (
 )
 from jobs_lib.masking import masked_url
 from jobs_lib.naming import make_template
-from jobs_lib.settings import check_schema
+from jobs_lib.settings import check_schema, require_database_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.engine import URL
 
     from jobs_lib.settings import Settings
@@ -65,6 +65,27 @@ _MOST_SHARDS = 1_024
 def sqlalchemy_url(url: str) -> URL:
     """The URL with psycopg 3 as its driver."""
     return make_url(url).set(drivername="postgresql+psycopg")
+
+
+def choose_url(settings: Settings) -> str:
+    """Where the settings let migrations run: past PgBouncer, if that is known.
+
+    Raises:
+        ConfigurationError: no URL is set.
+    """
+    url = require_database_url(settings)
+    return settings.direct_url or url
+
+
+def make_engine(url: str, timeout: float) -> Engine:
+    """What migrations open the database with; it keeps no connection."""
+    return create_engine(
+        sqlalchemy_url(url),
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
+        # What is prepared would be gone behind PgBouncer, and nothing is asked often.
+        connect_args=connection_options("migrate", timeout, prepares=False),
+    )
 
 
 def migrations_path() -> Path:
@@ -157,14 +178,7 @@ def migrate(
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     check_schema(schema)
-    timeout = settings.database_timeout if settings else _TIMEOUT
-    engine = create_engine(
-        sqlalchemy_url(url),
-        poolclass=NullPool,
-        isolation_level="READ COMMITTED",
-        # What is prepared would be gone behind PgBouncer, and nothing is asked often.
-        connect_args=connection_options("migrate", timeout, prepares=False),
-    )
+    engine = make_engine(url, settings.database_timeout if settings else _TIMEOUT)
     try:
         while True:
             with engine.begin() as connection:

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from alembic import context
 from psycopg import sql
-from sqlalchemy import Connection, NullPool, create_engine
 
 from jobs_lib.db import load_queries
 from jobs_lib.schema import (
     LOCK_SECONDS,
     MIGRATE_LOCK,
     VERSION_TABLE,
-    sqlalchemy_url,
+    choose_url,
+    make_engine,
 )
-from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from sqlalchemy import Connection
 
 # `if not exists` would ask the schema's owner for the right to make another one.
 MAKE_SCHEMA = sql.SQL("""do $do$
@@ -98,10 +100,7 @@ if context.is_offline_mode():
 elif given is not None:
     run(schema, connection=given)
 else:
-    engine = create_engine(
-        sqlalchemy_url(require_database_url(default_settings())),
-        poolclass=NullPool,
-        isolation_level="READ COMMITTED",
-    )
+    settings = default_settings()
+    engine = make_engine(choose_url(settings), settings.database_timeout)
     with engine.begin() as opened:
         run(schema, connection=opened)

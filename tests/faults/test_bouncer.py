@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import psycopg
 import pyarrow as pa
 import pytest
+from alembic import command as alembic
+from alembic.config import Config
 from click.testing import CliRunner
 from psycopg.rows import class_row
 
-from jobs_lib import cli, exponential, reexport
+from jobs_lib import cli, exponential, reexport, schema
 from jobs_lib.db import Database
+from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating import commands
 from jobs_lib.operating.outbox_commands import outbox
 from jobs_lib.settings import default_settings, load_settings
@@ -60,12 +63,18 @@ def unspoilt(url, bounced):
 
     PgBouncer lends it to others next, who never asked for that.
     """
+    yield
+    assert_unspoilt(url, bounced)
+
+
+def assert_unspoilt(url, bounced):
     look = (
         "select current_setting('plan_cache_mode'), current_setting('jit'),"
-        " current_setting('enable_seqscan'), (select count(*) from"
-        " pg_prepared_statements)"
+        " current_setting('enable_seqscan'), current_setting('search_path'),"
+        " current_setting('lock_timeout'), (select count(*) from"
+        " pg_prepared_statements), (select count(*) from pg_locks"
+        " where locktype = 'advisory' and pid = pg_backend_pid())"
     )
-    yield
     with psycopg.connect(url) as fresh:
         expected = fresh.execute(look).fetchone()
     # In a transaction each, so that both of the two servers are seen.
@@ -132,6 +141,74 @@ def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
     admin.execute("delete from jobs_lib.jobs")
     done = CliRunner().invoke(commands.check, ["--json"])
     assert done.exit_code == 0, done.output
+
+
+def migrate_by_command(settings):
+    done = CliRunner().invoke(cli.migrate)
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+def migrate_by_code(settings):
+    schema.migrate(schema.choose_url(settings), settings=settings)
+
+
+def migrate_by_alembic(settings):
+    alembic.upgrade(Config("alembic.ini"), "head")
+
+
+@pytest.fixture(params=[migrate_by_command, migrate_by_code, migrate_by_alembic])
+def migrate(request, monkeypatch):
+    """A function that installs the tables, with these settings in the environment."""
+
+    def run(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"JOBS_LIB_{name.upper()}", value)
+        default_settings.cache_clear()
+        request.param(default_settings())
+
+    return run
+
+
+@pytest.mark.guarantee("J21", "FP10")
+def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    with faults.pgbouncer(folder, empty_url, "transaction", size=2) as bounced:
+        for _ in range(2):
+            migrate(database_url=bounced, pgbouncer="true")
+        assert_unspoilt(empty_url, bounced)
+    latest = schema.latest_version()
+    assert Database(empty_url).check_version(latest) == latest
+
+
+@pytest.mark.guarantee("J21", "FP10")
+def test_migrations_that_wait_for_others_leave_nothing_prepared(
+    empty_url, monkeypatch, tmp_path_factory, wait_for
+):
+    monkeypatch.setattr(schema, "LOCK_SECONDS", 0.02)
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", empty_url)
+    default_settings.cache_clear()
+    alembic.upgrade(Config("alembic.ini"), "head")
+    alembic.downgrade(Config("alembic.ini"), "-1")
+    folder = tmp_path_factory.mktemp("pgbouncer")
+    with faults.pgbouncer(folder, empty_url, "transaction", size=2) as bounced:
+        migrating = threading.Thread(target=schema.migrate, args=(bounced,))
+        with psycopg.connect(empty_url) as holder, heard("tables.busy") as busy:
+            holder.execute("lock table jobs_lib.jobs_lib_version in share mode")
+            migrating.start()
+            # More often than the driver waits before it prepares a statement.
+            wait_for(lambda: len(busy) > 8, what="it has tried again and again")
+        migrating.join(30)
+        assert_unspoilt(empty_url, bounced)
+    latest = schema.latest_version()
+    assert Database(empty_url).check_version(latest) == latest
+
+
+@pytest.mark.guarantee("J21", "FP10")
+def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
+    nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
+    migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
+    latest = schema.latest_version()
+    assert Database(empty_url).check_version(latest) == latest
 
 
 @pytest.mark.guarantee("J21")
