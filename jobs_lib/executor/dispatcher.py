@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import int_array, text_array
+from jobs_lib.db import int_array
 from jobs_lib.errors import UnavailableError
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import SKIP_PAUSE
+from jobs_lib.jobs.flight import name_rows
 from jobs_lib.jobs.losses import Losses
 from jobs_lib.jobs.model import Result
 from jobs_lib.liveness import Pulse
@@ -174,8 +175,7 @@ class Dispatcher:
         What of them has ended by then is settled.
         """
         quiet = threading.Event()
-        # At once: the dispatcher may be waiting for the database.
-        self._claimer.retire(origins)
+        self.lose(origins)
 
         def leave() -> None:
             jobs = self._claimer.retire(origins)
@@ -256,14 +256,8 @@ class Dispatcher:
                 {**owner, "seqs": int_array(j.lane.seq for j in flying), "ids": ids},
             ),
         ]
-        overtaken = {
-            "origins": text_array([job.origin for job in flying]),
-            "groups": [job.group for job in flying],
-            "ids": ids,
-            "times": [job.enqueued for job in flying],
-        }
         answers, failure = courier.exchange(
-            [*claims, ("find_overtaken", overtaken), ("read_server", {})]
+            [*claims, ("find_overtaken", name_rows(flying)), ("read_server", {})]
         )
         if failure or not answers[0]:
             raise failure or UnavailableError("the database did not answer")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from jobs_lib.jobs.model import Job, Lane
 
 Group = tuple[str, str]
 """Origin and group."""
+
+
+def name_rows(jobs: Sequence[Job]) -> dict[str, Any]:
+    """What these were claimed as: the parameters of the query ``find_overtaken``."""
+    return {
+        "origins": [job.origin for job in jobs],
+        "groups": [job.group for job in jobs],
+        "ids": [job.id for job in jobs],
+        "times": [job.enqueued for job in jobs],
+    }
 
 
 class Flight:

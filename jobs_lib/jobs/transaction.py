@@ -17,6 +17,7 @@ from jobs_lib.errors import (
     UnavailableError,
     UnknownCommitError,
 )
+from jobs_lib.jobs.flight import name_rows
 from jobs_lib.jobs.forked import count_forks, end_if_forked
 
 if TYPE_CHECKING:
@@ -103,13 +104,7 @@ class Lender:
         known = not lane.server or connection.server == lane.server
         if known and not job.overtaken:
             return None
-        jobs = [*lane.done, job]
-        return {
-            "origins": [lane.origin] * len(jobs),
-            "groups": [lane.group] * len(jobs),
-            "ids": [one.id for one in jobs],
-            "times": [one.enqueued for one in jobs],
-        }
+        return name_rows([*lane.done, job])
 
     def completion(self, connection: Any, job: Job) -> bytes:
         """The text that completes the job, and what ran before it in its group.
