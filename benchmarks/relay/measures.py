@@ -163,7 +163,10 @@ def relay_beside(bench: Bench, broker: KafkaBroker, holds: int) -> Row:
         with bench.server.connect() as connection:
             stage.hold(connection, holds)
         with stage.relaying() as relaying:
-            return _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
+            row = _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
+        if (left := stage.count_holds()) != holds:
+            raise RuntimeError(f"{left} of {holds} keys are held at the end")
+        return row
 
 
 def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:

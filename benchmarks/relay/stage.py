@@ -62,7 +62,8 @@ with rows as (
     from generate_series(1, %(rows)s) n
 )
 insert into jobs_lib.holds (topic, key, error, retry_at)
-select %(topic)s, 'held-' || n, 'too large', now() + interval '1 hour'
+-- Longer than any pause of a hold, and it would count as due: a clock was set back.
+select %(topic)s, 'held-' || n, 'too large', now() + interval '9 minutes'
 from generate_series(1, %(rows)s) n
 """
 
@@ -87,6 +88,13 @@ class Stage:
     def hold(self, connection: psycopg.Connection[Any], rows: int) -> None:
         """Hold so many keys of the topic, with a row each."""
         connection.execute(_HOLD, {"topic": self.topic, "rows": rows})
+
+    def count_holds(self) -> int:
+        """How many keys are held."""
+        with self.server.connect() as connection:
+            row = connection.execute("select count(*) from jobs_lib.holds").fetchone()
+        assert row is not None
+        return int(row[0])
 
     @contextlib.contextmanager
     def relaying(
