@@ -1,8 +1,8 @@
 """Each folder of tests has a budget of seconds, so that the whole stays quick.
 
 The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. Tests marked `slow` do
-not count: they are not part of the everyday run. Wall time is noisy, so a run only
-fails when a folder takes more than twice its budget.
+not count: they are not part of the everyday run. The seconds are those of an idle
+machine. A busy one takes several times as long, so a budget is told, and fails no run.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections import defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-GROSS_EXCESS = 2.0
+    import pytest
+
 #: Of a folder that is not in the table.
 DEFAULT_BUDGET = 30.0
 
@@ -45,20 +44,6 @@ class Budgets:
         """The seconds that a folder may take."""
         return self.budgets.get(folder, DEFAULT_BUDGET)
 
-    @property
-    def exceeded(self) -> list[str]:
-        """The folders that take far too long."""
-        return [
-            folder
-            for folder, seconds in sorted(self.spent.items())
-            if seconds > GROSS_EXCESS * self.budget(folder)
-        ]
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run that would pass."""
-        if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
@@ -67,9 +52,10 @@ class Budgets:
             return
         terminalreporter.section("seconds by folder")
         for folder, seconds in sorted(self.spent.items()):
-            too_long = "  FAR TOO LONG" if folder in self.exceeded else ""
+            budget = self.budget(folder)
+            too_long = "  too long" if seconds > budget else ""
             terminalreporter.line(
-                f"{folder:12} {seconds:7.1f} of {self.budget(folder):5.0f}{too_long}"
+                f"{folder:12} {seconds:7.1f} of {budget:5.0f}{too_long}"
             )
         total = sum(self.spent.values())
         terminalreporter.line(f"{'all':12} {total:7.1f}")
