@@ -2,7 +2,7 @@
 
 The tests of the SQL run on the oldest PostgreSQL installed on this machine first, then
 everything runs on the embedded one, so that the output closes with pytest's summary of
-the main run.
+the main run. Several processes share the tests, file by file: most of them wait.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ EMBEDDED = 18
 OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
+
+# Each process has a PostgreSQL and a Kafka of its own.
+SHARED = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
 
 # Tests of what does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
@@ -61,7 +64,7 @@ def run(
 ) -> int:
     """One run of pytest: everything, or the SQL's tests on another PostgreSQL."""
     report = "junit" if major is None else f"junit-postgresql-{major}"
-    command = [sys.executable, "-m", "pytest", *chosen]
+    command = [sys.executable, "-m", "pytest", *SHARED, *chosen]
     command.append(f"--junit-xml=build/{report}.xml")
     environment = dict(os.environ)
     if bin_dir is not None:

@@ -18,6 +18,13 @@ from tests.support.apps import heard, make_app
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
+class Unknown:
+    """A class that has no JSON form."""
+
+    def __repr__(self) -> str:
+        return "Unknown()"
+
+
 class Height(BaseModel):
     """Pydantic writes a number that is none as null in such a one."""
 
@@ -74,7 +81,7 @@ def test_a_call_that_does_not_fit_the_signature_is_refused(refused, note):
         ({"deep": [{"of": {1, 2}}]}, "set has no JSON form"),
         ([(1, 2)], "tuple has no JSON form"),
         ({1: "x"}, "key of it is of the type int"),
-        ({"a": object()}, "object has no JSON form"),
+        ({"a": Unknown()}, "Unknown has no JSON form"),
         ({"a": Decimal(1)}, "Decimal has no JSON form|decimal has no JSON form"),
         (math.nan, "NaN"),
         ([math.inf], "0 is Infinity"),

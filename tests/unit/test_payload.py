@@ -41,6 +41,9 @@ class Order:
 class Unknown:
     """A class that has no JSON form."""
 
+    def __repr__(self) -> str:
+        return "Unknown()"
+
 
 def payload(function):
     return Payload("shop.ship", function, globals())
