@@ -31,6 +31,8 @@ def declare_topic(
 ) -> None:
     """Record a topic, and how many partitions count for the origins of its groups.
 
+    Discarded jobs of groups move to a new home topic, and run there when retried.
+
     Args:
         app: whose database and Kafka.
         topic: the topic's name.

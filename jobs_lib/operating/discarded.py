@@ -95,6 +95,10 @@ def _batches(
         }
         while True:
             with bounded(connection, database):
+                if query == "retry_discarded":
+                    # A statement of its own: what follows sees each move that was
+                    # committed until then.
+                    connection.execute(queries["hold_home"])
                 rows = connection.execute(queries[query], values).fetchall()
             if not rows:
                 return

@@ -270,7 +270,8 @@ end
 -- Back among the jobs under the same id, so with the same idempotency key, and first in
 -- its group. Its place lies behind every cursor: as a job that is due now it is found at
 -- once, where an available one would wait for the sweep. One whose unique key another
--- unfinished job has stays where it is.
+-- unfinished job has stays where it is. Runs behind `hold_home`: a move of the home topic
+-- takes along either the discarded jobs or those that came of them.
 with chosen as materialized (
     select d.* from {schema}.discarded d
     where d.id > %(after)s

@@ -168,11 +168,19 @@ insert into {schema}.topics (topic, partitions) values (%(topic)s, %(partitions)
 on conflict do nothing
 
 -- name: move_home
--- Only while no job waits: a group's jobs must not be split over two origins.
+-- Only while no job waits: a group's jobs must not be split over two origins. Discarded
+-- jobs move along, and lie with the new ones of their groups when they are retried.
 with moved as (
     update {schema}.topics set home = false
     where home and topic <> %(topic)s and not exists (select from {schema}.jobs)
-    returning topic
+    returning topic, partitions
+),
+kept as (
+    update {schema}.discarded d
+    set origin = t.topic || '/' || {schema}.place_group(d."group", t.partitions)
+    from moved m, {schema}.topics t
+    where t.topic = %(topic)s
+        and d.origin = m.topic || '/' || {schema}.place_group(d."group", m.partitions)
 )
 select count(*) from moved
 

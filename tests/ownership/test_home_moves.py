@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs_lib.errors import TopicError
+from jobs_lib.operating.discarded import retry_discarded
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.topics import declare_topic
+from tests.operating.helpers import add_discarded
 from tests.support.apps import count, make_app
 
 if TYPE_CHECKING:
@@ -32,6 +34,13 @@ def make_pod(url: str) -> tuple[App, Any]:
 
 def origins(admin) -> set[str]:
     return {o for (o,) in admin.execute("select origin from jobs_lib.jobs")}
+
+
+def count_waiting(admin) -> int:
+    """How many sessions wait for an advisory lock."""
+    return admin.execute(
+        "select from pg_locks where locktype = 'advisory' and not granted"
+    ).rowcount
 
 
 @pytest.fixture
@@ -84,15 +93,50 @@ def test_the_home_does_not_move_under_an_open_transaction(
         moving = threads.submit(
             declare_topic, app, "orders", home=True, partitions=PARTITIONS
         )
-        wait_for(
-            lambda: (
-                admin.execute(
-                    "select from pg_locks where locktype = 'advisory' and not granted"
-                ).rowcount
-            ),
-            what="it waits",
-        )
+        wait_for(lambda: count_waiting(admin), what="it waits")
         opened.commit()
         with pytest.raises(TopicError, match="while jobs wait"):
             moving.result(timeout=30)
     assert origins(admin) == {choose_origin("g", "local", 16)}
+
+
+@pytest.mark.guarantee("S9")
+@pytest.mark.parametrize("partitions", [PARTITIONS, 16])
+def test_a_job_retried_after_the_move_lies_with_its_group(
+    pods, database, admin, connect, partitions
+):
+    app, _, knows_new = pods
+    by_hash = add_discarded(admin, group="g", origin=choose_origin("g", "local", 16))
+    by_hand = add_discarded(admin, group="g", origin="local/0")
+    without_group = add_discarded(admin, origin="local/1")
+    declare_topic(app, "orders", home=True, partitions=partitions)
+    retry_discarded(database)
+    with connect() as connection:
+        new = knows_new.enqueue(connection, group="g")
+    moved = choose_origin("g", "orders", partitions)
+    assert choose_origin("g", "local", 16) != "local/0"
+    assert dict(admin.execute("select id, origin from jobs_lib.jobs").fetchall()) == {
+        by_hash: moved,
+        by_hand: "local/0",
+        without_group: "local/1",
+        new: moved,
+    }
+
+
+@pytest.mark.guarantee("S9")
+def test_a_retry_waits_for_a_move_of_the_home(pods, database, admin, connect, wait_for):
+    app, knows_old, _ = pods
+    job = add_discarded(admin, group="g", origin=choose_origin("g", "local", 16))
+    opened = connect()
+    knows_old.enqueue(opened, group="g")
+    with ThreadPoolExecutor() as threads:
+        moving = threads.submit(
+            declare_topic, app, "orders", home=True, partitions=PARTITIONS
+        )
+        wait_for(lambda: count_waiting(admin) == 1, what="the move waits")
+        retrying = threads.submit(retry_discarded, database, [job])
+        wait_for(lambda: count_waiting(admin) == 2, what="the retry waits")
+        opened.rollback()
+        moving.result(timeout=30)
+        assert retrying.result(timeout=30).retried == 1
+    assert origins(admin) == {MOVED}

@@ -9,8 +9,10 @@ import psycopg
 import pytest
 
 from jobs_lib.errors import TopicError
+from jobs_lib.operating.discarded import retry_discarded
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.topics import repartition
+from tests.operating.helpers import add_discarded
 from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
@@ -140,6 +142,29 @@ def test_enqueues_and_a_move_wait_for_each_other(app, admin, connect, waits, how
         early.commit()
         move.join()
         other.join()
+    expect_places(admin, AFTER)
+
+
+@pytest.mark.guarantee("S21")
+def test_jobs_retried_while_a_move_is_open_lie_by_the_new_number(
+    app, database, admin, connect, waits
+):
+    jobs = [
+        add_discarded(admin, group=g, origin=choose_origin(g, "local", BEFORE))
+        for g in GROUPS
+    ]
+    with connect() as early:
+        app.jobs["work"].enqueue(early, group=GROUPS[0])
+        move = threading.Thread(target=repartition, args=(app, AFTER))
+        move.start()
+        waits()
+        retry = threading.Thread(target=retry_discarded, args=(database, jobs))
+        retry.start()
+        waits(2)
+        early.commit()
+        move.join()
+        retry.join()
+    assert len(places(admin)) == len(GROUPS) + 1
     expect_places(admin, AFTER)
 
 
