@@ -70,6 +70,16 @@ def test_who_knows_the_old_home_enqueues_into_the_new_one(
     assert origins(admin) == {choose_origin("g", "orders", partitions)}
 
 
+def test_the_hint_names_the_origin_in_which_the_job_lies(pods, admin, connect):
+    app, knows_old, _ = pods
+    declare_topic(app, "orders", home=True, partitions=PARTITIONS)
+    admin.execute('listen "jobs_lib.jobs"')
+    with connect() as connection:
+        knows_old.enqueue(connection, group="g")
+    hints = [one.payload for one in admin.notifies(timeout=10, stop_after=1)]
+    assert hints == [MOVED]
+
+
 @pytest.mark.guarantee("S9")
 def test_many_jobs_by_who_knows_the_old_home_lie_in_the_new_one(pods, admin, connect):
     app, knows_old, _ = pods
