@@ -20,21 +20,13 @@ select topic, cast(partitions as text) from {schema}.hold_home_topic()
 select topic, cast(partitions as text), cast(home as text) from {schema}.topics
 
 -- name: lock_groups
--- For a bulk call: each group once, sorted by the lock's own value, so that two bulk
--- calls never wait for each other in a circle. Few groups: shared on their origins,
--- exclusive on each group. A place is [origin, group].
-select cast(
-    (select count(pg_advisory_xact_lock_shared(key)) from (
-        select distinct hashtextextended(place ->> 0, 7601) as key
-        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place) order by key
-    ) origins)
-    + (select count({schema}.lock_in_order(origin, key)) from (
-        select distinct hashtextextended(place ->> 0, 7601) as origin,
-            hashtextextended(place ->> 1, 7602) as key
-        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
-        order by key, origin
-    ) groups)
-as text)
+-- For a bulk call of few groups: exclusive on each group, then shared on their origins. A
+-- place is [origin, group].
+select cast({schema}.lock_all_in_order(
+    array_agg(hashtextextended(place ->> 0, 7601)),
+    array_agg(hashtextextended(place ->> 1, 7602))
+) as text)
+from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
 
 -- name: lock_origins_of_groups
 -- Many groups: their origins exclusively. A lock for each of 100,000 groups would

@@ -33,22 +33,15 @@ with written as (
 select cast(id as text), {hinted} from written
 
 -- name: lock_keys
--- For a bulk call: each key once, sorted by the lock's own value, so that two bulk calls
--- never wait for each other in a circle. A place is [shard, key].
-select cast(
-    (select count(pg_advisory_xact_lock_shared(key)) from (
-        select distinct hashtextextended('shard/' || (place ->> 0), 7604) as key
-        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place) order by key
-    ) shards)
-    + (select count({schema}.lock_in_order(shard, key)) from (
-        select distinct hashtextextended('shard/' || (place ->> 0), 7604) as shard,
-            hashtextextended(
-                cast(%(topic)s as text) || chr(1) || (place ->> 1), 7603
-            ) as key
-        from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
-        order by key, shard
-    ) keys)
-as text)
+-- For a bulk call of few keys: exclusive on each key, then shared on their shards. A place
+-- is [shard, key].
+select cast({schema}.lock_all_in_order(
+    array_agg(hashtextextended('shard/' || (place ->> 0), 7604)),
+    array_agg(hashtextextended(
+        cast(%(topic)s as text) || chr(1) || (place ->> 1), 7603
+    ))
+) as text)
+from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
 
 -- name: lock_shards
 -- Many keys: their shards exclusively.

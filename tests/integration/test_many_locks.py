@@ -167,3 +167,38 @@ def test_who_holds_a_group_does_not_stop_a_large_transaction(
     small.commit()
     going_on.result(timeout=60)
     assert locks(large) < 2_100
+
+
+@pytest.mark.guarantee("FP24", "S9")
+@pytest.mark.parametrize("how", ["enqueue_many", "send_many"])
+def test_a_bulk_call_that_waits_for_one_group_does_not_stop_a_large_transaction(
+    connect, admin, database_url, wait_for, in_thread, how
+):
+    app = make_app(database_url)
+    topic = app.topic("t", value=int)
+
+    @app.job(group="g")
+    def work(job, g: str) -> None: ...
+
+    def write(connection: Connection) -> None:
+        if how == "enqueue_many":
+            work.enqueue_many(connection, [{"g": "g1"}])
+        else:
+            topic.send_many(connection, [("g1", 1, None)])
+
+    statement = ENQUEUE if how == "enqueue_many" else SEND
+    large, small, third = connect(), connect(), connect()
+    large.execute(statement, (1,))
+    # It has a group in each origin, and so the large one goes on one by one.
+    third.execute(statement.replace("'g'", "'third'"), (100,))
+    waiting = in_thread(write, small)
+    wait_for(lambda: is_waiting(admin, small), what="the small transaction waits")
+    going_on = in_thread(
+        lambda: large.execute(statement.replace("'g'", "'more'"), (MANY,))
+    )
+    wait_for(lambda: is_waiting(admin, large), what="the large transaction waits")
+    third.commit()
+    going_on.result(timeout=30)
+    large.commit()
+    waiting.result(timeout=30)
+    small.commit()
