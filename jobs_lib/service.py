@@ -30,6 +30,7 @@ from jobs_lib.naming import check_environment
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
+from jobs_lib.ownership.filled import FilledOrigins
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
 from jobs_lib.ownership.orphans import OrphanSource
@@ -393,7 +394,8 @@ class Service:
         if self.settings.origins:
             self._own("execute", StaticSource(chosen), executor)
         elif not handled:
-            shared = self._shared("execute", self._all_origins, self._filled_origins)
+            filled = FilledOrigins(self.database)
+            shared = self._shared("execute", self._all_origins, filled.find)
             self._own("execute", shared, executor)
         elif self._sidecar:
             groups: dict[str, frozenset[str]] = {}
@@ -493,11 +495,6 @@ class Service:
                 "has such a partition: see `jobs-lib topics`"
             )
         return chosen
-
-    def _filled_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """Those that hold jobs, declared or not."""
-        filled = connection.execute(self.database.queries["filled_origins"])
-        return [row[0] for row in filled]
 
     def _all_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
         rows = connection.execute(self.database.queries["read_topics"]).fetchall()

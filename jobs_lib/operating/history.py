@@ -36,6 +36,7 @@ _PAUSE_SECONDS = 0.1
 _MOVED_ROWS = 10_000
 _DELETED_ROWS = 10_000
 _CANCELLATION_SECONDS = 3_600.0
+_CLAIM_SECONDS = 3_600.0
 
 
 @dataclass(slots=True)
@@ -107,6 +108,8 @@ def _maintain(
         _drop(connection, database, day, done)
     if any(over and not is_apart for _, over, is_apart in rows):
         _delete(connection, database, done)
+    with _step(connection, database):
+        connection.execute(queries["forget_orphaned_claims"], {"after": _CLAIM_SECONDS})
 
 
 def _make(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.ownership.database import DatabaseSource
+from jobs_lib.ownership.filled import FilledOrigins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +57,7 @@ class OrphanSource(DatabaseSource):
         )
         self._settings = settings
         self._consumed = frozenset(consumed)
+        self._filled = FilledOrigins(database)
         self._asked_at = -math.inf
         self._last: dict[str, int] | None = None
         self._agreed: dict[str, int] = {}
@@ -64,8 +66,7 @@ class OrphanSource(DatabaseSource):
     def _find(self, connection: psycopg.Connection[Any]) -> list[str]:
         if time.monotonic() - self._asked_at > _ASK_EVERY:
             self._ask()
-        query = self._database.queries["filled_origins"]
-        return [row[0] for row in connection.execute(query) if self._is_orphan(row[0])]
+        return [o for o in self._filled.find(connection) if self._is_orphan(o)]
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()

@@ -46,6 +46,13 @@ gone as (
     where heartbeat_at < clock_timestamp() - make_interval(secs => %(after)s)
     returning id
 )
+-- By the index: the table may hold one dead row for each claim ever made.
+delete from {schema}.claims
+where owner = any (array(select id from gone))
+    and claimed_at < clock_timestamp() - make_interval(secs => %(after)s)
+
+-- name: forget_orphaned_claims
+-- Of processes that nobody knows any more. Reads the whole table, so it comes seldom.
 delete from {schema}.claims c where not exists (
     select from {schema}.processes p where p.id = c.owner
 ) and c.claimed_at < clock_timestamp() - make_interval(secs => %(after)s)

@@ -6,6 +6,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -14,7 +15,7 @@ from jobs_lib import Cancel
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import Maintenance, cancel, maintain
 from jobs_lib.operating.checks import Limits
-from tests.operating.helpers import add_job
+from tests.operating.helpers import add_claim, add_job, add_owner
 from tests.support.apps import count, heard, make_app, running
 
 if TYPE_CHECKING:
@@ -179,6 +180,19 @@ def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
     maintain(database)
     left = admin.execute("select id from jobs_lib.cancellations order by 1").fetchall()
     assert left == [(2,), (unfinished,)]
+
+
+def test_claims_of_processes_that_nobody_knows_are_forgotten(database, connect):
+    admin = connect(autocommit=True)
+    known = add_owner(admin)
+    add_claim(admin, known, 1)
+    add_claim(admin, uuid4(), 2)
+    admin.execute("update jobs_lib.claims set claimed_at = now() - interval '2 h'")
+    # Its process may be about to start.
+    add_claim(admin, uuid4(), 3)
+    maintain(database)
+    left = admin.execute("select ids from jobs_lib.claims order by ids").fetchall()
+    assert left == [([1],), ([3],)]
 
 
 @pytest.mark.guarantee("J17")

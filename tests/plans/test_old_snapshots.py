@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import psycopg
@@ -12,7 +13,8 @@ from psycopg import sql
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import Claimer
-from tests.support.apps import HOME, make_app
+from jobs_lib.ownership.filled import FilledOrigins
+from tests.support.apps import HOME, count, make_app
 
 ROWS = 20_000
 _GONE = """
@@ -154,3 +156,57 @@ def test_a_promotion_reads_nothing_that_is_not_due(database, admin, survey):
         promotion = survey._prepare_promote()
         pages = count_pages(connection, database.queries["promote"], promotion)
     assert pages < 400
+
+
+@pytest.mark.guarantee("FP25")
+def test_filled_origins_are_asked_for_seldom_while_that_is_slow(
+    database, admin, gone, wait_for
+):
+    filled = FilledOrigins(database)
+    add = "insert into jobs_lib.jobs (origin, type, payload) values (%s, 'work', '{}')"
+    admin.execute(add, ("zone/1",))
+    with database.connect("test", impatient=True) as connection:
+        query = database.queries["filled_origins"]
+        assert count_pages(connection, query, {}) > 500
+        counting = Mock(wraps=connection)
+        for _ in range(100):
+            assert filled.find(counting) == ["zone/1"]
+        assert counting.execute.call_count < 5
+        admin.execute(add, ("zone/2",))
+        wait_for(
+            lambda: filled.find(counting) == ["zone/1", "zone/2"],
+            what="the new one is found",
+        )
+
+
+@pytest.mark.guarantee("FP25")
+def test_a_heartbeat_does_not_grow_with_the_claims_that_came_and_went(
+    database, admin, connect
+):
+    silent = uuid4()
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
+        " heartbeat_at) values"
+        " (%s, 'silent', '{}', 'h', 1, '0', now() - interval '2h')",
+        (silent,),
+    )
+    admin.execute(
+        "insert into jobs_lib.claims (owner, seq, ids, claimed_at)"
+        " select o.id, n, '{1}', now() - interval '2h' from generate_series(1, %s) n,"
+        " (values (gen_random_uuid()), (gen_random_uuid())) as o(id)",
+        (ROWS,),
+    )
+    holder = connect()
+    holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    holder.execute("select count(*) from jobs_lib.claims")
+    admin.execute("delete from jobs_lib.claims")
+    admin.execute("vacuum analyze jobs_lib.claims")
+    admin.execute(
+        "insert into jobs_lib.claims values (%s, 1, '{1}', now() - interval '2h')",
+        (silent,),
+    )
+    with database.connect("test", impatient=True) as connection:
+        query = database.queries["bury"]
+        assert count_pages(connection, query, {"after": 3_600.0}) < 100
+    assert not count(admin, "processes")
+    assert not count(admin, "claims")
