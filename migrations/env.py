@@ -64,6 +64,9 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
         **where,
     )
     with context.begin_transaction():
+        if offline:
+            # Whatever the default is: it waits for locks, and then sees what there is.
+            context.execute("set transaction isolation level read committed")
         # Several at once take turns; who calls us may have it already.
         context.execute(f"select pg_advisory_xact_lock({MIGRATE_LOCK})")
         # Writers queue behind a change that waits for its lock: none waits for long.

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import psycopg
 from psycopg.rows import class_row
 
-from jobs_lib.db import Database
+from jobs_lib.db import Database, settle_isolation
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
 from jobs_lib.settings import default_settings, load_settings
@@ -84,14 +84,14 @@ class Jobs:
 
     def connect(self) -> Connection:
         """A psycopg connection to the test's database, closed at the test's end."""
-        connection = psycopg.connect(self.url)
+        connection = self._connect()
         self._opened.callback(connection.close)
         return connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A connection whose transaction is committed at the end of the block."""
-        with psycopg.connect(self.url) as connection:
+        with self._connect() as connection:
             yield connection
 
     def handle(
@@ -236,6 +236,11 @@ class Jobs:
         """The rows of one of the library's named queries."""
         cursor = self._connection.execute(self._database.queries[name], parameters)
         return cursor.fetchall() if cursor.description else []
+
+    def _connect(self) -> Connection:
+        connection = psycopg.connect(self.url)
+        settle_isolation(connection, stays=True)
+        return connection
 
     def _next(self) -> Row | None:
         with self._connection.cursor(row_factory=class_row(Row)) as cursor:

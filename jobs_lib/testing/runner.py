@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
-import psycopg
 from psycopg.rows import class_row, tuple_row
 
 from jobs_lib.callers import driver_connection
@@ -30,6 +29,8 @@ from jobs_lib.jobs.transaction import Lender
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from datetime import datetime
+
+    import psycopg
 
     from jobs_lib.app import App
     from jobs_lib.callers import Caller
@@ -166,10 +167,8 @@ class OneByOne:
     @asynccontextmanager
     async def _lend_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         # Each run has an event loop of its own.
-        connection = await psycopg.AsyncConnection.connect(
-            self._database.url, autocommit=True
-        )
-        async with connection:
+        pool = self._database.async_pool("test handlers", 1)
+        async with pool, pool.connection() as connection:
             yield connection
 
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from jobs_lib import reexport
 from jobs_lib.db import Database
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.operating import cancel
+from jobs_lib.operating import cancel, pause, resume
 from jobs_lib.partitioner import choose_origin
+from jobs_lib.schema import write_sql
+from jobs_lib.testing import make_record
+from jobs_lib.testing.jobs import Jobs
 from jobs_lib.topics import repartition
 from tests.operating.helpers import add_claim, add_job, add_owner
 from tests.support.apps import HOME, count, executing, heard, make_app, running
@@ -21,6 +25,34 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 SHOW = "show transaction_isolation"
+REFUSE = """
+create function public.refuse_strict() returns trigger language plpgsql as $function$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception '% of % under %', tg_op, tg_table_name,
+            current_setting('transaction_isolation');
+    end if;
+    return null;
+end
+$function$;
+
+do $do$
+declare
+    one regclass;
+begin
+    for one in
+        select c.oid from pg_class c
+        where c.relnamespace = 'jobs_lib'::regnamespace and c.relkind in ('r', 'p')
+            and not c.relispartition
+    loop
+        execute format(
+            'create trigger refuse_strict before insert or update or delete on %s'
+            ' execute function public.refuse_strict()', one
+        );
+    end loop;
+end
+$do$;
+"""
 
 
 @pytest.fixture(params=["repeatable read", "serializable"])
@@ -155,3 +187,78 @@ def test_a_default_that_cannot_be_changed_behind_pgbouncer_is_refused(strict_url
     database = Database(strict_url, pgbouncer=True)
     with pytest.raises(ConfigurationError, match="alter role ROLE set"):
         database.connect("test")
+
+
+@pytest.mark.guarantee("FP22")
+def test_every_part_of_a_service_writes_under_read_committed(
+    strict_url, admin, connect, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    app = make_app(strict_url, home=name, kafka_bootstrap_servers=bootstrap_servers)
+    admin.execute("create table item (id text); insert into item values ('a'), ('b')")
+    admin.execute(REFUSE)
+    with pytest.raises(psycopg.errors.RaiseException, match="UPDATE of topics under"):
+        connect().execute("update jobs_lib.topics set home = home")
+    sent = app.topic(name, value=dict[str, str])
+    app.entity(sent, source="item", key="id")(
+        lambda _connection, keys: {key: {"from": "reexport"} for key in keys}
+    )
+    ran: list[str] = []
+
+    @app.job(group="key")
+    def work(job: Job, key: str) -> None:
+        with job.transaction():
+            ran.append(key)
+
+    @app.consumer(name, group=f"{name}-service")
+    def handle(record, connection) -> None:
+        assert connection.execute(SHOW).fetchone() == ("read committed",)
+        work.enqueue(connection, key=record.key)
+
+    with running(app):
+        with app.transaction() as connection:
+            sent.send(connection, key="c", value={"from": "send"})
+        database = app.database()
+        reexport.start(database, app.entities["item"], rate=600)
+        wait_for(lambda: {*ran} == {"a", "b", "c"}, timeout=60, what="all have run")
+        pause(database, "type", "work")
+        resume(database, "type", "work")
+    app.close()
+
+
+@pytest.mark.guarantee("FP22")
+def test_the_test_kit_reads_what_is_committed(strict_url):
+    app = make_app(strict_url)
+    found: list[Any] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        with job.transaction() as connection:
+            found.append(connection.execute(SHOW).fetchone())
+
+    @app.job()
+    async def work_async(job: Job) -> None:
+        async with job.transaction() as connection:
+            found.append(await (await connection.execute(SHOW)).fetchone())
+
+    def handle(_: Any, connection: psycopg.Connection[Any]) -> None:
+        found.append(connection.execute(SHOW).fetchone())
+
+    with Jobs(app, strict_url) as jobs:
+        connection = jobs.connect()
+        found.append(connection.execute(SHOW).fetchone())
+        connection.rollback()
+        jobs.handle(handle, make_record({}))
+        with jobs.transaction() as connection:
+            work.enqueue(connection)
+            work_async.enqueue(connection)
+        assert jobs.drain() == 2
+    assert found == [("read committed",)] * 4
+
+
+@pytest.mark.guarantee("FP22")
+@pytest.mark.parametrize("since", [None, "0021"])
+def test_printed_migrations_name_their_isolation(since):
+    first, second = write_sql(since=since).split(";")[:2]
+    assert first.strip() == "BEGIN"
+    assert second.strip() == "set transaction isolation level read committed"
