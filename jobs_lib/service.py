@@ -290,7 +290,10 @@ class Service:
         return {days for days in kept | {self.settings.history_days} if days}
 
     def _refuse_strangers(self) -> None:
-        """Refuse to share origins with an application that has other types."""
+        """Refuse to share origins with an application that has other types.
+
+        One with some types in common may be the release before, and is only told of.
+        """
         with self.database.connect("start") as connection:
             row = connection.execute(
                 self.database.queries["strangers"],
@@ -302,8 +305,17 @@ class Service:
             ).fetchone()
         if row is None:
             return
-        self.process.stop()
         pod, types = row
+        own = {*self.process.types}
+        if not own.isdisjoint(types):
+            telemetry.emit(
+                "types.differ",
+                pod=pod,
+                unknown=sorted({*types} - own),
+                own=sorted(own - {*types}),
+            )
+            return
+        self.process.stop()
         raise ConfigurationError(
             f"the executor of pod {pod!r} shares the schema {self.database.schema!r} "
             f"and has other job types ({', '.join(types[:5])}; here "

@@ -26,6 +26,7 @@
     jobs.fenced        ids                           refused, or no longer there
     jobs.dropped       ids                           claimed, and not begun in time
     jobs.unknown       type, origin, count           no handler has this type
+    types.differ       pod, unknown, own             another pod's, and this one's alone
     ticks.enqueued     schedule, ticks               periodic jobs are in
     ticks.dropped      schedule, since, before       missed, and left out by rule
     payload.large      type, bytes                   the first one of a type
@@ -85,6 +86,7 @@ _LOGGED = {
     "jobs.fenced": logging.WARNING,
     "jobs.dropped": logging.WARNING,
     "jobs.unknown": logging.WARNING,
+    "types.differ": logging.WARNING,
     "ticks.dropped": logging.WARNING,
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,

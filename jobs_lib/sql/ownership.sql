@@ -85,14 +85,15 @@ where %(role)s = any (roles)
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
 
 -- name: strangers
--- Executors that share the origins with this one and know none of its types: each would
--- keep origins with jobs that only the other can run.
+-- Executors that share the origins with this one, where each knows types that the other
+-- lacks: each keeps origins with jobs that only the other can run. Those that have no
+-- type in common come first.
 select pod, types from {schema}.processes
 where 'execute' = any (roles) and id <> %(id)s
     and coalesce(topics, '{{}}') = '{{}}' and types <> '{{}}'
-    and not types && %(types)s::text[]
+    and not types <@ %(types)s::text[] and not types @> %(types)s::text[]
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
-order by pod limit 1
+order by types && %(types)s::text[], pod limit 1
 
 -- name: make_origins
 insert into {schema}.origins (role, origin)

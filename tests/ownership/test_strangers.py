@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.errors import ConfigurationError
-from tests.support.apps import count, make_app, running
+from tests.support.apps import count, heard, make_app, running
 
 if TYPE_CHECKING:
     from jobs_lib import App, Job
@@ -63,8 +63,29 @@ def test_deployments_that_share_a_type_work_side_by_side(
 ):
     old, ran_old = make_pod(database_url, "a", "b")
     new, ran_new = make_pod(database_url, "b", "c")
-    with running(old, "executor"), running(new, "executor"):
+    with (
+        running(old, "executor") as before,
+        heard("types.differ") as told,
+        running(new, "executor"),
+    ):
         enqueue(new, connect)
+    assert [fields for _, fields in told] == [
+        {"pod": before.process.pod, "unknown": ["a"], "own": ["c"]}
+    ]
     with running(new, "executor"):
         wait_for(lambda: not count(admin, "jobs"), timeout=30, what="all have run")
     assert len(ran_old) + len(ran_new) == 40
+
+
+@pytest.mark.guarantee("J40")
+@pytest.mark.parametrize("types", [("a",), ("a", "b"), ("a", "b", "c")])
+def test_a_release_with_more_or_fewer_types_is_no_stranger(database_url, types):
+    one, _ = make_pod(database_url, "a", "b")
+    two, _ = make_pod(database_url, *types)
+    with (
+        running(one, "executor"),
+        heard("types.differ") as told,
+        running(two, "executor"),
+    ):
+        pass
+    assert not told
