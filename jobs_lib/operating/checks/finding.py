@@ -40,8 +40,8 @@ class Limits:
     unanalyzed_rows: int = 10_000
     """Rows of a table without fresh statistics."""
     multixacts: float = 0.8
-    """Of the age at which autovacuum vacuums every table; 2.5 times as old is an
-    error."""
+    """Of the age at which autovacuum vacuums every table. 2.5 times as old, and twice
+    that age at the least, is an error."""
     behind: int = 100
     """Jobs of a group behind a head that has failed."""
 
