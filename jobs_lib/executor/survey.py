@@ -143,6 +143,7 @@ class Survey:
         fresh: set[str] = set()
         prioritized: set[str | None] = set()
         clock = took = 0.0
+        resumes = 0
         for kind, name, delay in rows:
             if kind == "fresh":
                 fresh.add(name)
@@ -160,6 +161,8 @@ class Survey:
                     windows.hint("")
             elif kind == "cancel":
                 cancelled.add(int(name))
+            elif kind == "resumes":
+                resumes = int(name)
             else:
                 paused.setdefault(kind.removeprefix("pause:"), set()).add(name)
         for position in self._claimer.positions.values():
@@ -167,7 +170,9 @@ class Survey:
         self._looks.note(fresh, due, prioritized, clock, took)
         self._due_at = time.monotonic() + min(due.values(), default=math.inf)
         self.cancelled = frozenset(cancelled)
-        self._claimer.pause({kind: frozenset(names) for kind, names in paused.items()})
+        self._claimer.pause(
+            {kind: frozenset(names) for kind, names in paused.items()}, resumes
+        )
 
     def _read_promoted(self, rows: list[tuple[str, int, str | None]]) -> None:
         for origin, job_id, group in rows:

@@ -10,7 +10,7 @@ nothing.
 from __future__ import annotations
 
 import time
-from itertools import chain, islice, product
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs_lib import telemetry
@@ -114,6 +114,7 @@ class Claimer:
             if t.last_only
         }
         self._paused: dict[str, frozenset[str]] = {}
+        self._resumes: int | None = None
         self._seq = first
         self._suspects = Suspects(alone)
         self._following: dict[Group, int] = {}
@@ -178,16 +179,20 @@ class Claimer:
             if not position.leaving and origin not in paused
         }
 
-    def pause(self, paused: dict[str, frozenset[str]]) -> None:
-        """Run nothing of these types, origins and groups any more, but all others."""
-        if paused == self._paused:
-            return
-        resumed = any(
-            old - paused.get(kind, set()) for kind, old in self._paused.items()
-        )
+    def pause(self, paused: dict[str, frozenset[str]], resumes: int = 0) -> None:
+        """Run nothing of these types and origins any more, but all others.
+
+        Paused groups are left out by the claims themselves.
+
+        Args:
+            paused: names by kind, ``type`` or ``origin``.
+            resumes: how often pauses have ended, of groups, too. With another number
+                than before, what was passed over is looked at again.
+        """
         self._paused = paused
-        if resumed:
+        if self._resumes not in (None, resumes):
             self.windows.rewind()
+        self._resumes = resumes
 
     def doubt(self) -> None:
         """Forget what is known of the rows: the last commits may be lost."""
@@ -263,7 +268,6 @@ class Claimer:
             "floor_origins": text_array([o for o, _, _ in floors]),
             "floor_groups": text_array([g for _, g, _ in floors]),
             "floor_ids": int_array(floor for _, _, floor in floors),
-            "paused_groups": text_array(list(self._paused.get("group", ()))),
             "next_origins": text_array([o for o, _, _ in behind]),
             "next_groups": text_array([g for _, g, _ in behind]),
             "next_ids": int_array(
@@ -299,11 +303,8 @@ class Claimer:
 
     def prepare_jump(self, room: int) -> tuple[str, dict[str, Any]] | None:
         """A query that finds the way past what cannot run; None if nothing is stuck."""
-        paused = self._paused.get("group", ())
         # Read only where something is stuck: this is asked in every round.
-        busy = chain(
-            self.flight.lanes, self.flight.behind, product(self.positions, paused)
-        )
+        busy = chain(self.flight.lanes, self.flight.behind)
         asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
         return ("jump", asked) if asked else None
 
@@ -326,11 +327,10 @@ class Claimer:
     def _choose_behind(
         self, active: Mapping[str, Position], room: int
     ) -> list[tuple[str, str, int]]:
-        paused = self._paused.get("group", frozenset())
         found = (
             (origin, group, at)
             for (origin, group), at in self.flight.behind.items()
-            if origin in active and group not in paused
+            if origin in active
         )
         # Few and long lanes cost least; the others come with the next claim.
         return list(islice(found, max(_LANE, room // _LANE)))

@@ -42,7 +42,11 @@ cross join lateral (
     order by j.id limit 1
 ) other
 union all
+-- Not of groups, of which there may be very many: a claim looks for those that it meets.
 select 'pause:' || p.kind, p.name, null from {schema}.pauses p
+where p.kind = any (array['type', 'origin'])
+union all
+select 'resumes', r.count::text, null from {schema}.resumes r
 union all
 select 'cancel', c.id::text, null from {schema}.cancellations c
 union all
@@ -166,9 +170,10 @@ first as materialized (
 ),
 starts as materialized (
     select f.origin, f."group", f.id - 1 as after, f.pile from first f
+    -- `offset 0`: by the index, where a join might read all that are paused.
     where not exists (
-            select from unnest(%(paused_groups)s::text[]) as p("group")
-            where p."group" = f."group"
+            select from {schema}.pauses p
+            where p.kind = 'group' and p.name = f."group" offset 0
         )
         -- A group with a lane in flight is left out: its next row would look like the
         -- head as soon as a handler's own transaction has completed the row before it.
@@ -190,7 +195,10 @@ starts as materialized (
         %(next_origins)s::text[], %(next_groups)s::text[], %(next_ids)s::bigint[],
         %(next_piles)s::bool[]
     ) as h(origin, "group", after, pile)
-    where h.origin in (select origin from own)
+    where h.origin in (select origin from own) and not exists (
+        select from {schema}.pauses p
+        where p.kind = 'group' and p.name = h."group" offset 0
+    )
 ),
 lanes as materialized (
     select s.origin, l.*, l.place = case when s.pile then 200 else size.k end as cut,
@@ -364,12 +372,20 @@ select
     array(
         -- In the order in which they were stored, up to the last that there is room for.
         select c.id from candidates c
-        where case when c."group" is null then true else c.id = (
-            select j.id from {schema}.jobs j
-            where j.origin = %(origin)s
-                and (j."group", j.id) > (c."group", c.floor) and j."group" <= c."group"
-            order by j."group", j.id limit 1
-        ) end
+        where case
+            when c."group" is null then true
+            when exists (
+                select from {schema}.pauses p
+                where p.kind = 'group' and p.name = c."group" offset 0
+            ) then false
+            else c.id = (
+                select j.id from {schema}.jobs j
+                where j.origin = %(origin)s
+                    and (j."group", j.id) > (c."group", c.floor)
+                    and j."group" <= c."group"
+                order by j."group", j.id limit 1
+            )
+        end
         limit %(room)s
     ),
     (select max(furthest) from first),

@@ -194,7 +194,8 @@ class BookedPod(Pod):
         """A round: it writes what had ended before, and claims nothing paused."""
         ended = self.world.ended.pop(self, [])
         flying = set(self.claimer.flight.jobs)
-        known = self.claimer._paused
+        groups = {name for kind, name in self.world.pauses if kind == "group"}
+        known = {**self.claimer._paused, "group": groups}
 
         def written() -> None:
             self.world.write(self, ended)
