@@ -64,5 +64,23 @@ def exponential(
     return Retry(first, factor, cap, max_attempts)
 
 
+_FIRST_REST = 1.0
+"""Seconds: what only such a look finds starts within two seconds all the same."""
+
+
+def rest(took: float, share: float, last: float) -> float:
+    """Seconds to rest after a slow look, so that looks take a share of the time.
+
+    A server that stood still for once says nothing of the next look. So the first rest
+    is short, and each one at most twice as long as the one before it.
+
+    Args:
+        took: seconds of the look.
+        share: of the time that looks may take in the end.
+        last: seconds of the rest before; 0 if the look before was quick.
+    """
+    return min(took / share, max(_FIRST_REST, 2 * last))
+
+
 RECONNECT = Retry(first=0.1, cap=5.0)
 """How every loop of this library waits after an error of a server."""

@@ -3,7 +3,8 @@
 A look begins at the start of each index, where it finds at once what is there. Under an
 old snapshot it walks over all that came and went first. So a look that took long is
 followed by short ones, which begin where the last look has seen nothing. A complete one
-comes again when all of them take a twentieth of the time.
+comes again within a second: the server may have stood still for once. As long as they
+stay slow they become rarer, until they take a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.backoff import rest
 from jobs_lib.db import int_array, text_array
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Looks:
         self.complete = True
         """Whether the last look was to find everything."""
         self._complete_at = 0.0
+        self._rest = 0.0
+        """Seconds between the last complete look and the next one."""
         self._due_from: dict[str, float] = {}
         """The server's times before which nothing was scheduled in an origin."""
         self._fresh_from: dict[str, int] = {}
@@ -92,7 +96,9 @@ class Looks:
         """
         now = time.monotonic()
         if self.complete:
-            self._complete_at = now + (took / _SHARE if took > _QUICK else 0.0)
+            slow = took > _QUICK
+            self._rest = rest(took, _SHARE, self._rest) if slow else 0.0
+            self._complete_at = now + self._rest
         self._due_from = {
             origin: clock + min(due.get(origin, 0.0), 0.0) - _MARGIN
             for origin in self._asked

@@ -20,6 +20,7 @@ from jobs_lib.partitioner import choose_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
 
     from jobs_lib.callers import Steps
     from jobs_lib.db import Queries
@@ -153,17 +154,26 @@ class Enqueuer:
         def lines() -> Iterator[bytes]:
             groups = entries.groups or itertools.repeat(None)
             heads = map(copy_prefix(options.type), origins(), groups)
-            return copy_blocks(heads, entries.payloads, copy_suffix(options, headers))
+            suffix = copy_suffix(options, state, entries.headers)
+            return copy_blocks(heads, entries.payloads, suffix)
 
-        headers = entries.headers
+        state = yield from self._find_state(options.run_at)
         yield CopyIn(
             self._statements.load_queries()["copy_rows"],
             lines(),
-            lambda: self._inserts(entries, origins()),
+            lambda: self._inserts(entries, state, origins()),
         )
-        if self._settings().notify and options.run_at is None:
+        if self._settings().notify and state == "available":
             yield Fetch(self._statements["hint"], {"hint": EVERYWHERE})
         return len(entries.payloads)
+
+    def _find_state(self, run_at: datetime | None) -> Steps[str]:
+        """The state of new jobs: those whose time has come wait for no promotion."""
+        if run_at is None:
+            return "available"
+        parameters = {"run_at": run_at.isoformat()}
+        ((due,),) = yield Fetch(self._statements["is_due"], parameters)
+        return "available" if due == "true" else "scheduled"
 
     def _lock(self, groups: list[str], origin_of: dict[str | None, str]) -> Fetch:
         if len(groups) <= _LOCKED_ONE_BY_ONE:
@@ -174,14 +184,16 @@ class Enqueuer:
         origins = json.dumps(sorted(set(origin_of.values())))
         return Fetch(self._statements["lock_origins_of_groups"], {"origins": origins})
 
-    def _inserts(self, entries: Entries, origins: Iterable[str]) -> Iterator[Fetch]:
+    def _inserts(
+        self, entries: Entries, state: str, origins: Iterable[str]
+    ) -> Iterator[Fetch]:
         options = entries.options
         groups = entries.groups or itertools.repeat(None)
         rows = zip(origins, groups, entries.payloads, strict=False)
         run_at = options.run_at
         same: dict[str, str | bytes | None] = {
             "type": options.type,
-            "state": "available" if run_at is None else "scheduled",
+            "state": state,
             "run_at": None if run_at is None else run_at.isoformat(),
             "priority": str(PRIORITIES[options.priority]),
             "headers": entries.headers,

@@ -21,6 +21,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jobs_lib.backoff import rest
 from jobs_lib.db import int_array
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Starts:
     def _forget(self) -> None:
         self.due_at = math.inf
         """When the next complete look is due; infinite while all are complete."""
+        self._rest = 0.0
+        """Seconds between the last complete look and the next one."""
         self._starts: dict[int, Start] = {}
         self._top = 0
         """The highest id that was seen."""
@@ -123,7 +126,8 @@ class Starts:
         if not same or slowest <= _QUICK:
             self._forget()
             return
-        self.due_at = now + (took + slowest) / _SHARE
+        self._rest = rest(took + slowest, _SHARE, self._rest)
+        self.due_at = now + self._rest
         self._settle(now, frozenset(writers))
         for shard, live, batch, held, *_ in rows:
             first = self._settled + 1 if held is None else min(self._settled + 1, held)

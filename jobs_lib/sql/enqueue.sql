@@ -45,6 +45,10 @@ select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
 -- name: hint
 select cast(pg_notify({schema}.channel(), cast(%(hint)s as text)) as text)
 
+-- name: is_due
+-- For a bulk call: whether its time has come, by the clock that counts.
+select cast(cast(%(run_at)s as timestamptz) <= clock_timestamp() as text)
+
 -- name: copy_jobs
 copy {schema}.jobs (origin, type, "group", state, payload, run_at, headers) from stdin
 

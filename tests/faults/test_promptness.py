@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -22,6 +23,15 @@ from tests.support.proxy import Proxy
 pytestmark = pytest.mark.expects("fenced")
 
 WITHIN = 6.0
+GATE = """
+alter table jobs_lib.pauses rename to all_pauses;
+create view jobs_lib.pauses as
+    select kind, name from jobs_lib.all_pauses
+    union all
+    select null, null from (select pg_advisory_xact_lock_shared(42) offset 0) g(passed)
+    where passed is null;
+"""
+"""Each look waits in its middle, if somebody holds the lock."""
 
 
 def declare(url: str, **settings):
@@ -85,18 +95,33 @@ def test_a_late_commit_starts_soon_beside_a_long_transaction_and_load(
 
 
 @pytest.mark.guarantee("J18", "J20")
-@pytest.mark.parametrize("stalled", ["network", "server"])
+@pytest.mark.parametrize(
+    ("stalled", "late"),
+    [
+        ("network", "behind the cursor"),
+        ("server", "behind the cursor"),
+        ("look", "in an origin of its own"),
+        ("look", "due for seconds"),
+    ],
+)
 def test_a_late_commit_starts_soon_after_a_stall(
-    url, admin, connect, wait_for, stalled
+    url, admin, connect, wait_for, stalled, late
 ):
     with Proxy.before(url) as proxy:
-        app, work, started = declare(proxy.url(url))
+        # No hint tells of the late one: it is found by a look.
+        app, work, started = declare(proxy.url(url), notify=False)
         slow = connect()
+        admin.execute(GATE)
         with executing(app, HOME):
             with connect() as connection:
                 work.enqueue(connection, n=0)
             wait_for(lambda: 0 in started, what="it runs")
-            work.enqueue(slow, n=1)
+            options: dict[str, object] = {"origin": "local/3"}
+            if late == "in an origin of its own":
+                options = {"origin": "local/5"}
+            elif late == "due for seconds":
+                options["run_at"] = datetime.now(UTC) + timedelta(seconds=1)
+            work.options(**options).enqueue(slow, n=1)
             with connect() as connection:
                 work.enqueue(connection, n=2)
             wait_for(lambda: 2 in started, what="the cursor is beyond the slow one")
@@ -104,6 +129,12 @@ def test_a_late_commit_starts_soon_after_a_stall(
                 proxy.freeze()
                 time.sleep(4)
                 proxy.thaw()
+            elif stalled == "look":
+                # Two seconds after a cursor was seen, short looks begin there.
+                time.sleep(3)
+                admin.execute("select pg_advisory_lock(42)")
+                time.sleep(4)
+                admin.execute("select pg_advisory_unlock(42)")
             else:
                 # What every look reads, in the round trip of a sweep.
                 with admin.transaction():

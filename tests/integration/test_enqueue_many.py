@@ -67,6 +67,16 @@ def test_a_bulk_enqueue_can_be_for_later(connect, notify):
     assert row == ("scheduled", tomorrow)
 
 
+def test_a_bulk_enqueue_for_a_time_that_has_passed_waits_for_no_promotion(
+    connect, notify
+):
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    with connect() as connection:
+        notify.options(run_at=yesterday).enqueue_many(connection, [{"order": 1}])
+        row = connection.execute("select state, run_at from jobs_lib.jobs").fetchone()
+    assert row == ("available", yesterday)
+
+
 @pytest.mark.guarantee("J3")
 def test_a_hundred_thousand_jobs_in_one_call_keep_the_order_of_their_groups(
     connect, notify

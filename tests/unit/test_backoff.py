@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from jobs_lib.backoff import RECONNECT, Retry, exponential
+from jobs_lib.backoff import RECONNECT, Retry, exponential, rest
 
 
 def test_the_bound_doubles_from_the_first_to_the_cap():
@@ -79,3 +79,15 @@ def test_a_policy_that_makes_no_sense_is_refused_with_its_values(wrong):
 def test_reconnecting_waits_a_few_seconds_at_the_most():
     assert RECONNECT.bound(1) <= 0.5
     assert RECONNECT.bound(1_000) <= 10
+
+
+def test_one_slow_look_rests_for_a_second_at_the_most():
+    assert rest(4.0, share=0.05, last=0.0) == 1
+    assert rest(0.01, share=0.05, last=0.0) == pytest.approx(0.2)
+
+
+def test_looks_that_stay_slow_take_their_share_of_the_time_in_the_end():
+    rests = [0.0]
+    for _ in range(8):
+        rests.append(rest(1.0, share=0.05, last=rests[-1]))
+    assert rests[1:] == [1, 2, 4, 8, 16, 20, 20, 20]
