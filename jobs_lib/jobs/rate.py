@@ -16,7 +16,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.jobs.model import RateLimited
-from jobs_lib.jobs.transaction import ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,10 +126,7 @@ class Throttle:
             "capacity": rate.capacity,
             "wanted": max(1, math.floor(rate.per_second * _LEASED / 2)),
         }
-        with (
-            ours(None, "asked for a start"),
-            self._lender.borrow() as connection,
-        ):
+        with self._lender.ask("start under its rate", "asked for") as connection:
             row = connection.execute(
                 self._lender.queries["take_starts"], parameters
             ).fetchone()

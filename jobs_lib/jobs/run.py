@@ -197,7 +197,7 @@ class Runner:
         return outcome
 
     def _read_payload(self, job: Job) -> str:
-        with self._lender.borrow() as connection:
+        with self._lender.ask("payload", "read") as connection:
             row = connection.execute(
                 self._lender.queries["payload"], {"origin": job.origin, "id": job.id}
             ).fetchone()

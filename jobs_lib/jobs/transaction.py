@@ -80,6 +80,24 @@ class Lender:
         """The transaction of a job."""
         return Transaction(self, job)
 
+    @contextmanager
+    def ask(self, what: str, done: str) -> Iterator[psycopg.Connection[Any]]:
+        """A connection for a question of our own, before the handler begins.
+
+        Args:
+            what: of the job is asked for.
+            done: what is being done with it, for the error.
+
+        Raises:
+            UnavailableError: there is no connection, or no answer in time.
+        """
+        with (
+            ours(None, done, what=what),
+            self.borrow() as connection,
+            ours(connection, done, self.answer_within, what=what),
+        ):
+            yield connection
+
     @property
     def borrow_async(self) -> BorrowAsync:
         """Lends connections on the event loop."""
@@ -290,7 +308,11 @@ def _is_open(connection: Any) -> bool:
 
 @contextmanager
 def ours(
-    connection: Any, done: str, answer_within: float | None = None
+    connection: Any,
+    done: str,
+    answer_within: float | None = None,
+    *,
+    what: str = "transaction",
 ) -> Iterator[None]:
     """Tell a failure of our own statement from one of the handler's.
 
@@ -305,9 +327,8 @@ def ours(
     except psycopg.Error as error:
         if not is_passing(error):
             raise
-        raise UnavailableError(
-            f"the job's transaction could not be {done}: {error}"
-        ) from error
+        refusal = f"the job's {what} could not be {done}: {error}"
+        raise UnavailableError(refusal) from error
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import psycopg
 import pytest
 
+from jobs_lib import Rate, exponential
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
@@ -183,3 +185,46 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
                 wait_for(lambda n=n: len(ran) == n, what="it has run")
             # Until here, nobody had given up the wait for that host.
             assert not failed
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("J20", "FP8")
+@pytest.mark.parametrize("fault", ["reset", "hold"])
+@pytest.mark.parametrize("asked", ["payload", "start"])
+def test_a_job_whose_question_before_its_handler_fails_pays_no_attempt(
+    url, connect, proxy, wait_for, monkeypatch, asked, fault
+):
+    # What waits for a worker is not given back meanwhile.
+    monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
+    app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
+    lent, gate = threading.Event(), threading.Event()
+
+    @app.job()
+    def first(job) -> None:
+        with job.transaction() as connection:
+            connection.execute("select 1")
+        lent.set()
+        gate.wait(60)
+
+    rate = Rate(1_000) if asked == "start" else None
+
+    @app.job(retry=exponential(max_attempts=1), rate=rate)
+    def work(job, text: str) -> None: ...
+
+    def ends() -> list[tuple[str, str]]:
+        return [(e["job"].type, e["outcome"]) for _, e in ran]
+
+    with connect() as connection:
+        first.options(origin="local/1").enqueue(connection)
+        text = "".join(map(str, range(10_000))) if asked == "payload" else ""
+        work.options(origin="local/1").enqueue(connection, text=text)
+    with heard("job.ran") as ran, executing(app, HOME, workers=1):
+        wait_for(lent.is_set, what="the first one runs")
+        getattr(proxy, fault)()
+        gate.set()
+        wait_for(
+            lambda: ("work", "snoozed") in ends(), timeout=20, what="it is put off"
+        )
+        proxy.release()
+        wait_for(lambda: count(url) == 0, timeout=40, what="all have run")
+    assert attempts(url) == {("completed", 1)}
