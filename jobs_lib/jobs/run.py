@@ -108,17 +108,41 @@ class Runner:
         """Run several jobs of one type in one call; what became of each."""
         ends: dict[int, Outcome | None] = {}
         items: list[Item[Any]] = []
+        stopped: set[int] = set()
+        waited = False
         for job in jobs:
             if telemetry.listened():
                 telemetry.emit("job.started", job=job)
+            if job.group is not None and id(job.lane) in stopped:
+                # Order is order: it stands behind one that cannot be decoded.
+                ends[job.id] = Outcome(job, Result.SNOOZED)
+                continue
             job.lend = self._lend
+            waited |= job.payload is None
             try:
                 items.append(Item(job, self._decode(job)["payload"]))
             except BaseException as error:
+                stopped.add(id(job.lane))
                 ends[job.id] = self._finish(job, self._explain(job, error))
+        if waited:
+            items = self._refuse_late(items, ends)
         if items:
             ends |= self._handle(items)
         return [ends[job.id] for job in jobs]
+
+    def _refuse_late(
+        self, items: list[Item[Any]], ends: dict[int, Outcome | None]
+    ) -> list[Item[Any]]:
+        """Those that may still begin, after the wait for a payload among them."""
+        # One after the other: of a group none begins behind one that may not.
+        for item in items:
+            try:
+                item.job.lane.ensure_may_begin()
+            except NotBegun as error:
+                ends[item.job.id] = self._finish(
+                    item.job, self._explain(item.job, error)
+                )
+        return [item for item in items if item.job.id not in ends]
 
     def _handle(self, items: list[Item[Any]]) -> dict[int, Outcome | None]:
         ends: dict[int, Outcome | None] = {}
@@ -178,7 +202,6 @@ class Runner:
         payload = job.payload
         if payload is None:
             payload = self._read_payload(job)
-            job.lane.ensure_may_begin()
         return self._types[job.type].payload.decode(payload)
 
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:

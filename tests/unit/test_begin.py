@@ -1,0 +1,161 @@
+"""No handler begins once a wait before it was longer than the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from jobs_lib import Item, Rate
+from jobs_lib.db import load_queries
+from jobs_lib.jobs.ended import Ended
+from jobs_lib.jobs.lease import Lease
+from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+from jobs_lib.jobs.rate import Throttle
+from jobs_lib.jobs.run import Runner
+from jobs_lib.jobs.transaction import Lender
+from tests.support.apps import make_app
+
+QUERIES = load_queries("jobs_lib")
+
+
+class Server:
+    """Answers what is asked before a handler begins; the lease may end meanwhile."""
+
+    def __init__(self) -> None:
+        self.ends: list[Lease] = []
+
+    @contextmanager
+    def lend(self):
+        """A connection."""
+        yield self
+
+    def execute(self, query, parameters):
+        """Answer late."""
+        for lease in self.ends:
+            lease.until = -math.inf
+        self._row = (1, 0.0) if query == QUERIES["take_starts"] else ("{}",)
+        if query == QUERIES["payload"] and parameters["id"] > 1:
+            self._row = ('{"payload": 7}',)
+        return self
+
+    def fetchone(self):
+        """The row asked for."""
+        return self._row
+
+
+class Scene:
+    """A runner, and what its handlers were called with."""
+
+    def __init__(self) -> None:
+        self.app = make_app("")
+        self.server = Server()
+        self.called: list[Any] = []
+
+    def run(self, *jobs: Job) -> list[Outcome | None]:
+        """What becomes of jobs of one type."""
+        types = self.app.jobs
+        lender = Lender(types, QUERIES, UUID(int=1), self.server.lend)
+        runner = Runner(types, lender, throttle=Throttle(types, lender))
+        job_type = types[jobs[0].type]
+        if job_type.batch > 1:
+            return runner.run_batch(jobs)
+        if job_type.is_async:
+            return [asyncio.run(runner.run_async(job)) for job in jobs]
+        return [runner.run(job) for job in jobs]
+
+    def declare(self, kind: str, **options: Any) -> None:
+        """A type `work` whose handler notes its calls."""
+        if kind == "batch":
+
+            @self.app.batch(name="work", size=9)
+            def work(items: list[Item[int]]) -> None:
+                self.called.append([item.job.id for item in items])
+
+        elif kind == "async":
+
+            @self.app.job(name="work", **options)
+            async def work(job) -> None:
+                self.called.append(job.id)
+
+        else:
+
+            @self.app.job(name="work", **options)
+            def work(job) -> None:
+                self.called.append(job.id)
+
+
+@pytest.fixture
+def scene():
+    """A runner without a database."""
+    return Scene()
+
+
+def make_job(job_id: int, payload: str | None, group: str | None = None) -> Job:
+    lane = Lane("local/0", 1, group, job_id, UUID(int=1), Ended(), Lease())
+    return Job(lane, job_id, "work", group, 1, 0, 0, payload, None, 0.0, None)
+
+
+def results(outcomes: list[Outcome | None]) -> list[Result]:
+    return [o.result if o else Result.COMPLETED for o in outcomes]
+
+
+@pytest.mark.guarantee("I4")
+@pytest.mark.parametrize("over", [False, True], ids=["lasts", "over"])
+@pytest.mark.parametrize("waits_for", ["payload", "rate"])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_job_whose_lease_ends_while_it_waits_does_not_begin(
+    scene, kind, waits_for, over
+):
+    scene.declare(kind, rate=Rate(1) if waits_for == "rate" else None)
+    job = make_job(1, None if waits_for == "payload" else "{}")
+    scene.server.ends = [job.lane.lease] if over else []
+    assert results(scene.run(job)) == [Result.DROPPED if over else Result.COMPLETED]
+    assert scene.called == ([] if over else [1])
+
+
+@pytest.mark.guarantee("I4")
+@pytest.mark.parametrize("late", [2, 3, 4])
+def test_no_job_of_a_batch_begins_whose_lease_ends_while_another_payload_is_read(
+    scene, late
+):
+    scene.declare("batch")
+    small = '{"payload": 1}'
+    jobs = [make_job(2, small), make_job(3, None), make_job(4, small)]
+    lane = next(job.lane for job in jobs if job.id == late)
+    scene.server.ends = [lane.lease]
+    ends = dict(zip((2, 3, 4), results(scene.run(*jobs)), strict=True))
+    assert ends.pop(late) is Result.DROPPED
+    assert set(ends.values()) == {Result.COMPLETED}
+    assert scene.called == [sorted(ends)]
+
+
+@pytest.mark.guarantee("I4")
+def test_what_a_batch_failed_with_is_not_tried_alone_once_the_lease_is_over(scene):
+    jobs = [make_job(2, '{"payload": 1}'), make_job(3, '{"payload": 1}')]
+
+    @scene.app.batch(name="work", size=9)
+    def work(items: list[Item[int]]) -> None:
+        scene.called.append([item.job.id for item in items])
+        jobs[1].lane.lease.until = -math.inf
+        if len(items) > 1:
+            raise ValueError("one of them")
+
+    assert results(scene.run(*jobs)) == [Result.COMPLETED, Result.DROPPED]
+    assert scene.called == [[2, 3], [2]]
+
+
+def test_what_stands_behind_a_payload_that_cannot_be_read_waits_for_it(scene):
+    scene.declare("batch")
+    lane = make_job(2, None, "g").lane
+    jobs = [
+        Job(lane, n, "work", "g", 1, 0, 0, payload, None, 0.0, None)
+        for n, payload in ((2, '{"other": 1}'), (3, '{"payload": 1}'))
+    ]
+    ends = scene.run(*jobs)
+    assert results(ends) == [Result.SNOOZED] * 2
+    assert scene.called == []
