@@ -451,16 +451,18 @@ class Claimer:
                 lane.jobs.append(job)
                 if age is not None:
                     ages[job_id] = delayed, age
+        for lane in chain(free.values(), lanes.values()):
+            # Only now: who retires an origin meanwhile finds what is in flight already.
+            if self.positions[lane.origin].leaving:
+                lane.dropped = True
         return found
 
     def _open_lane(self, origin: str, group: str | None) -> Lane:
         position = self.positions[origin]
-        lane = Lane(
+        return Lane(
             origin, position.epoch, group, self._seq, self._installation, self.ended,
             self._lease, self.server,
         )  # fmt: skip
-        lane.dropped = position.leaving
-        return lane
 
     def _note(self, row: tuple[Any, ...], taken: set[tuple[str, int]]) -> None:
         kind, origin, job_id, type_, group, count, _, level = row[:8]

@@ -100,6 +100,27 @@ def test_what_is_given_up_begins_nothing_though_the_dispatcher_waits(scene):
     assert pod.start_all() == []
 
 
+@pytest.mark.guarantee("I4", "I11")
+@pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
+def test_what_is_given_up_while_a_claim_is_read_begins_nothing(
+    scene, monkeypatch, group
+):
+    scene.enqueue(group=group)
+    pod = scene.pod(ORIGIN)
+    real = pod.claimer._open_lane
+
+    def open_lane(*at):
+        lane = real(*at)
+        # By the heartbeat's thread, which finds nothing of it in flight.
+        assert pod.claimer.retire([ORIGIN]) == []
+        return lane
+
+    monkeypatch.setattr(pod.claimer, "_open_lane", open_lane)
+    pod.rounds()
+    assert pod.hands.ready
+    assert pod.start_all() == []
+
+
 def test_a_lease_is_counted_from_when_the_heartbeat_was_sent():
     lease = Lease(OVER)
     sent_at = time.monotonic() - 100
