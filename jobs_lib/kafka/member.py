@@ -285,7 +285,9 @@ class GroupMember:
         self._tell("assigned", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._tell("lost" if self._leaves_at_once else "revoked", partitions)
+        # The time is that of the handlers, up to the deadline of each listener.
+        with self.pulse.elsewhere():
+            self._tell("lost" if self._leaves_at_once else "revoked", partitions)
         # Offsets that were stored meanwhile, while we may still commit them.
         self._obey(consumer)
         self._unassign(consumer, partitions)

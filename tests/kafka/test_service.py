@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib import exponential
+from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.kafka.member import GroupMember
+from jobs_lib.outbox.sender import Sender
 from tests.support.apps import make_app, running
 from tests.support.records import produce, read_topic
 
@@ -216,3 +219,49 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
             what=lambda: f"no more descriptors than after the first: {found}",
         )
     assert found[2][0] == found[0][0]
+
+
+@pytest.mark.guarantee("O2", "FJ19")
+@pytest.mark.parametrize(
+    ("owner", "method", "name"),
+    [
+        (Sender, "_round", "jobs_lib relay"),
+        (GroupMember, "_poll_once", "jobs_lib poll"),
+        (Consumer, "_take", "jobs_lib consume"),
+    ],
+)
+def test_a_thread_at_kafka_that_stands_still_fails_liveness(
+    database_url, bootstrap_servers, topic, monkeypatch, wait_for, owner, method, name
+):
+    monkeypatch.setattr("jobs_lib.service.SILENT", 4.0)
+    freed, stuck = threading.Event(), threading.Event()
+    real = getattr(owner, method)
+
+    def stand(*args):
+        if stuck.is_set():
+            freed.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(owner, method, stand)
+    source = topic(1)
+    app = make_app(
+        database_url,
+        home=source,
+        kafka_bootstrap_servers=bootstrap_servers,
+        database_timeout=1,
+    )
+    app.topic(source, value=int)
+
+    @app.consumer(source, group=f"{source}-still")
+    def handle(record, connection) -> None: ...
+
+    with running(app, "consumers", "relay") as service:
+        judge = service._liveness
+        assert judge.find_silent() == []
+        stuck.set()
+        wait_for(
+            lambda: any(name in silent for silent in judge.find_silent()),
+            timeout=60,
+            what="it counts as dead",
+        )
+        freed.set()

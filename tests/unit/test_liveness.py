@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
+from confluent_kafka import TopicPartition
 
 from jobs_lib import liveness
+from jobs_lib.kafka.member import GroupMember
 from jobs_lib.liveness import Liveness, Pulse
-from tests.support.apps import heard
+from tests.support.apps import heard, make_app
 
 
 class Time:
@@ -53,6 +57,23 @@ def test_who_is_with_somebody_else_may_take_any_time(clock):
         for _ in range(100):
             clock.now += 10
             assert judge.find_silent() == []
+
+
+@pytest.mark.guarantee("O2")
+def test_a_member_that_hands_its_partitions_over_may_take_its_time(clock):
+    member = GroupMember(make_app("").settings, "g", ["t"])
+    member.pulse = Pulse("poll", lambda: True)
+    judge = Liveness(lambda: [member.pulse], 30.0)
+    found: list[list[str]] = []
+
+    def revoked(_) -> None:
+        for _ in range(12):
+            clock.now += 10
+            found.append(judge.find_silent())
+
+    member.listen(Mock(revoked=revoked))
+    member._on_revoke(Mock(), [TopicPartition("t", 0)])
+    assert found == [[]] * 12
 
 
 @pytest.mark.guarantee("O2")
