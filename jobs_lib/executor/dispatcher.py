@@ -98,6 +98,8 @@ class Dispatcher:
         """Whether what is to be settled may have been written already."""
         self._leaving: list[threading.Event] = []
         """Told as soon as what was given back is written."""
+        self._told: set[int] = set()
+        """Jobs in flight that were told as dropped."""
         self._trimmed = 0
         """How many of those given back are being taken out of their claims."""
         self._waits_until = 0.0
@@ -175,7 +177,8 @@ class Dispatcher:
         What of them has ended by then is settled.
         """
         quiet = threading.Event()
-        self.lose(origins)
+        # At once: the dispatcher may be waiting for the database.
+        self._claimer.retire(origins)
 
         def leave() -> None:
             jobs = self._claimer.retire(origins)
@@ -199,7 +202,10 @@ class Dispatcher:
 
         At once: the dispatcher may be waiting for the database.
         """
-        self._claimer.retire(origins)
+        jobs = self._claimer.retire(origins)
+        late = {job.id for job in jobs if not job.started}
+        # Those that have landed by then were told before.
+        self._do(lambda: self._tell_dropped(late & self._claimer.flight.jobs.keys()))
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -318,9 +324,15 @@ class Dispatcher:
         self._outcomes += outcomes + self._early
         self._ended_lanes += lanes
         self._early = []
-        _report_dropped(outcomes)
+        self._tell_dropped(_find_late(outcomes))
         self._pace.note(len(completed) + len(outcomes))
         self._ended.wake_at = max(1, self._pace.limit // 8)
+
+    def _tell_dropped(self, ids: set[int]) -> None:
+        """Tell, once, what was in memory and did not begin: others may have it."""
+        if fresh := ids - self._told:
+            self._told |= fresh
+            telemetry.emit("jobs.dropped", ids=sorted(fresh))
 
     def _is_too_little(self) -> bool:
         """Whether what has ended may wait for company while others run.
@@ -399,6 +411,7 @@ class Dispatcher:
             self._claimer.given_back += [j for j in lane.jobs if j.id in flight.jobs]
             flight.end_lane(lane)
         self._completed, self._outcomes, self._ended_lanes = [], [], []
+        self._told &= flight.jobs.keys()
         self._doubtful = False
         if startable := [lane for lane in freed if lane.jobs]:
             self._put(startable)
@@ -470,13 +483,11 @@ class Dispatcher:
                 self._crew.cancel(job)
 
 
-def _report_dropped(outcomes: Iterable[Outcome]) -> None:
-    """Tell what was in memory and did not begin, as others may have taken it over."""
+def _find_late(outcomes: Iterable[Outcome]) -> set[int]:
+    """What did not begin since the lease was over, and what stands behind it."""
     late = [o.job for o in outcomes if o.result is Result.DROPPED and o.error]
-    if late:
-        ids = {job.id for job in late}
-        ids.update(behind.id for job in late for behind in job.lane.jobs.copy())
-        telemetry.emit("jobs.dropped", ids=sorted(ids))
+    behind = (job.id for one in late for job in one.lane.jobs.copy())
+    return {job.id for job in late}.union(behind) if late else set()
 
 
 def _yield() -> None:

@@ -91,6 +91,39 @@ def test_an_origin_that_comes_back_twice_still_waits_for_the_first_handler(scene
     assert scene.admin.execute("select * from jobs_lib.claims").fetchall() == []
 
 
+@pytest.mark.guarantee("FP16")
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
+def test_what_others_have_taken_is_told_once(scene, group):
+    jobs = [scene.enqueue(group=group) for _ in range(4)]
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    running = pod.start()
+    assert running.id == jobs[0]
+    pod.lease.until = OVER
+    if group is None:
+        assert pod.start() is None  # one is dropped by its lease alone
+    with heard("jobs.dropped") as dropped:
+        for _ in range(2):
+            pod.dispatcher.lose(frozenset({ORIGIN}))
+            pod.round(before=lambda: pod.dispatcher.lose(frozenset({ORIGIN})))
+            assert pod.start_all() == []
+    assert sorted(i for _, fields in dropped for i in fields["ids"]) == jobs[1:]
+    with heard("jobs.dropped") as dropped:
+        pod.finish(running)
+        pod.leave(ORIGIN, hurried=True)
+    assert not dropped
+
+
+def test_what_is_handed_over_is_not_told_as_dropped(scene):
+    scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    with heard("jobs.dropped") as dropped:
+        pod.leave(ORIGIN)
+    assert not dropped
+
+
 def test_what_is_given_up_begins_nothing_though_the_dispatcher_waits(scene):
     scene.enqueue()
     pod = scene.pod(ORIGIN)
