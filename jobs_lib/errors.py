@@ -36,7 +36,8 @@ class UnavailableError(JobsError):
     """A server that is needed does not answer."""
 
     lost_since: float | None = None
-    """Of a job's own transaction that lost its connection: when it had begun."""
+    """Of a job's own transaction that lost its connection: when it had begun; minus
+    infinity where the server has refused a statement of it."""
 
 
 class AccessError(UnavailableError):

@@ -6,10 +6,15 @@ long, cuts its own. So a loss counts as a failed attempt when it is not the job'
 in a row, and the dispatcher's connection, which is older than the job's transaction,
 still serves to write it. A backend that crashes takes all connections along, which
 looks like a restart: what always befalls the same job is believed to be its fault.
+
+A server that has no room, or is read-only, refuses a handler's statement and cuts
+nothing. That never counts, since the dispatcher's own writes are small and succeed on a
+full disk. But the pauses grow.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from jobs_lib.backoff import RECONNECT
@@ -70,7 +75,7 @@ class Losses:
         job, since = outcome.job, outcome.lost_since
         count = self._counts.get(job.id, 0) + 1
         policy = self._types[job.type].retry
-        if count < (_ALONE if alone else _TOGETHER):
+        if since == -math.inf or count < (_ALONE if alone else _TOGETHER):
             delay = RECONNECT.delay(2 + count)
             return Outcome(job, Result.SNOOZED, outcome.error, delay, lost_since=since)
         text = f"{outcome.error} ({count} times in a row)"

@@ -193,7 +193,8 @@ class Outcome:
     ran: bool = True
     """False where the crashes before are what failed, and no further attempt."""
     lost_since: float | None = None
-    """Where the job's own transaction lost its connection: when it had begun."""
+    """Where the job's own transaction lost its connection: when it had begun. Minus
+    infinity where the server has refused a statement of it."""
 
 
 class Snooze(JobsError):

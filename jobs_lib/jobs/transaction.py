@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -376,10 +377,9 @@ def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
         since: when the transaction had begun.
     """
     if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
-        refusal = UnavailableError(
-            f"the connection was lost inside the job's transaction: {error}"
-        )
-        refusal.lost_since = since if lost else None
+        what = "the connection was lost" if lost else "the server refused a statement"
+        refusal = UnavailableError(f"{what} inside the job's transaction: {error}")
+        refusal.lost_since = since if lost else -math.inf
         raise refusal from error
 
 

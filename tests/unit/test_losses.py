@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 from uuid import UUID
 
+import psycopg
+import pytest
+
 from jobs_lib.backoff import Retry
+from jobs_lib.errors import UnavailableError
 from jobs_lib.jobs.ended import Ended
 from jobs_lib.jobs.losses import Losses
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+from jobs_lib.jobs.transaction import refuse_lost
 
 
 class Type:
@@ -58,3 +64,24 @@ def test_any_other_end_begins_the_count_anew():
         lose(losses, job, connected_at=5)
         losses.note([job] if completed else [], [] if completed else failed)
         assert lose(losses, job, connected_at=5) is Result.SNOOZED
+
+
+@pytest.mark.guarantee("FP12")
+def test_what_the_server_always_refuses_never_counts_and_comes_more_rarely(monkeypatch):
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    with pytest.raises(UnavailableError, match="refused") as refused:
+        refuse_lost(lost=False, error=psycopg.errors.DiskFull("no room"), since=10.0)
+    since = refused.value.lost_since
+    losses, job, delays = Losses(TYPES), make_job(), []
+    for _ in range(6):
+        judged = losses.judge([Outcome(job, Result.SNOOZED, lost_since=since)], 5)
+        losses.note([], judged)
+        assert judged[0].result is Result.SNOOZED
+        delays.append(judged[0].delay)
+    assert delays == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_connection_that_was_lost_tells_since_when():
+    with pytest.raises(UnavailableError, match="lost") as lost:
+        refuse_lost(lost=True, error=psycopg.OperationalError("gone"), since=10.0)
+    assert lost.value.lost_since == 10.0
