@@ -412,6 +412,7 @@ class Dispatcher:
             flight.end_lane(lane)
         self._completed, self._outcomes, self._ended_lanes = [], [], []
         self._told &= flight.jobs.keys()
+        self._claimer.note_ended()
         self._doubtful = False
         if startable := [lane for lane in freed if lane.jobs]:
             self._put(startable)

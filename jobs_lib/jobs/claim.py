@@ -533,6 +533,10 @@ class Claimer:
         item.more = False
         self.flight.end_lane(item)
 
+    def note_ended(self) -> None:
+        """Jobs have landed: a suspect among them keeps no other back any more."""
+        self._suspects.note_ended(self.flight.jobs)
+
     def look_again(self, job: Job) -> None:
         """A job was dropped before it began: claim it anew, if its origin is owned."""
         # A group's lane says by itself where the group goes on.

@@ -36,6 +36,8 @@ class Suspects:
         self._alone = alone or threading.Lock()
         self._waiting: dict[int, str] = {}
         self._chosen = 0
+        self._was_claimed = False
+        """Whether the claim that named the chosen one has committed."""
 
     def add(self, job_id: int, origin: str) -> None:
         """One was seen; it waits for its turn."""
@@ -61,18 +63,28 @@ class Suspects:
         """
         if self._chosen in flying:
             return None
-        if self._chosen:
-            self._chosen = 0
-            self._alone.release()
+        self._free()
         ready = ((i, o) for i, o in self._waiting.items() if o in active)
         chosen = next(ready, None)
         if chosen is None or not self._alone.acquire(blocking=False):
             return None
         self._chosen, _ = chosen
+        self._was_claimed = False
         return chosen
+
+    def note_ended(self, flying: Container[int]) -> None:
+        """Let another claimer have its turn as soon as the chosen one has ended."""
+        if self._was_claimed and self._chosen not in flying:
+            self._free()
+
+    def _free(self) -> None:
+        if self._chosen:
+            self._chosen, self._was_claimed = 0, False
+            self._alone.release()
 
     def asked(self, skipped: Container[str] = ()) -> None:
         """The claim that named the chosen one has committed, but for these origins."""
+        self._was_claimed = self._chosen > 0
         if self._waiting.get(self._chosen) not in skipped:
             self._waiting.pop(self._chosen, None)
 

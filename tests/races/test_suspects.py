@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.jobs.suspects import Suspects
 from tests.operating.helpers import add_job
 from tests.races.conftest import ORIGIN, run
 from tests.support.apps import HOME, executing, make_app
@@ -158,3 +160,21 @@ def crash(scene, crashes: int, *jobs: int) -> None:
         "update jobs_lib.jobs set crashes = %s where id = any(%s)",
         (crashes, list(jobs)),
     )
+
+
+def test_a_suspect_that_has_ended_keeps_no_other_back_while_nothing_is_claimed(scene):
+    job = scene.enqueue()
+    scene.admin.execute("update jobs_lib.jobs set crashes = 2")
+    alone = threading.Lock()
+    pod = scene.pod()
+    pod.claimer._suspects = Suspects(alone)
+    pod.take(ORIGIN)
+    pod.rounds()
+    suspect = pod.start()
+    assert suspect.id == job
+    pod.lease.until = -math.inf  # as where there is no room
+    pod.round()
+    assert alone.locked()
+    pod.finish(suspect)
+    pod.round()
+    assert not alone.locked()
