@@ -1,12 +1,13 @@
 """A job starts soon after what it waits for, whatever has happened before.
 
-Promised are two seconds while workers are idle; a machine of tests may be busy. What
-these tests are about took a minute and more.
+Promised are two seconds while workers are idle, which a median shows; of a single job
+a busy machine may make more. What the other tests are about took a minute and more.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -92,6 +93,26 @@ def test_a_late_commit_starts_soon_beside_a_long_transaction_and_load(
             over.set()
             loader.join()
     assert started[1] - at < WITHIN
+
+
+@pytest.mark.guarantee("J18")
+def test_half_of_late_commits_start_within_two_seconds(url, admin, connect, wait_for):
+    app, work, started = declare(url, notify=False)
+    took = []
+    with executing(app, HOME):
+        for n in range(0, 14, 2):
+            slow = connect()
+            work.enqueue(slow, n=n)
+            with connect() as connection:
+                work.enqueue(connection, n=n + 1)
+            wait_for(lambda n=n: n + 1 in started, what="the cursor is beyond it")
+            jump(admin, 100_000)
+            slow.commit()
+            at = time.monotonic()
+            wait_for(lambda n=n: n in started, timeout=90, what="the late one starts")
+            took.append(started[n] - at)
+    # A busy machine makes some of them late, and only what is always slow makes half.
+    assert statistics.median(took) < 2, took
 
 
 @pytest.mark.guarantee("J18", "J20")
