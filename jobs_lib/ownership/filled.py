@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.backoff import rest
+
 if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.db import Database
 
 _SHARE = 0.05
-_FIRST_REST = 1.0
-"""Seconds."""
 
 
 class FilledOrigins:
     """Asks which origins hold jobs; used by one thread.
 
     Under an old snapshot the answer costs as much as all jobs that came and went. Then
-    the last one counts for a while, until all answers take a twentieth of the time. The
-    first rest is short, and each one at most twice as long as the one before: a server
-    may stand still for once.
+    the last one counts for a while, until all answers take a twentieth of the time.
     """
 
     def __init__(self, database: Database) -> None:
@@ -37,7 +35,6 @@ class FilledOrigins:
             return self._found
         self._found = [row[0] for row in connection.execute(self._query)]
         ended = time.monotonic()
-        rest = (ended - began) / _SHARE
-        self._rest = min(rest, max(_FIRST_REST, 2 * self._rest))
+        self._rest = rest(ended - began, _SHARE, self._rest)
         self._ask_at = ended + self._rest
         return self._found
