@@ -20,14 +20,20 @@ def grants(kind: str, role: str, apply: bool) -> None:
     """Print the SQL that grants ROLE what it needs, or run it.
 
     A service runs jobs, consumers and the relay; enqueue only enqueues jobs and sends
-    records; read looks, but not at payloads; migrate owns the tables.
+    records; read looks, but not at payloads; migrate owns the tables; none takes
+    every right on the tables away.
     """
     settings = default_settings()
     database = Database(require_database_url(settings), settings.schema_name)
     chosen = cast("Kind", kind)
     if apply:
         operating.apply_grants(database, chosen, role)
-        click.echo(f"granted: {kind} to {role}")
+        done = (
+            f"revoked: all from {role}"
+            if kind == "none"
+            else f"granted: {kind} to {role}"
+        )
+        click.echo(done)
         return
     for statement in operating.list_grants(database, chosen, role):
         click.echo(f"{statement};")

@@ -1,4 +1,4 @@
-"""What each kind of role is granted, and no more."""
+"""What each kind of role is granted, and no more; and how it is taken away."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.db import Database
 
-Kind = Literal["service", "enqueue", "read", "migrate"]
-KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate")
+Kind = Literal["service", "enqueue", "read", "migrate", "none"]
+KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate", "none")
 
 
 def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
@@ -27,11 +27,11 @@ def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
         database: whose tables.
         kind: ``service`` runs jobs, consumers and the relay; ``enqueue`` only enqueues
             jobs and sends records; ``read`` looks, but not at what jobs and records
-            carry; ``migrate`` owns the tables.
+            carry; ``migrate`` owns the tables; ``none`` takes all rights away.
         role: of PostgreSQL.
 
     Raises:
-        OperatingError: there is no such role.
+        OperatingError: there is no such role, or the owner would lose its rights.
         SchemaVersionError: there are no tables, or they are of another release.
     """
     with _looking(database, kind) as connection:
@@ -90,4 +90,11 @@ def _list(
         )
     if kind == "migrate":
         return rows("list_ownership")
+    if kind == "none":
+        if rows("owns_tables") == [True]:
+            raise OperatingError(
+                f"the role {role} owns the tables, and keeps its rights: let another "
+                "role own them first, with `jobs-lib grants migrate`"
+            )
+        return rows("list_revokes")
     return rows("list_grants") + rows("note_grantee")

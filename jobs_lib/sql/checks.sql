@@ -3,9 +3,14 @@
 -- name: check_privileges
 -- What a role lacks of what it was granted, or else of what a running service needs.
 with place (schema) as (values (%(schema)s::text)),
+{noted},
 grantee (role, kind) as (
-    select %(role)s::name, g.kind from {schema}.grantees g
+    select n.role, n.kind from noted n where n.role = %(role)s::name
+    union all
+    -- It has lost what makes its kind.
+    select g.role, g.kind from {schema}.grantees g
     where g.role = %(role)s::name
+        and not exists (select from noted n where n.role = g.role)
     union all
     select %(role)s::name, 'service'
     where not exists (select from {schema}.grantees g where g.role = %(role)s::name)

@@ -91,6 +91,23 @@ needs as (
     from grantee g join rights r on r.kind = g.kind
 )
 
+-- part: noted
+-- The kinds of each role that it still has: it has kept what no lesser kind is granted.
+-- Who took that away, by hand too, meant it; a new role of an old name never had it.
+noted as (
+    select g.role, g.kind
+    from {schema}.grantees g
+    join pg_roles r on r.rolname = g.role
+    join pg_class c on c.relname = case g.kind when 'read' then 'processes' else 'jobs' end
+    join pg_namespace n on n.oid = c.relnamespace
+    join place on place.schema = n.nspname
+    where has_schema_privilege(r.oid, n.oid, 'usage') and case g.kind
+        when 'service' then has_table_privilege(r.oid, c.oid, 'delete')
+        when 'read' then has_table_privilege(r.oid, c.oid, 'select')
+        else has_column_privilege(r.oid, c.oid, 'payload', 'insert')
+    end
+)
+
 -- part: grants
 -- The `wanted` needs as statements: one for all objects that get the same.
 , objects as (
@@ -137,6 +154,25 @@ select 'insert into ' || quote_ident(%(schema)s::text) || '.grantees (role, kind
     || quote_literal(%(role)s::name) || ', ' || quote_literal(%(kind)s::text)
     || ') on conflict do nothing'
 
+-- name: list_revokes
+-- What takes every kind from a role, and the notes: no migration grants it anything then.
+select 'revoke all on ' || class || quote_ident(%(schema)s::text) || ' from '
+    || quote_ident(%(role)s::name)
+from unnest(array[
+    'all tables in schema ', 'all sequences in schema ', 'all routines in schema ', 'schema '
+]) as class
+union all
+select 'delete from ' || quote_ident(%(schema)s::text) || '.grantees where role = '
+    || quote_literal(%(role)s::name)
+
+-- name: owns_tables
+-- Without rights on its own tables the owner could not even migrate.
+select exists (
+    select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    join pg_roles r on r.oid in (c.relowner, n.nspowner)
+    where n.nspname = %(schema)s::name and r.rolname = %(role)s::name
+)
+
 -- name: list_ownership
 -- What makes a role the owner of the schema and of everything in it. Sequences of
 -- identity columns and indexes go with their tables.
@@ -168,9 +204,8 @@ select s.statement from (
 order by s.step, s.statement
 
 -- name: settle_grants
--- At the end of every run of the migrations: who was granted a role by `jobs-lib grants`
--- gets what it lacks now. A role that has lost the schema since, or that has only the
--- name of one that was dropped, gets nothing.
+-- At the end of every run of the migrations: a role that was granted a kind by
+-- `jobs-lib grants`, and still has it, gets what it lacks now.
 do $settle$
 declare
     statement text;
@@ -180,16 +215,8 @@ begin
     end if;
     for statement in
         with place (schema) as (select current_schema()::text),
-        grantee (role, kind) as (
-            select g.role, g.kind from grantees g
-            join pg_roles r on r.rolname = g.role
-            where exists (
-                select from pg_namespace n
-                join place on place.schema = n.nspname
-                cross join lateral aclexplode(n.nspacl) a
-                where a.grantee = r.oid
-            )
-        ),
+        {noted},
+        grantee (role, kind) as (select * from noted),
         {needs},
         wanted as (select * from needs where lacking)
         {grants}

@@ -371,6 +371,83 @@ def test_a_new_role_of_an_old_name_inherits_nothing(
         connection.execute("select * from jobs_lib.newer")
 
 
+@pytest.mark.guarantee("FS14")
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by the command"])
+def test_a_service_that_was_made_an_enqueuer_stays_one(
+    database_url, make_role, tmp_path, admin, by_hand
+):
+    url = make_role(database_url, "service")
+    role = role_of(url)
+    if by_hand:
+        for what in ("tables", "sequences", "routines"):
+            admin.execute(f"revoke all on all {what} in schema jobs_lib from {role}")
+    else:
+        apply_grants(Database(database_url), "none", role)
+    apply_grants(Database(database_url), "enqueue", role)
+    assert_no_service(database_url, url, tmp_path)
+
+
+@pytest.mark.guarantee("FS14")
+@pytest.mark.parametrize("kind", ["enqueue", "read"])
+def test_a_new_role_of_a_services_name_is_no_service(
+    database_url, make_role, tmp_path, kind
+):
+    name = f"again_{uuid4().hex[:8]}"
+    make_role(database_url, "service", name)
+    drop_role(database_url, name)
+    url = make_role(database_url, kind, name)
+    assert_no_service(database_url, url, tmp_path, enqueues=kind == "enqueue")
+
+
+def assert_no_service(database_url, url, tmp_path, *, enqueues=True):
+    """After a migration the role has not what a service has, and nobody advises it."""
+    added = "create table newer (payload jsonb)"
+    with NextRelease(tmp_path, [added]).installed():
+        migrate(database_url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        if enqueues:
+            connection.execute("select jobs_lib.enqueue('work')")
+        for denied in (
+            "select * from jobs_lib.newer",
+            "select payload from jobs_lib.jobs",
+            "delete from jobs_lib.jobs",
+            "select jobs_lib.make_history(current_date + 3, 1)",
+        ):
+            with pytest.raises(DENIED):
+                connection.execute(denied)
+    found = check(Database(database_url), load_settings(), role=role_of(url))
+    assert next(one for one in found if one.check == "privileges").level == "ok"
+
+
+@pytest.mark.guarantee("FS14")
+def test_a_role_that_is_granted_nothing_any_more_has_nothing(
+    database_url, make_role, admin
+):
+    url = make_role(database_url, "service")
+    role = role_of(url)
+    apply_grants(Database(database_url), "read", role)
+    apply_grants(Database(database_url), "none", role)
+    assert count(admin, "grantees") == 0
+    held = admin.execute(
+        "select format('%%s %%s', privilege_type, 'schema') from pg_namespace,"
+        " aclexplode(nspacl) where grantee = %(role)s::regrole"
+        " union all select format('%%s %%s', privilege_type, relname) from pg_class,"
+        " aclexplode(relacl) where grantee = %(role)s::regrole"
+        " union all select format('%%s %%s', privilege_type, attname)"
+        " from pg_attribute, aclexplode(attacl) where grantee = %(role)s::regrole"
+        " union all select format('%%s %%s', privilege_type, proname) from pg_proc,"
+        " aclexplode(proacl) where grantee = %(role)s::regrole",
+        {"role": role},
+    ).fetchall()
+    assert held == []
+
+
+def test_the_owner_of_the_tables_keeps_its_rights(database_url, make_role):
+    owner = role_of(make_role(database_url, "migrate"))
+    with pytest.raises(OperatingError, match="owns the tables"):
+        apply_grants(Database(database_url), "none", owner)
+
+
 def test_the_command_prints_what_it_would_apply(database_url, make_role, monkeypatch):
     role = 'we"ird: %s'
     quoted = sql.Identifier(role)
