@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
+from jobs_lib.reasons import explain_foreign, name_class
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MASK = "***"
 """Stands where a secret stood."""
@@ -69,29 +71,45 @@ class PlainRecords(logging.Filter):
         """Let every record through."""
         record.msg, record.args = one_line(mask(record.getMessage())), None
         if record.exc_info and not record.exc_text:
-            try:
-                told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
-            except BaseException:  # of an error whose attributes are anybody's code
-                told = describe(record.exc_info[1])
-            record.exc_text = plain_lines(told)
+            record.exc_text = plain_lines(trace(record.exc_info[1]))
         return True
+
+
+def trace(error: BaseException | None) -> str:
+    """The traceback of an error, told without values; never raises."""
+    try:
+        told = "".join(traceback.format_exception(error)).rstrip()
+        for one in _find_errors(error):
+            if (plain := explain_foreign(one)) is not None:
+                # In a group of errors each line begins with a bar.
+                lines = map(re.escape, str(one).split("\n"))
+                plain = plain.replace("\\", r"\\")
+                told = re.sub(r"\n[ |]*".join(lines), plain, told)
+    except BaseException:  # of an error whose attributes are anybody's code
+        return describe(error)
+    return told
 
 
 def describe(error: object) -> str:
     """What is kept of an error: its type and the start of its text; never raises."""
-    return f"{_name(error)}: {spell(error)}"[:_LONGEST]
+    return f"{name_class(error)}: {spell(error)}"[:_LONGEST]
 
 
 def spell(value: object) -> str:
     """The start of a value's text, masked, fit for a log and a column; never raises.
 
+    Of an error of pydantic or the server it is what :mod:`jobs_lib.reasons` says of it.
+
     The code that makes an error's text is the application's, and may fail itself.
     """
     try:
+        # Not by isinstance, which asks the value.
+        is_error = issubclass(type(value), BaseException)
+        told = explain_foreign(cast("BaseException", value)) if is_error else None
         # Not by the text's own methods: a subclass of str has what its author likes.
-        text = str.__getitem__(str(value), slice(_LOOKED_AT))
+        text = str.__getitem__(str(value) if told is None else told, slice(_LOOKED_AT))
     except BaseException as failure:
-        return f"(its text cannot be made: {_name(failure)})"
+        return f"(its text cannot be made: {name_class(failure)})"
     whole = len(text) < _LOOKED_AT
     text = mask(text.replace("\0", "").encode("utf-8", "replace").decode())
     # A secret that the cut went through is not recognized: it goes as a whole.
@@ -99,10 +117,16 @@ def spell(value: object) -> str:
     return (text if whole else text[: max(0, len(text) - longest)])[:_LONGEST]
 
 
-def _name(value: object) -> str:
-    # Past a metaclass that has a property of this name.
-    name: str = type.__dict__["__name__"].__get__(type(value))
-    return name
+def _find_errors(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, its causes, and those that it is a group of."""
+    waiting, seen = [error], set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += one.__cause__, one.__context__, *getattr(one, "exceptions", ())
 
 
 def find_secrets(settings: Mapping[str, str]) -> set[str]:

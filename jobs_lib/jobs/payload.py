@@ -14,8 +14,8 @@ from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.plain import list_of, only_plain
 from jobs_lib.json_limits import MOST_LEVELS, check_limits
+from jobs_lib.reasons import explain_refusal
 from jobs_lib.schemas.finite import check_finite, make_serializer
-from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +134,8 @@ class Payload:
             encoded = self._serializer.to_json(checked, by_alias=True)
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        except (ValueError, RecursionError) as error:
+        # The checks of a type are the application's, and raise what they like.
+        except Exception as error:
             raise self._refuse_form(error) from None
         size = len(encoded)
         if size > limit:
@@ -160,7 +161,8 @@ class Payload:
             encoded = [to_json(values, by_alias=True) for values in checked]
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        except (ValueError, RecursionError) as error:
+        # The checks of a type are the application's, and raise what they like.
+        except Exception as error:
             raise self._refuse_form(error) from None
         largest = max(map(len, encoded), default=0)
         if largest > limit:
@@ -190,14 +192,14 @@ class Payload:
         """
         try:
             return self._adapter.validate_json(text)
-        except ValidationError as error:
+        except Exception as error:
             raise StoredPayloadError(self._explain("stored", error)) from None
 
     def fill(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with the signature's defaults."""
         return {**self.defaults, **values}
 
-    def _explain(self, what: str, error: ValidationError) -> str:
+    def _explain(self, what: str, error: Exception) -> str:
         problems = explain_refusal(error, self._adapter.core_schema)
         return (
             f"the {what} payload does not fit the handler "

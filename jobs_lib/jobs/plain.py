@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import PydanticCustomError, core_schema
 
-from jobs_lib.schemas.reasons import NO_JSON
+from jobs_lib.reasons import NO_JSON
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema

@@ -20,6 +20,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.jobs.flight import name_rows
 from jobs_lib.jobs.forked import count_forks, end_if_forked
+from jobs_lib.masking import spell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -328,7 +329,7 @@ def ours(
     except psycopg.Error as error:
         if not is_passing(error):
             raise
-        refusal = f"the job's {what} could not be {done}: {error}"
+        refusal = f"the job's {what} could not be {done}: {spell(error)}"
         raise UnavailableError(refusal) from error
 
 
@@ -344,7 +345,7 @@ def committing(connection: Any, answer_within: float | None) -> Iterator[None]:
             raise UnknownCommitError(
                 "the connection was lost while the job's transaction was committed, so "
                 "its outcome is unknown here: the job runs again only if nothing was "
-                f"committed ({error})"
+                f"committed ({spell(error)})"
             ) from error
 
 
@@ -378,7 +379,7 @@ def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
     """
     if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
         what = "the connection was lost" if lost else "the server refused a statement"
-        refusal = UnavailableError(f"{what} inside the job's transaction: {error}")
+        refusal = UnavailableError(f"{what} inside the job's transaction: {spell(error)}")
         refusal.lost_since = since if lost else -math.inf
         raise refusal from error
 

@@ -163,7 +163,8 @@ class AvroEncoder:
             datum = to_datum(
                 self._adapter.dump_python(checked, by_alias=True, warnings="error")
             )
-        except (ValueError, RecursionError) as error:
+        # The checks of a type are the application's, and raise what they like.
+        except Exception as error:
             raise refuse(error, self._adapter) from None
         output = BytesIO(self._prefix or b"")
         output.seek(_PREFIX.size)
@@ -235,7 +236,7 @@ class AvroDecoder:
             )
         try:
             return self._adapter.validate_python(datum)
-        except ValueError as error:
+        except Exception as error:
             raise refuse(error, self._adapter) from None
 
 

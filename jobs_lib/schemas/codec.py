@@ -12,8 +12,8 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.json_limits import check_limits
+from jobs_lib.reasons import explain_refusal
 from jobs_lib.schemas.finite import check_finite, may_lose
-from jobs_lib.schemas.reasons import explain_refusal
 
 if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry
@@ -98,7 +98,8 @@ class JsonCodec:
             checked = self._adapter.validate_python(value)
             # A dataclass made without checks is found out only here.
             encoded = self._adapter.dump_json(checked, by_alias=True, warnings="error")
-        except (ValueError, RecursionError) as error:
+        # The checks of a type are the application's, and raise what they like.
+        except Exception as error:
             raise refuse(error, self._adapter) from None
         check_limits(encoded)
         if (
@@ -122,7 +123,7 @@ class JsonCodec:
         """See :class:`Decoder`."""
         try:
             return self._adapter.validate_json(data)
-        except ValueError as error:
+        except Exception as error:
             raise refuse(error, self._adapter) from None
 
     def prepare(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import CoreConfig, SchemaSerializer, to_json
 
-from jobs_lib.schemas.reasons import explain_refusal, show_place
+from jobs_lib.reasons import explain_refusal, show_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +118,7 @@ def check_finite(
         shown = encoded + to_json(
             plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
         )
-    except (ValueError, RecursionError) as error:
+    except Exception as error:
         # A serializer of the application's that writes JSON only.
         raise ValueError(explain_refusal(error, schema)) from None
     if b"NaN" not in shown and b"Infinity" not in shown:

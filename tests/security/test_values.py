@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import traceback
 import uuid
 from dataclasses import dataclass, field
@@ -11,9 +13,12 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
-from jobs_lib import App, PayloadError, masking, operating, telemetry
+from jobs_lib import App, PayloadError, exponential, masking, operating, telemetry
 from jobs_lib.cli import _Formatter
+from jobs_lib.errors import StoredPayloadError
 from jobs_lib.jobs.payload import Payload
 from jobs_lib.schemas.codec import JsonCodec, make_decoder
 from jobs_lib.settings import load_settings
@@ -58,8 +63,26 @@ class Dog(BaseModel):
     kind: Literal["dog"]
 
 
+class Unprintable(ValueError):
+    def __str__(self) -> str:
+        raise KeyError(VALUE)
+
+
 def refuse_loudly(value: str) -> str:
     raise ValueError(f"{value} is none of ours")
+
+
+def look_up(value: str) -> str:
+    known: dict[str, str] = {}
+    return known[value]
+
+
+def mistype(value: str) -> str:
+    raise TypeError(f"cannot use {value} as utf-8")
+
+
+def refuse_without_a_text(value: str) -> str:
+    raise Unprintable
 
 
 @dataclass
@@ -72,6 +95,9 @@ class Person:
     pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
     checked: Annotated[str, AfterValidator(refuse_loudly)] | None = None
     both: int | list[int] = 0
+    looked: Annotated[str, AfterValidator(look_up)] | None = None
+    typed: Annotated[str, AfterValidator(mistype)] | None = None
+    silent: Annotated[str, AfterValidator(refuse_without_a_text)] | None = None
 
 
 class Strict(BaseModel):
@@ -89,6 +115,9 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
     ({"checked": VALUE}, "checked: a check of its type refuses it"),
     ({"both": VALUE}, "both.*valid integer"),
     ({"age": [VALUE] * 9}, "age: input should be a valid integer"),
+    ({"looked": VALUE}, "a check of its type fails with KeyError"),
+    ({"typed": VALUE}, "a check of its type fails with TypeError"),
+    ({"silent": VALUE}, "a check of its type"),
 ]
 
 
@@ -179,6 +208,24 @@ def test_a_value_that_does_not_fit_its_avro_schema_is_told_by_its_field(
 
 
 @pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize("check", [look_up, mistype, refuse_without_a_text])
+def test_a_check_that_fails_on_an_avro_value_is_told_by_its_error(avro, check):
+    schema = {**SCHEMA, "fields": SCHEMA["fields"][:1]}
+    plain = avro.topic("people", value=dict[str, Any], schema=schema)
+    checked = dict[str, Annotated[str, AfterValidator(check)]]
+    topic = avro.topic("checked", value=checked, schema=schema)
+    decoder = make_decoder("people", checked, schema, avro.registry)
+    good = plain.encode({"name": VALUE})
+    for refuse in (
+        lambda: topic.encode({"name": VALUE}),
+        lambda: decoder.decode(good),
+    ):
+        with pytest.raises((PayloadError, ValueError), match="a check of") as refused:
+            refuse()
+        assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
 def test_avro_that_cannot_be_read_is_told_without_its_bytes(avro):
     topic = avro.topic("people", value=dict[str, Any], schema=SCHEMA)
     good = topic.encode({"name": VALUE, "counts": {VALUE: 1}})
@@ -227,6 +274,17 @@ def test_payloads_that_are_refused_are_told_without_their_values():
             assert VALUE not in told(refused.value), values
     with pytest.raises(PayloadError) as refused:
         payload.bind((VALUE, VALUE, VALUE), {})
+    assert VALUE not in told(refused.value)
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(("fields", "match"), UNFIT)
+def test_stored_payloads_that_do_not_fit_are_told_without_their_values(fields, match):
+    def handler(job, value: Person) -> None: ...
+
+    stored = json.dumps({"value": fields})
+    with pytest.raises(StoredPayloadError, match=match) as refused:
+        Payload("take", handler, {}).decode(stored)
     assert VALUE not in told(refused.value)
 
 
@@ -336,6 +394,156 @@ def test_a_row_that_is_held_is_told_without_its_value(
         )
     (hold,) = operating.list_holds(app.database())
     assert "name: input should be a valid integer" in hold.error
+
+
+@pytest.fixture
+def people(admin):
+    """A table that refuses the value twice, and one that is no number."""
+    admin.execute("create table people (email text unique, age int check (age < 200))")
+    admin.execute("insert into people values (%s)", (VALUE,))
+
+
+def insert_again(connection):
+    connection.execute("insert into people values (%s)", (VALUE,))
+
+
+def insert_no_number(connection):
+    connection.execute("insert into people (age) values (%s::text::int)", (VALUE,))
+
+
+def insert_by_literal(connection):
+    connection.execute(f"insert into people (age) values ('{VALUE}')")
+
+
+def name_no_column(connection):
+    connection.execute(f"select no_column, '{VALUE}' from people")
+
+
+def insert_by_sqlalchemy(connection):
+    engine = create_engine("postgresql+psycopg://", creator=lambda: connection)
+    with Session(engine) as session:
+        session.execute(text("insert into people values (:email)"), {"email": VALUE})
+
+
+def validate_a_model(connection):
+    Strict.model_validate({"name": VALUE, "more": 1})
+
+
+def validate_a_mapping(connection):
+    TypeAdapter(dict[str, int]).validate_python({VALUE: VALUE})
+
+
+FOREIGN = [
+    (insert_again, 'UniqueViolation: duplicate key .* constraint "people_email_key"$'),
+    (insert_no_number, r"InvalidTextRepresentation: the server .* value \(22P02\)$"),
+    (insert_by_literal, r"InvalidTextRepresentation: the server .* value \(22P02\)$"),
+    (name_no_column, 'UndefinedColumn: column "no_column" does not exist$'),
+    (insert_by_sqlalchemy, "IntegrityError: duplicate key value .*people_email_key"),
+    (validate_a_model, "ValidationError: Strict: name: input should be a valid int"),
+    (validate_a_mapping, r"ValidationError: dict\[str,int\]: \*: input should be"),
+]
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(("act", "match"), FOREIGN)
+def test_an_error_of_the_server_or_of_pydantic_is_told_without_values(
+    act, match, people, connect, caplog
+):
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        act(connect())
+    assert re.search(match, masking.describe(raised.value))
+    # With all that lies behind it, and in a group.
+    try:
+        raise ExceptionGroup("several", [raised.value]) from raised.value
+    except ExceptionGroup:
+        telemetry.logger.exception("failed")
+    assert "several" in caplog.text
+    assert VALUE not in caplog.text
+    assert VALUE not in masking.describe(raised.value)
+
+
+@pytest.mark.guarantee("FS16", "FS11")
+@pytest.mark.parametrize(("act", "match"), FOREIGN[:1] + FOREIGN[5:6])
+def test_what_a_handler_of_records_runs_into_is_told_without_values(
+    act, match, people, database_url, topic, bootstrap_servers, wait_for, events
+):
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    name = topic()
+
+    @app.consumer(name, group=f"{name}-g", value=str)
+    def handle(record, connection) -> None:
+        act(connection)
+
+    produce(bootstrap_servers, name, [("k", f'"{VALUE}"'.encode())])
+    with running(app, "consumers"):
+        wait_for(
+            lambda: [f for event, f in events if event == "record.failed"],
+            timeout=40,
+            what="the record fails",
+        )
+    (error, *_) = [f["error"] for event, f in events if event == "record.failed"]
+    assert re.search(match, error)
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(("act", "match"), FOREIGN)
+def test_what_a_handler_of_jobs_runs_into_is_told_without_values(
+    act, match, people, database, connect, wait_for, events
+):
+    app = make_app(database.url)
+
+    @app.job(retry=exponential(first=60, cap=60))
+    def handle(job, email: str) -> None:
+        with job.transaction() as connection:
+            act(connection)
+
+    with connect() as connection:
+        job = handle.enqueue(connection, email=VALUE)
+    with running(app, "executor"):
+        wait_for(
+            lambda: any(event == "jobs.retried" for event, _ in events),
+            timeout=40,
+            what="the job has failed",
+        )
+    shown = operating.show_job(database, job)
+    assert shown is not None
+    assert shown.errors is not None
+    assert re.search(match, shown.errors[-1]["error"])
+    assert VALUE not in str(shown.errors)
+
+
+@pytest.mark.guarantee("FS16")
+@pytest.mark.parametrize(("act", "match"), FOREIGN[1:2] + FOREIGN[5:6])
+def test_what_a_loader_runs_into_is_told_without_values(
+    act,
+    match,
+    people,
+    database_url,
+    connect,
+    topic,
+    bootstrap_servers,
+    wait_for,
+    events,
+):
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    sent = app.topic(topic(), value=Strict, compacted=True)
+
+    @app.entity(sent, source="people", key="id")
+    def load(connection, keys: list[str]) -> dict[str, Any]:
+        act(connection)
+        return {}
+
+    with running(app, "relay"):
+        with connect() as connection:
+            sent.send_current(connection, key="a")
+        wait_for(
+            lambda: operating.list_holds(app.database()),
+            timeout=40,
+            what="the row is held",
+        )
+    (hold,) = operating.list_holds(app.database())
+    assert re.search(match, hold.error)
+    assert VALUE not in hold.error
 
 
 @pytest.mark.guarantee("FS16", "FS2")

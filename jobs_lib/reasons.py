@@ -1,7 +1,7 @@
 """Why a value is refused: the place in it and the reason, never the value itself.
 
-What stands in records and payloads belongs to their owners. The texts of pydantic and
-fastavro repeat it, so none of them is passed on as it is.
+What stands in records and payloads belongs to their owners. The texts of pydantic,
+fastavro and the server repeat it, so none of them is passed on as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 from pydantic_core.core_schema import ErrorType
 
@@ -38,6 +38,10 @@ _REASONS = {
     "bytes_invalid_encoding": "input should be bytes in the expected encoding",
     "timezone_offset": "input has another time zone than expected",
 }
+_DRIVERS = {"psycopg", "psycopg2", "asyncpg", "sqlalchemy"}
+_OF_DATA = "22"
+"""The class of those states whose every text repeats a value."""
+_PLACES = ("schema_name", "table_name", "column_name", "constraint_name")
 _NAMING = ("name", "property_name", "alias", "validation_alias", "serialization_alias")
 _UNNAMED = "*"
 """In a path: a key of the data, which is a value as well."""
@@ -55,8 +59,54 @@ def explain_refusal(error: Exception, schema: Any) -> str:
         schema: the core schema of the type: the names of its fields are no values.
     """
     names = frozenset(_find_names(schema))
-    if not isinstance(error, ValidationError):
+    # Not by isinstance, which asks the error, and that is the application's code.
+    if type(error) is ValidationError:
+        return _explain_problems(error, names)
+    if issubclass(type(error), ValueError | RecursionError):
         return _explain_form(error, names)
+    # Of a check or a serializer that fails itself: its text may be the value.
+    return f"a check of its type fails with {name_class(error)}"
+
+
+def explain_foreign(error: BaseException) -> str | None:
+    """What an error of pydantic or of a database's driver says, without values.
+
+    Handlers and loaders raise them, too. None for all other errors, and for those of a
+    driver that do not come from the server.
+    """
+    if type(error) is ValidationError:
+        names = frozenset(
+            name for one in _find_models(error.title) for name in _find_names(one)
+        )
+        return f"{error.title}: {_explain_problems(error, names)}"
+    modules = (str(one.__module__) for one in type(error).__mro__)
+    if _DRIVERS.isdisjoint(module.split(".")[0] for module in modules):
+        return None
+    # SQLAlchemy's: its own text holds the parameters.
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, BaseException):
+        return explain_foreign(cause) or str(cause)
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None:
+        return None
+    # Of psycopg, or as attributes of the error itself.
+    diagnosis = getattr(error, "diag", error)
+    if state.startswith(_OF_DATA):
+        places = [getattr(diagnosis, name, None) for name in _PLACES]
+        named = ", ".join(str(place) for place in places if place)
+        return f"the server refuses a value ({named or state})"
+    # Behind it come a detail with the row, and the statement with its literals.
+    primary = getattr(diagnosis, "message_primary", None)
+    return str(primary or str(error).split("\n")[0])
+
+
+def name_class(value: object) -> str:
+    """The name of a value's class, past a metaclass that has a property so named."""
+    name: str = type.__dict__["__name__"].__get__(type(value))
+    return name
+
+
+def _explain_problems(error: ValidationError, names: frozenset[str]) -> str:
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{_place(one, names)}{_reason(one)}" for one in found[:_MOST]]
     if len(found) > _MOST:
@@ -93,8 +143,11 @@ def _reason(error: ErrorDetails) -> str:
 
 
 def _explain_form(error: Exception, names: frozenset[str]) -> str:
-    text = str(error)
-    if isinstance(error, RecursionError) or text.startswith(_CIRCLE):
+    try:
+        text = str(error)
+    except Exception:  # of an error of the application's
+        return _BY_A_CHECK
+    if issubclass(type(error), RecursionError) or text.startswith(_CIRCLE):
         return "it is nested too deeply, or holds itself"
     for known in (_RAISED, _NO_FORM):
         if found := known.match(text):
@@ -104,9 +157,23 @@ def _explain_form(error: Exception, names: frozenset[str]) -> str:
     fields = [name for name in _FIELD.findall(text) if name in names]
     if fields:
         return f"{fields[0]}: it is not of the type that is declared"
-    if isinstance(error, PydanticSerializationError):
+    if type(error) is PydanticSerializationError:
         return "a value in it is not of the type that is declared"
-    return type(error).__name__
+    return name_class(error)
+
+
+def _find_models(title: str) -> Iterator[Any]:
+    """The core schemas of the models with that title."""
+    waiting: list[type[BaseModel]] = [BaseModel]
+    seen = set()
+    while waiting:
+        model = waiting.pop()
+        if model in seen:
+            continue
+        seen.add(model)
+        waiting += model.__subclasses__()
+        if title in (model.__name__, model.model_config.get("title")):
+            yield getattr(model, "__pydantic_core_schema__", None)
 
 
 def _find_names(schema: Any) -> Iterator[str]:
