@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import traceback
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,7 +13,7 @@ import click
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
-from jobs_lib.masking import mask, one_line, plain_lines
+from jobs_lib.masking import mask, one_line, plain_lines, trace
 from jobs_lib.settings import default_settings
 from jobs_lib.terminal import json_option, show
 
@@ -43,7 +42,7 @@ class _Formatter(logging.Formatter):
         return one_line(mask(super().formatMessage(record)))
 
     def formatException(self, ei: Any) -> str:
-        return plain_lines(super().formatException(ei))
+        return plain_lines(trace(ei[1]))
 
 
 class LazyGroup(click.Group):
@@ -335,11 +334,11 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except JobsError as error:
-        click.echo(f"error: {mask(str(error))}", err=True)
+        click.echo(f"error: {plain_lines(str(error)).lstrip()}", err=True)
         sys.exit(2)
-    except Exception:
+    except Exception as error:
         # As Python itself would, but for what a driver's error may repeat.
-        click.echo(mask(traceback.format_exc()), err=True, nl=False)
+        click.echo(plain_lines(trace(error)), err=True)
         sys.exit(1)
 
 

@@ -17,8 +17,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from jobs_lib import App, PayloadError, exponential, masking, operating, telemetry
-from jobs_lib.cli import _Formatter
-from jobs_lib.errors import StoredPayloadError
+from jobs_lib.cli import _Formatter, main
+from jobs_lib.errors import JobsError, StoredPayloadError
 from jobs_lib.jobs.payload import Payload
 from jobs_lib.schemas.codec import JsonCodec, make_decoder
 from jobs_lib.settings import load_settings
@@ -544,6 +544,23 @@ def test_what_a_loader_runs_into_is_told_without_values(
     (hold,) = operating.list_holds(app.database())
     assert re.search(match, hold.error)
     assert VALUE not in hold.error
+
+
+@pytest.mark.guarantee("FS16", "FS2")
+@pytest.mark.parametrize("kind", [JobsError, ValueError])
+def test_an_error_cannot_forge_a_line_of_a_commands_output(kind, capsys, monkeypatch):
+    forged = "x\n2026-01-01 CRITICAL root forged\r\x85\u2028\x1b[2J"
+
+    def fail(**options: Any) -> None:
+        raise kind(forged)
+
+    monkeypatch.setattr("jobs_lib.cli.cli", fail)
+    with pytest.raises(SystemExit):
+        main()
+    first, *more = capsys.readouterr().err.splitlines()
+    assert first.strip().startswith(("error: x", "Traceback"))
+    assert more
+    assert all(line.startswith("    ") and line.isprintable() for line in more)
 
 
 @pytest.mark.guarantee("FS16", "FS2")
