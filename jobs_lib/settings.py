@@ -49,7 +49,10 @@ _FILE = "jobs_lib.toml"
 """In the working folder: read unless the environment names another one."""
 RUNS_CODE = {
     "plugin.library.paths": "loads libraries",
+    # The client's default command is made of the first and the last, by a shell.
+    "sasl.kerberos.keytab": "is a part of a command for a shell",
     "sasl.kerberos.kinit.cmd": "is a command for a shell",
+    "sasl.kerberos.principal": "is a part of a command for a shell",
     "ssl.engine.id": "loads an engine of OpenSSL",
     "ssl.engine.location": "loads an engine of OpenSSL",
     "ssl.providers": "loads providers of OpenSSL",
