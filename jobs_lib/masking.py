@@ -29,7 +29,8 @@ _LONGEST = 2_000
 _LOOKED_AT = 20_000
 """Characters of it in which secrets are looked for: it may be of any size."""
 _SECRET = re.compile(
-    r"password|secret|jaas|ssl[._]key|oauthbearer\.config|user\.info|auth\.token"
+    r"password|passphrase|secret|jaas|ssl[._]key|private\.key|oauthbearer\.config"
+    r"|user\.info|auth\.token"
 )
 """In the names of settings of Kafka's and the registry's client with secret values."""
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -133,7 +134,9 @@ def find_secrets(settings: Mapping[str, str]) -> set[str]:
     """The secret values among settings of Kafka's client, or the registry's."""
     found: set[str] = set()
     for key, value in settings.items():
-        if _SECRET.search(key) and not key.endswith((".location", ".type")):
+        if "://" in value:
+            found |= find_passwords(value)
+        if _SECRET.search(key) and not key.endswith((".location", ".file", ".type")):
             # Of a key in PEM each line, but the first and the last.
             lines = {line for line in value.splitlines() if line[:5] != "-----"}
             found |= {value, *lines}

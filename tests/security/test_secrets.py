@@ -7,9 +7,11 @@ import logging
 import re
 import signal
 import traceback
+from pathlib import Path
 from urllib.parse import quote
 
 import click
+import confluent_kafka
 import psycopg
 import pytest
 import trustme
@@ -17,7 +19,14 @@ import trustme
 from jobs_lib import Discard, masking, operating
 from jobs_lib.cli import cli
 from jobs_lib.errors import ConfigurationError, UnavailableError
-from jobs_lib.masking import describe, find_passwords, keep_secret, mask, masked_url
+from jobs_lib.masking import (
+    describe,
+    find_passwords,
+    find_secrets,
+    keep_secret,
+    mask,
+    masked_url,
+)
 from jobs_lib.schema import migrate
 from jobs_lib.settings import load_settings
 from tests import support
@@ -312,6 +321,70 @@ def test_a_secret_is_hidden_wherever_it_stands():
     # A short one may be a part of another word, and of what is shorter nothing is left.
     assert mask("password, bypass, abc") == "password, bypass, abc"
     assert describe(ValueError("no pass")) == "ValueError: no ***"
+
+
+OPEN = {
+    *("sasl.mechanism", "sasl.mechanisms", "sasl.username"),
+    *("ssl.ca.certificate.stores", "ssl.ca.pem", "ssl.certificate.pem"),
+    *("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list", "https.ca.pem"),
+    *("ssl.endpoint.identification.algorithm", "ssl.engine.id", "ssl.providers"),
+    *("sasl.oauthbearer.client.id", "sasl.oauthbearer.client.credentials.client.id"),
+    *("sasl.oauthbearer.extensions", "sasl.oauthbearer.scope"),
+    *("sasl.oauthbearer.grant.type", "sasl.oauthbearer.method"),
+    *("sasl.oauthbearer.metadata.authentication.type",),
+    *("sasl.oauthbearer.sub.claim.name", "sasl.oauthbearer.token.endpoint.url"),
+    "sasl.oauthbearer.assertion.algorithm",
+}
+"""Settings of Kafka's client that are no secrets, beside the names of files."""
+
+
+@pytest.mark.guarantee("FS2")
+def test_each_setting_of_kafkas_client_is_a_secret_or_known_to_be_none():
+    folder = Path(confluent_kafka.__file__).parents[1]
+    libraries = [*folder.glob("confluent_kafka*libs/librdkafka*")]
+    if not libraries:
+        pytest.skip("the client's library does not lie beside it")
+    found = re.findall(
+        rb"\0((?:sasl|ssl|https)(?:\.[a-z]+)+)(?=\0)", libraries[0].read_bytes()
+    )
+    names = {name.decode() for name in found}
+    assert {"sasl.password", "sasl.username", "ssl.key.pem"} <= names
+    files = re.compile(r"\.(location|file|keytab)$|\.kerberos\.|\.claim\.")
+    for name in names - OPEN:
+        secret = find_secrets({name: CANARY}) == {CANARY}
+        assert secret or files.search(name), name
+
+
+@pytest.mark.guarantee("FS2")
+@pytest.mark.parametrize(
+    ("where", "given"),
+    [
+        ("kafka", {"sasl.oauthbearer.assertion.private.key.pem": f"-----\n{CANARY}\n"}),
+        ("kafka", {"sasl.oauthbearer.assertion.private.key.passphrase": CANARY}),
+        ("kafka", {"sasl.oauthbearer.token.endpoint.url": f"https://u:{CANARY}@h/t"}),
+        ("schema_registry", {"proxy": f"http://u:{CANARY}@h:1"}),
+        ("schema_registry", {"bearer.auth.client.secret": CANARY}),
+        ("schema_registry", {"bearer.auth.token": CANARY}),
+        ("schema_registry", {"basic.auth.user.info": f"u:{CANARY}"}),
+        ("schema_registry", {"ssl.key.password": CANARY}),
+    ],
+)
+def test_a_secret_of_a_client_is_hidden(where, given):
+    settings = load_settings(**{where: given})
+    assert CANARY not in mask(f"it is {CANARY}")
+    assert CANARY not in settings.model_dump_json()
+    assert CANARY not in repr(settings)
+
+
+def test_the_names_of_files_with_keys_are_no_secrets():
+    assert not find_secrets(
+        {
+            "sasl.oauthbearer.assertion.private.key.file": "/etc/keys/key.pem",
+            "ssl.key.location": "/etc/keys/key.pem",
+            "sasl.oauthbearer.token.endpoint.url": "https://host/token",
+            "ssl.keystore.type": "PKCS12",
+        }
+    )
 
 
 @pytest.mark.parametrize(
