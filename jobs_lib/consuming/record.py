@@ -34,7 +34,7 @@ class Record(Generic[V_co]):
     key: str | None
     value: V_co = field(repr=False)
     """Decoded as the consumer declares; None for a tombstone."""
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     timestamp: datetime
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jobs_lib.jobs.options import Options
@@ -24,9 +24,9 @@ class Draft:
     """
 
     type: str
-    payloads: list[dict[str, Any]]
+    payloads: list[dict[str, Any]] = field(repr=False)
     """The handler's arguments by name: of one job, or of all of ``enqueue_many``."""
-    headers: dict[str, str]
+    headers: dict[str, str] = field(repr=False)
     run_at: datetime | None
     origin: str | None
     ordered: bool

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -40,9 +40,9 @@ _cached_origin = lru_cache(maxsize=65_536)(choose_origin)
 class Entry:
     """One job to be inserted, checked already."""
 
-    payload: bytes
+    payload: bytes = field(repr=False)
     group: str | None
-    headers: str | None
+    headers: str | None = field(repr=False)
     options: Options
     handled: str | None
     """The origin of the record that is being handled."""
@@ -52,10 +52,10 @@ class Entry:
 class Entries:
     """Many jobs of one type to be inserted, checked already."""
 
-    payloads: list[bytes]
+    payloads: list[bytes] = field(repr=False)
     groups: Sequence[str | None] | None
     """The group of each; None if no job has one."""
-    headers: str | None
+    headers: str | None = field(repr=False)
     options: Options
     handled: str | None
 

@@ -96,7 +96,7 @@ class Job:
     run_at: datetime | None
     enqueued: float = field(repr=False)
     """Seconds since the epoch at which it was enqueued, by the database's clock."""
-    headers: dict[str, str] | None
+    headers: dict[str, str] | None = field(repr=False)
     """Context that travels with the job, such as a trace."""
     place: str = field(default="(0,0)", repr=False)
     """Where its row lay when it was claimed, as PostgreSQL's ctid."""

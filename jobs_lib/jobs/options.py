@@ -37,7 +37,7 @@ class Options:
     """``high`` before ``normal`` before ``batch``."""
     unique: str | None = None
     """At most one unfinished job of the type has this key."""
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Context that travels with the job."""
 
     def __post_init__(self) -> None:

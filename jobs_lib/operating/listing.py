@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib.errors import OperatingError
@@ -69,8 +69,8 @@ class Shown:
     state: str
     attempt: int
     priority: int | None
-    payload: Any
-    headers: dict[str, str] | None
+    payload: Any = field(repr=False)
+    headers: dict[str, str] | None = field(repr=False)
     unique_key: str | None
     enqueued_at: datetime
     run_at: datetime | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import OperatingError
@@ -58,9 +58,9 @@ class Row:
     kind: str
     topic: str
     key: str | None
-    value: bytes | None
+    value: bytes | None = field(repr=False)
     """None for a tombstone, or where the state is read when it leaves."""
-    headers: dict[str, str] | None
+    headers: dict[str, str] | None = field(repr=False)
     version: int | None
     entity: str | None
     """Whose state is read when it leaves."""

@@ -44,7 +44,7 @@ class Sendable:
 
     topic: str
     key: str | None
-    value: bytes | None
+    value: bytes | None = field(repr=False)
     row_class: int
     row_id: int
     """The newest of its rows."""
@@ -55,7 +55,7 @@ class Sendable:
     written_at: str
     """By ISO 8601, in UTC without a zone."""
     version: int | None = None
-    more: Mapping[str, str] | None = None
+    more: Mapping[str, str] | None = field(default=None, repr=False)
     """The caller's own headers, which count where both have one."""
     entity: str | None = None
     """Whose state at this time is the value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs_lib.callers import CopyIn, Fetch
@@ -24,7 +24,7 @@ class Row:
     """One record, checked already."""
 
     key: str | None
-    value: bytes
+    value: bytes = field(repr=False)
     version: int | None
 
 

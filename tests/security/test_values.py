@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import pkgutil
 import re
 import traceback
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -16,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
+import jobs_lib
 from jobs_lib import App, PayloadError, exponential, masking, operating, telemetry
 from jobs_lib.cli import _Formatter, main
 from jobs_lib.errors import JobsError, StoredPayloadError
@@ -394,6 +397,45 @@ def test_a_row_that_is_held_is_told_without_its_value(
         )
     (hold,) = operating.list_holds(app.database())
     assert "name: input should be a valid integer" in hold.error
+
+
+CARRYING = {"payload", "payloads", "headers", "more", "value"}
+"""Fields of our objects that hold what jobs and records carry."""
+
+
+@pytest.mark.guarantee("FS16")
+def test_no_object_shows_what_it_carries():
+    seen = set()
+    for module in pkgutil.walk_packages(jobs_lib.__path__, "jobs_lib."):
+        # Of the test kit people want to see it.
+        if module.name.startswith(("jobs_lib.testing", "jobs_lib.schemas.registry")):
+            continue
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and is_dataclass(one):
+                shown = {f.name for f in fields(one) if f.repr and f.type != "bool"}
+                assert shown.isdisjoint(CARRYING), one
+                seen.add(one.__name__)
+    assert {"Job", "Record", "Draft", "Sendable"} <= seen
+
+
+@pytest.mark.guarantee("FS16")
+def test_a_job_is_logged_without_its_headers(database, connect, wait_for, events):
+    app = make_app(database.url)
+
+    @app.job()
+    def work(job) -> None:
+        assert job.headers == {"who": VALUE}
+        telemetry.emit("job.stuck", job=job, stack="")
+
+    with connect() as connection:
+        work.options(headers={"who": VALUE}).enqueue(connection)
+    with running(app, "executor"):
+        wait_for(
+            lambda: any(event == "job.ran" for event, _ in events),
+            timeout=30,
+            what="the job has run",
+        )
+    assert "job.stuck" in {event for event, _ in events}
 
 
 @pytest.fixture
