@@ -147,7 +147,10 @@ def _run_ephemeral(stack: DevStack) -> None:
 
 def _report(services: list[Service]) -> None:
     for service in services:
-        _say(service, "started" if service.changed else "running")
+        what = "started" if service.changed else "running"
+        if service.secured:
+            what = "started anew, with a password from now on"
+        _say(service, what)
     _print_exports(services)
 
 

@@ -142,9 +142,22 @@ class PostgresServer(Server):
     def _url(self, port: int, database: str) -> str:
         return f"postgresql://{SUPERUSER}:{self._password}@127.0.0.1:{port}/{database}"
 
+    def start(self) -> Self:
+        """See :class:`Server`; one that runs without a password is started anew."""
+        if self.running and not self._password_file.exists():
+            # In order: what it has not written yet must not get lost.
+            self.stop(keep_data=True)
+        return super().start()
+
     @property
     def _password(self) -> str:
-        return self._password_file.read_text(encoding="ascii").strip()
+        try:
+            return self._password_file.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            raise DevStackError(
+                f"PostgreSQL in {self.folder} has no password, as an earlier release "
+                "has started it: run `jobs-lib dev up`, which gives it one"
+            ) from None
 
     @property
     def _password_file(self) -> Path:
@@ -178,6 +191,7 @@ class PostgresServer(Server):
             self._await_burial()
             if not self._password_file.exists():
                 self._secure()
+                self.secured = True
             return
         # A first start that was cut short left half a folder: begin again.
         shutil.rmtree(self.data, ignore_errors=True)

@@ -64,6 +64,8 @@ class Server(ABC):
         self._process: ServerProcess | None = None
         self._log_start = 0
         self._came_up = False
+        #: Whether a start has given a password to what had none.
+        self.secured = False
         #: Called as soon as there is a process, before it answers: to record it.
         self.on_launch: Callable[[], None] | None = None
 

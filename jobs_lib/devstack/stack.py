@@ -47,6 +47,8 @@ class Service:
     folder: Path | None = None
     #: Whether this call started it (`up`) or stopped it (`down`).
     changed: bool = False
+    #: Whether `up` gave it a password, which it had not.
+    secured: bool = False
 
     @property
     def name(self) -> str:
@@ -98,10 +100,11 @@ class DevStack:
                 for key in _VARIABLES
                 if key not in services
             }
-            found = {key for key, server in servers.items() if server.running}
+            found = {key: s.pid for key, s in servers.items() if s.running}
             start_together(servers.values())
             for key, server in servers.items():
-                services[key] = _running(key, server, changed=key not in found)
+                changed = found.get(key) != server.pid
+                services[key] = _running(key, server, changed=changed)
             return [services[key] for key in _VARIABLES]
 
     def down(self) -> list[Service]:
@@ -241,5 +244,11 @@ def _external(key: str, record: Record | None) -> str | None:
 
 def _running(key: str, server: Server, *, changed: bool) -> Service:
     return Service(
-        key, "running", server.address, server.pid, server.folder, changed=changed
+        key,
+        "running",
+        server.address,
+        server.pid,
+        server.folder,
+        changed=changed,
+        secured=server.secured,
     )

@@ -201,3 +201,53 @@ def close_what_listens():
     yield
     while _kept:
         _kept.pop().close()
+
+
+@pytest.mark.guarantee("FS15")
+def test_a_server_that_trusts_everybody_and_runs_is_closed_by_up(
+    open_folder, monkeypatch, bootstrap_servers
+):
+    monkeypatch.chdir(open_folder)
+    monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", bootstrap_servers)
+    try:
+        dev_command("up")
+        (before, _) = DevStack().status()
+        trust_everybody(before)
+        for command in ("status", "env"):
+            with pytest.raises(DevStackError, match="run `jobs-lib dev up`"):
+                dev_command(command)
+        up = dev_command("up")
+        assert "PostgreSQL: started anew, with a password from now on" in up.stdout
+        (after, _) = DevStack().status()
+        assert after.pid != before.pid
+        assert urlsplit(after.address).port == urlsplit(before.address).port
+        assert after.address is not None
+        assert after.folder is not None
+        with psycopg.connect(after.address) as conn:
+            conn.execute("SELECT value FROM kept")
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(without_password(after.address))
+        log = (after.folder / "server.log").read_text()
+        assert "received fast shutdown request" in log
+        assert "not properly shut down" not in log
+        assert "PostgreSQL: running" in dev_command("up").stdout
+    finally:
+        dev_command("down")
+
+
+def without_password(url):
+    return f"postgresql://postgres@127.0.0.1:{urlsplit(url).port}/jobs_lib"
+
+
+def trust_everybody(service):
+    """Make of a server that runs what an earlier release would have started."""
+    with psycopg.connect(service.address, autocommit=True) as conn:
+        conn.execute("CREATE TABLE kept (value int)")
+        rule = "host all all 127.0.0.1/32 trust\n"
+        (service.folder / "data" / "pg_hba.conf").write_text(rule)
+        conn.execute("SELECT pg_reload_conf()")
+    (service.folder / "password").unlink()
+    state = service.folder.parent / "state.json"
+    records = json.loads(state.read_text())
+    records["postgres"]["address"] = without_password(service.address)
+    state.write_text(json.dumps(records))

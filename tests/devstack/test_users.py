@@ -29,6 +29,18 @@ def answers(server):
         return conn.execute("SELECT 1").fetchone() == (1,)
 
 
+def asks_everybody(url):
+    """Whether each role has a password by SCRAM, and nobody comes in without."""
+    with psycopg.connect(url) as conn:
+        passwords = conn.execute(
+            "SELECT rolpassword LIKE 'SCRAM-SHA-256$%' FROM pg_authid WHERE rolcanlogin"
+        ).fetchall()
+        methods = conn.execute(
+            "SELECT DISTINCT auth_method FROM pg_hba_file_rules"
+        ).fetchall()
+    return (passwords, methods) == ([(True,)], [("scram-sha-256",)])
+
+
 @pytest.mark.slow
 def test_an_ordinary_user_has_everything_in_their_own_folders(ordinary_user):
     project = ordinary_user.home / "project"
@@ -183,6 +195,8 @@ def test_two_servers_have_two_passwords_and_one_keeps_its_own(open_folder):
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(wrong)
     file = open_folder / "one" / "password"
+    with PostgresServer.ephemeral() as server:
+        assert asks_everybody(server.url)
     assert file.stat().st_mode & 0o077 == 0
     assert file.parent.stat().st_mode & 0o077 == 0
 
@@ -205,3 +219,4 @@ def test_a_server_that_trusted_everybody_is_closed_at_its_next_start(open_folder
         with psycopg.connect(server.url) as conn:
             conn.execute("SELECT value FROM kept")
         assert folder.stat().st_mode & 0o077 == 0
+        assert asks_everybody(server.url)
