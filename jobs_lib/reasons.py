@@ -91,7 +91,12 @@ def explain_foreign(error: BaseException) -> str | None:
         return None
     # Of psycopg, or as attributes of the error itself.
     diagnosis = getattr(error, "diag", error)
-    if state.startswith(_OF_DATA):
+    # What a function raises is its author's text, such as of our own ones.
+    raised = "exec_stmt_raise" in (
+        getattr(diagnosis, "source_function", None),
+        getattr(diagnosis, "server_source_function", None),
+    )
+    if not raised and state.startswith(_OF_DATA):
         places = [getattr(diagnosis, name, None) for name in _PLACES]
         named = ", ".join(str(place) for place in places if place)
         return f"the server refuses a value ({named or state})"

@@ -11,6 +11,7 @@ import pytest
 from jobs_lib.capture import capture_changes, stop_capturing
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import count, make_app
+from tests.support.canary import VALUE
 
 KEYS = ["a", "ключ", "0" * 300, "a/b c"]
 
@@ -116,11 +117,13 @@ def test_a_change_that_is_rolled_back_is_none(admin, connect, aircraft):
 
 @pytest.mark.guarantee("W42")
 def test_a_key_that_changes_is_refused(admin, aircraft):
-    admin.execute(f"insert into {aircraft} values ('N1', 1)")
+    admin.execute(f"insert into {aircraft} values ('{VALUE}', 1)")
     with pytest.raises(
-        psycopg.errors.IntegrityConstraintViolation, match="was to become"
-    ):
-        admin.execute(f"update {aircraft} set tail = 'N2'")
+        psycopg.errors.IntegrityConstraintViolation,
+        match=r'the key tail of own."Aircraft" was to become another',
+    ) as refused:
+        admin.execute(f"update {aircraft} set tail = tail || '2'")
+    assert VALUE not in str(refused.value)
     assert len(rows(admin)) == 1
 
 

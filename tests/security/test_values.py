@@ -461,6 +461,10 @@ def name_no_column(connection):
     connection.execute(f"select no_column, '{VALUE}' from people")
 
 
+def send_an_empty_key(connection):
+    connection.execute("select jobs_lib.send('states', '', %s)", (f'"{VALUE}"',))
+
+
 def insert_by_sqlalchemy(connection):
     engine = create_engine("postgresql+psycopg://", creator=lambda: connection)
     with Session(engine) as session:
@@ -479,6 +483,7 @@ FOREIGN = [
     (insert_again, 'UniqueViolation: duplicate key .* constraint "people_email_key"$'),
     (insert_no_number, r"InvalidTextRepresentation: the server .* value \(22P02\)$"),
     (insert_by_literal, r"InvalidTextRepresentation: the server .* value \(22P02\)$"),
+    (send_an_empty_key, "ParameterValue: a key of the topic states is empty$"),
     (name_no_column, 'UndefinedColumn: column "no_column" does not exist$'),
     (insert_by_sqlalchemy, "IntegrityError: duplicate key value .*people_email_key"),
     (validate_a_model, "ValidationError: Strict: name: input should be a valid int"),
@@ -505,7 +510,7 @@ def test_an_error_of_the_server_or_of_pydantic_is_told_without_values(
 
 
 @pytest.mark.guarantee("FS16", "FS11")
-@pytest.mark.parametrize(("act", "match"), FOREIGN[:1] + FOREIGN[5:6])
+@pytest.mark.parametrize(("act", "match"), FOREIGN[:1] + FOREIGN[6:7])
 def test_what_a_handler_of_records_runs_into_is_told_without_values(
     act, match, people, database_url, topic, bootstrap_servers, wait_for, events
 ):
@@ -555,7 +560,7 @@ def test_what_a_handler_of_jobs_runs_into_is_told_without_values(
 
 
 @pytest.mark.guarantee("FS16")
-@pytest.mark.parametrize(("act", "match"), FOREIGN[1:2] + FOREIGN[5:6])
+@pytest.mark.parametrize(("act", "match"), FOREIGN[1:2] + FOREIGN[6:7])
 def test_what_a_loader_runs_into_is_told_without_values(
     act,
     match,
