@@ -22,6 +22,8 @@ SchemaSource: TypeAlias = Path | Mapping[str, Any]
 """An Avro schema: the path of its .avsc file, or what such a file holds."""
 REGISTERED: Literal["registered"] = "registered"
 """Of a consumer: values are read as the schema says that they were written with."""
+_TAKE_BYTES = {"any", "bytes", "nullable", "union"}
+"""Kinds of core schemas by which a value may be bytes of any form."""
 
 
 class Encoder(Protocol):
@@ -89,10 +91,14 @@ class JsonCodec:
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
         self._lossy = may_lose(adapter.core_schema)
+        # Of such a type, bytes may be no JSON.
+        self._open = adapter.core_schema["type"] in _TAKE_BYTES
 
     def encode(self, value: Any) -> bytes:
         """See :class:`Encoder`."""
         if isinstance(value, bytes):
+            if not self._open:
+                check_limits(value)
             return value
         try:
             checked = self._adapter.validate_python(value)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from jobs_lib.errors import PayloadError
 from jobs_lib.jobs.payload import Payload
 from jobs_lib.json_limits import MOST_DIGITS, MOST_LEVELS, check_limits
-from jobs_lib.schemas.codec import JsonCodec, show_json
+from jobs_lib.schemas.codec import BytesCodec, JsonCodec, show_json
 
 MEGABYTE = 1_048_576
 
@@ -83,6 +83,18 @@ def test_a_record_that_no_consumer_could_read_is_refused():
     codec.encode(nested(MOST_LEVELS))
     with pytest.raises(ValueError, match=f"{MOST_LEVELS + 1} levels"):
         codec.encode(nested(MOST_LEVELS + 1))
+
+
+def test_bytes_that_no_consumer_could_read_are_refused_where_json_is_declared():
+    deep = b"[" * (MOST_LEVELS + 1) + b"]" * (MOST_LEVELS + 1)
+    binary = b"[" * 500
+    declared = JsonCodec(TypeAdapter(list[Any]))
+    with pytest.raises(ValueError, match="201 levels"):
+        declared.encode(deep)
+    assert declared.encode(deep[1:-1]) == deep[1:-1]
+    # Of any type, or of bytes, they may be no JSON at all.
+    assert JsonCodec(TypeAdapter(Any)).encode(binary) == binary
+    assert BytesCodec(TypeAdapter(bytes)).encode(binary) == binary
 
 
 def test_bytes_that_are_too_deep_to_show_are_shown_as_they_are():
