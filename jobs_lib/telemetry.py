@@ -33,6 +33,8 @@
     block.read         shard, rows                   the relay has read rows
     block.produced     shard, rows                   in Kafka, not deleted yet
     block.deleted      shard, rows                   exactly these are gone
+    rows.held          topic, key, row_id, error     refused: the key, or row, waits
+    rows.let_go        topic, key, row_id            taken now, and what waited behind
     version.missing    topic, entity, row            a tombstone has none, states do
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
@@ -67,7 +69,7 @@ Listener = Callable[[str, dict[str, Any]], None]
 logger = logging.getLogger("jobs_lib")
 logger.addFilter(PlainRecords())
 
-EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z]+) ", __doc__ or "", re.MULTILINE))
+EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z_]+) ", __doc__ or "", re.MULTILINE))
 _LOGGED = {
     "process.started": logging.INFO,
     "process.worn": logging.WARNING,

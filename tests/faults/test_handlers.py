@@ -15,6 +15,7 @@ from jobs_lib import exponential
 from jobs_lib.errors import FencedError
 from tests.faults.helpers import attempts, count, effects
 from tests.support.apps import HOME, executing, heard, make_app
+from tests.support.canary import VALUE
 
 RETRY = exponential(first=0.01, cap=0.01, max_attempts=3)
 ADD = "insert into effects values (%s, %s)"
@@ -79,7 +80,7 @@ def test_a_rude_handler_spends_its_attempts_and_nothing_else(
             connection.execute(ADD, (n, job.id))
 
     with connect() as connection:
-        rude.enqueue(connection)
+        rude.options(headers={"who": VALUE}).enqueue(connection)
         add.enqueue_many(connection, [{"n": n} for n in range(100, 120)])
     threads = set(threading.enumerate())
     with executing(app, HOME, workers=2):

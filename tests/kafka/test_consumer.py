@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.partitioner import choose_partition
 from tests.support.apps import heard, make_app, running
+from tests.support.canary import VALUE
 from tests.support.records import produce
 from tests.support.topics import create_topic
 
@@ -248,7 +249,7 @@ def test_a_record_that_cannot_be_read_waits_for_who_can(
 
     bad = next(k for k in "abcdef" if choose_partition(k, 2) == 0)
     good = next(k for k in "abcdef" if choose_partition(k, 2) == 1)
-    poison = b"\xff\x00 no JSON"
+    poison = b"\xff\x00 no JSON " + VALUE.encode()
     produce(bootstrap_servers, name, [(bad, n if n != 5 else poison) for n in range(9)])
     produce(bootstrap_servers, name, [(good, n) for n in range(9)])
     with heard("record.failed") as failed, running(make(int), "consumers"):

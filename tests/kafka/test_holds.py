@@ -20,10 +20,11 @@ from jobs_lib.errors import OperatingError
 from jobs_lib.outbox.producers import Producers
 from tests import support
 from tests.support.apps import count, count_unsent, heard, make_app, running
+from tests.support.canary import VALUE
 from tests.support.records import read_topic
 
 LIMIT = 100_000
-LARGE = b"x" * 3 * LIMIT
+LARGE = VALUE.encode() + b"x" * 3 * LIMIT
 
 
 @pytest.fixture
@@ -90,13 +91,14 @@ def values(bootstrap_servers, topic) -> dict[str, list[bytes]]:
 def test_a_record_that_is_too_large_is_held_with_its_key_alone(
     app, database, admin, narrow, connect, bootstrap_servers, await_left, widen, size
 ):
+    too_large = VALUE.encode() + b"x" * size
     with connect() as connection:
         for n in range(20):
             for key in ("a", "b", "c", "d"):
                 large = (key, n) in {("b", 3), ("c", 7)}
-                value = b"x" * size if large else b"%d" % n
+                value = too_large if large else b"%d" % n
                 narrow.send(connection, key=key, value=value)
-        narrow.send(connection, key=None, value=b"x" * size)
+        narrow.send(connection, key=None, value=too_large)
         narrow.send(connection, key=None, value=b"small")
     with running(app, "relay"):
         await_left(17 + 13 + 1)
@@ -127,7 +129,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
     found = values(bootstrap_servers, narrow)
     for key, place in (("b", 3), ("c", 7)):
         expected = [b"%d" % n for n in range(21 if key == "b" else 20)]
-        expected[place] = b"x" * size
+        expected[place] = too_large
         assert found[key] == expected
     assert not operating.list_holds(database)
 

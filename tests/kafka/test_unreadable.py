@@ -9,6 +9,7 @@ import pytest
 
 from jobs_lib.schema_plan import register_schemas
 from tests.support.apps import heard, make_app, running
+from tests.support.canary import VALUE
 from tests.support.records import produce
 
 NULLS = {
@@ -53,7 +54,7 @@ def test_records_that_nobody_can_read_are_told_and_the_others_go_on(
             register_schemas(app)
             good = states.encode({"many": []} if schema is NULLS else {"next": None})
             poison = good[:5] + poison
-        bad = b"\xff" if poison == good else "k"
+        bad = b"\xff" + VALUE.encode() if poison == good else "k"
         records[name] = [("k", good), (bad, poison), ("k", good)]
         expected[f"{name}/0"] = reason
     fine = topic(1)

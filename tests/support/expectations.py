@@ -1,5 +1,9 @@
 """A test says what it makes fail: anything else that fails unnoticed fails the test.
 
+So does an event that the table in `jobs_lib/telemetry.py` does not have, and a value of
+a record or payload (`tests.support.canary.VALUE`) in an event or in what a process has
+written; of these no mark frees a test.
+
 `@pytest.mark.expects("loop.failed")` names the events, of those in `WATCHED`, that may
 be emitted in this test, by this process or by those that it starts. What a test listens
 to with `heard` needs no mark.
@@ -14,7 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.masking import describe
+from jobs_lib.masking import describe, spell
+from tests.support.canary import VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,6 +58,11 @@ class Watch:
         def watched(event: str, **fields: Any) -> None:
             if event in WATCHED:
                 self.note(event, fields)
+            if event not in telemetry.EVENTS:
+                self._keep(f"the table of events has no {event}")
+            # As it is told: not every error's text is.
+            if any(VALUE in spell(value) for value in fields.values()):
+                self._keep(f"{event} holds a value")
             emit(event, **fields)
 
         telemetry.emit = watched
@@ -69,6 +79,8 @@ class Watch:
     def read(self, lines: Iterable[str]) -> None:
         """What another process has logged."""
         for line in lines:
+            if VALUE in line:
+                self._keep(f"a process has written a value: {line}")
             if match := _LOGGED.search(line):
                 self._add(match[1], line)
 
@@ -79,6 +91,10 @@ class Watch:
         with self._lock:
             if self._expected[event] or (was_fenced and self._expected[FENCED]):
                 return
+            self._found.append(text)
+
+    def _keep(self, text: str) -> None:
+        with self._lock:
             self._found.append(text)
 
     @contextmanager

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from jobs_lib import telemetry
 from tests.support.apps import heard
+from tests.support.canary import VALUE
 from tests.support.expectations import Watch, watch
 
 
@@ -62,3 +66,29 @@ def test_what_a_mark_or_a_listener_names_is_expected():
     assert watch.take() == ""
     telemetry.emit("jobs.fenced", ids=[8])
     assert watch.take() == "jobs.fenced {'ids': [8]}"
+
+
+def test_an_event_that_the_table_has_not_and_one_with_a_value_are_found():
+    telemetry.emit("rows.forgotten", shard=1)
+    telemetry.emit("jobs.removed", ids=[VALUE])
+    assert watch.take().splitlines() == [
+        "the table of events has no rows.forgotten",
+        "jobs.removed holds a value",
+    ]
+
+
+def test_a_value_that_another_process_writes_is_found():
+    own = Watch()
+    own.read(["fine", f"it is {VALUE}"])
+    assert own.take() == f"a process has written a value: it is {VALUE}"
+
+
+def test_the_table_has_the_events_that_are_emitted_and_no_others():
+    here = Path(telemetry.__file__)
+    source = "".join(
+        file.read_text() for file in here.parent.rglob("*.py") if file != here
+    )
+    emitted = {*re.findall(r'emit\(\s*"([a-z_.]+)"', source)}
+    assert emitted - telemetry.EVENTS == set()
+    # Some by a name that is looked up.
+    assert {event for event in telemetry.EVENTS if f'"{event}"' not in source} == set()

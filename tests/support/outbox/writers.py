@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from tests.support.canary import VALUE
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -111,12 +113,14 @@ class Writers:
         assert row is not None
         (version,) = row
         # No two alike: a value says where it comes from.
-        value = {"key": key, "n": version, "by": chance.getrandbits(64)}
+        value = {"key": key, "n": version, "by": chance.getrandbits(64), "who": VALUE}
         if chance.random() < 0.1:
             self._states.tombstone(connection, key=key, version=version)
         else:
             self._states.send(connection, key=key, value=value, version=version)
-        headers = {"draw": f"{chance.random()}"} if chance.random() < 0.3 else None
+        headers = (
+            {"draw": f"{VALUE} {chance.random()}"} if chance.random() < 0.3 else None
+        )
         self._events.send(
             connection, key=key, value=value, version=version, headers=headers
         )
