@@ -229,13 +229,6 @@ class Refusal:
         row_id = record.row_id if record.key is None else None
         return Hold(record.topic, record.key, row_id, self.error)
 
-    def keeps_back(self, record: Sendable) -> bool:
-        """Whether another record has to wait, too."""
-        if record.topic != self.record.topic:
-            return False
-        key = self.record.key
-        return self.whole_topic or (key is not None and record.key == key)
-
 
 @dataclass(slots=True)
 class Block:
@@ -276,10 +269,6 @@ class Block:
     def __bool__(self) -> bool:
         return bool(self.outgoing or self.dropped or self.refusals or self.behind)
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Take out a record that is not to be sent, and what waits behind it."""
-        self.keep(others(self.records, [refusal]), [refusal])
-
     def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
         """Keep these records; the others are refused, or wait behind those that are."""
         if not refusals:
@@ -293,13 +282,38 @@ class Block:
         self.refusals += refusals
 
 
+class KeptBack:
+    """What must not be sent now: refused records, and what waits behind them.
+
+    A block may have thousands of either, so no record is compared with each refusal.
+    """
+
+    def __init__(self, refusals: Iterable[Refusal] = ()) -> None:
+        """Begin with these refusals."""
+        self._records: set[int] = set()
+        self._keys: set[tuple[str, str]] = set()
+        self._topics: set[str] = set()
+        for refusal in refusals:
+            self.add(refusal)
+
+    def add(self, refusal: Refusal) -> None:
+        """Keep back one more record, and the others of its key or of its topic."""
+        record = refusal.record
+        self._records.add(id(record))
+        if refusal.whole_topic:
+            self._topics.add(record.topic)
+        elif record.key is not None:
+            self._keys.add((record.topic, record.key))
+
+    def __contains__(self, record: Sendable) -> bool:
+        return (
+            record.topic in self._topics
+            or (record.topic, record.key) in self._keys
+            or id(record) in self._records
+        )
+
+
 def others(records: Iterable[Sendable], refusals: Sequence[Refusal]) -> list[Sendable]:
     """The records that none of the refused ones keeps back; nor those themselves."""
-    return [
-        record
-        for record in records
-        if not any(
-            record is refusal.record or refusal.keeps_back(record)
-            for refusal in refusals
-        )
-    ]
+    back = KeptBack(refusals)
+    return [record for record in records if record not in back]

@@ -14,7 +14,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import hear_out, make_producer
 from jobs_lib.kafka.refusal import find_refusal
-from jobs_lib.outbox.block import Refusal, make_messages, others, spell_out
+from jobs_lib.outbox.block import KeptBack, Refusal, make_messages, others, spell_out
 
 if TYPE_CHECKING:
     import threading
@@ -198,48 +198,45 @@ class Producers:
         return sent
 
     def _send(
-        self,
-        shard: int,
-        records: Records,
-        confirm: Callable[[], None],
-        *,
-        asked: bool = False,
+        self, shard: int, records: Records, confirm: Callable[[], None]
     ) -> tuple[Records, list[Refusal]]:
-        if not records:
-            return [], []
-        producer = self._made[shard]
-        error = None
-        try:
-            found = _produce(producer, records)
-            if found is None:
-                producer.commit_transaction(self._timeout)
-                return records, []
-        except KafkaException as failure:
-            error = failure.args[0]
-            if not _is_refusal(error) and error.code() not in _UNCLEAR:
-                raise
-        spelled = spell_out(records)
-        # Not while the failure is handled: one that the client raises meanwhile keeps
-        # it in memory for ever, and the producer with it.
-        if error is not None:
-            return self._search_anew(shard, spelled, error, confirm)
-        assert found is not None
-        place, why = found
-        refusal = _explain(spelled[place], why)
-        producer.abort_transaction(self._timeout)
-        if refusal.whole_topic and not asked:
-            # The client says that from memory, and may still miss a topic that was made
-            # since. To ask the broker renews what it knows.
-            _check_topics(producer, spelled, self._timeout)
-            return self._send(shard, spelled, confirm, asked=True)
-        # A whole topic's would be refused as well; of a key what came before may go.
-        before = spelled[:place]
-        if refusal.whole_topic:
-            before = others(before, [refusal])
-        sent, more = self._send(
-            shard, before + others(spelled[place:], [refusal]), confirm
-        )
-        return sent, [refusal, *more]
+        done: list[Refusal] = []
+        asked = False
+        while records:
+            producer = self._made[shard]
+            sent: Records = records
+            refusals: list[Refusal] = []
+            error = None
+            try:
+                producer.begin_transaction()
+                found = _produce(producer, records)
+                if found is not None:
+                    spelled = spell_out(records)
+                    sent, refusals = _produce_from(producer, spelled, found[0])
+                missing = [one for one in refusals if one.whole_topic]
+                if not missing:
+                    producer.commit_transaction(self._timeout)
+                    return sent, done + refusals
+            except KafkaException as failure:
+                error = failure.args[0]
+                if not _is_refusal(error) and error.code() not in _UNCLEAR:
+                    raise
+            # Not while the failure is handled: one that the client raises meanwhile
+            # keeps it in memory for ever, and the producer with it.
+            if error is not None:
+                sent, more = self._search_anew(shard, spell_out(sent), error, confirm)
+                return sent, done + refusals + more
+            producer.abort_transaction(self._timeout)
+            if not asked:
+                # The client says that from memory, and may still miss a topic that was
+                # made since. To ask the broker renews what it knows.
+                _check_topics(producer, spell_out(records), self._timeout)
+                asked = True
+                continue
+            # What came before of a key may go; a whole topic's would be refused, too.
+            done += refusals
+            records = others(spell_out(sent), missing)
+        return [], done
 
     def _search_anew(
         self,
@@ -298,8 +295,7 @@ def _init(producer: Producer, timeout: float) -> KafkaError | None:
 
 
 def _produce(producer: Producer, records: Records) -> tuple[int, KafkaError] | None:
-    """Put records into a transaction; which is refused at once, and why."""
-    producer.begin_transaction()
+    """Put records into the transaction; which is refused at once, and why."""
     produce = producer.produce
     for place, (topic, value, key, headers) in enumerate(make_messages(records)):
         while True:
@@ -315,6 +311,32 @@ def _produce(producer: Producer, records: Records) -> tuple[int, KafkaError] | N
                     raise
                 return place, failure.args[0]
     return None
+
+
+def _produce_from(
+    producer: Producer, records: list[Sendable], place: int
+) -> tuple[list[Sendable], list[Refusal]]:
+    """Go on from a record that was refused at once, in the same transaction.
+
+    The client has not taken that one, so the transaction knows nothing of it. Thousands
+    may be refused: to begin anew for each would send all the others as often.
+
+    Returns the records that are in the transaction, and the refusals.
+    """
+    sent = records[:place]
+    refusals: list[Refusal] = []
+    back = KeptBack()
+    for record in records[place:]:
+        if record in back:
+            continue
+        found = _produce(producer, [record])
+        if found is None:
+            sent.append(record)
+        else:
+            refusal = _explain(record, found[1])
+            refusals.append(refusal)
+            back.add(refusal)
+    return sent, refusals
 
 
 def _is_refusal(error: KafkaError) -> bool:

@@ -17,6 +17,7 @@ from jobs_lib.outbox.block import LIVE, Sendable
 from jobs_lib.outbox.producers import Producers
 from jobs_lib.settings import load_settings
 from tests.support import create_topic, delete_topics
+from tests.support.records import read_topic
 from tests.support.waiting import linger, wait_for
 
 SECONDS = 60.0
@@ -46,9 +47,9 @@ def destroyed(monkeypatch):
 def make():
     """A function that makes the producers of a relay."""
 
-    def make(bootstrap_servers: str) -> Producers:
+    def make(bootstrap_servers: str, **kafka: str) -> Producers:
         settings = load_settings(
-            kafka_bootstrap_servers=bootstrap_servers, session_timeout=4.0
+            kafka_bootstrap_servers=bootstrap_servers, session_timeout=4.0, kafka=kafka
         )
         stopping = threading.Event()
         return Producers(settings, UUID(int=1), stopping, Reach(settings, 2.0))
@@ -140,6 +141,27 @@ def test_a_topic_is_sent_to_as_soon_as_it_is_there(
         assert producers.send(0, records, lambda: None) == (records, [])
     finally:
         delete_topics(kafka_admin, [name])
+
+
+@pytest.mark.guarantee("FK10")
+def test_thousands_that_the_client_finds_too_large_keep_back_no_other(
+    bootstrap_servers, topic, make
+):
+    name = topic(4)
+    producers = make(bootstrap_servers, **{"message.max.bytes": "1000"})
+    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    records = [
+        Sendable(
+            name, f"k{n}", b"v" * (1 if n % 2 else 2_000), LIVE, n, b"", [], "noon"
+        )
+        for n in range(4_000)
+    ]
+    for _ in range(2):
+        sent, refused = producers.send(0, records, lambda: None)
+        assert sent == records[1::2]
+        assert [one.record for one in refused] == records[::2]
+    found = read_topic(bootstrap_servers, name)
+    assert sorted(one.key for one in found) == sorted(2 * [one.key for one in sent])
 
 
 def is_ready(producers: Producers, shards: set[int]) -> bool:
