@@ -13,7 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.json_limits import check_limits
 from jobs_lib.reasons import explain_refusal
-from jobs_lib.schemas.finite import check_finite, may_lose
+from jobs_lib.schemas.finite import check_finite, may_lose, reads_once
 
 if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry
@@ -178,6 +178,12 @@ def make_encoder(
             f"{error.message.splitlines()[0]}"
         ) from None
     if schema is None:
+        # Its JSON would have read it, and what became null of it could not be told.
+        if reads_once(adapter.core_schema):
+            raise ConfigurationError(
+                f"the values of the topic {topic!r} hold an iterable or a generator, "
+                "which can be read once only: declare a list or a Sequence"
+            )
         return (BytesCodec if value is bytes else JsonCodec)(adapter)
     _require_avro(topic)
     from jobs_lib.schemas.avro import AvroEncoder, check_fields, load_schema

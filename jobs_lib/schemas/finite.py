@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +16,7 @@ from pydantic_core import CoreConfig, SchemaSerializer, to_json
 from jobs_lib.reasons import explain_refusal, show_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pydantic_core import CoreSchema
 
@@ -27,11 +29,13 @@ _WITHOUT_ITEMS = {
     "list": "items_schema",
     "set": "items_schema",
     "frozenset": "items_schema",
+    "deque": "items_schema",
     "generator": "items_schema",
     "dict": "values_schema",
 }
 _ANY = {"type": "any"}
 _BY_FUNCTION = {"any", "function-plain", "function-wrap"}
+_NO_FORM = "which JSON has no form for: send null or a string"
 _PARTS = {
     "choices",
     "computed_fields",
@@ -79,7 +83,7 @@ def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
         return any(may_lose(one, lossy, within) for one in schema.values())
     if kind in _CLASSES:
         lossy, within = _writes_null(schema), True
-    if lossy and kind == "float":
+    if lossy and (kind == "float" or (kind == "enum" and _may_be_lost(schema))):
         return True
     is_open = kind in _OPEN or _WITHOUT_ITEMS.get(kind, "type") not in schema
     if is_open and (lossy or within):
@@ -110,54 +114,115 @@ def check_finite(
         schema: the core schema of its type.
 
     Raises:
-        ValueError: it holds NaN or infinity; the message names the place.
+        ValueError: it holds NaN or infinity, and the message names the place; or an
+            iterator, of which nobody can tell any more what it held.
     """
+    numbers: list[str] = []
+
+    def note(name: str) -> float:
+        numbers.append(name)
+        return float(name)
+
     try:
         plain = dump(value, by_alias=True, warnings=False)
         # Most values hold a null of their own: this tells it at the speed of Rust.
-        shown = encoded + to_json(
-            plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
-        )
+        shown = _to_json(plain)
+        both = encoded + shown
+        if b"NaN" in both or b"Infinity" in both:
+            # As JSON all that has items is a list or an object, whatever its class.
+            meant = json.loads(shown, parse_constant=note)
+            written = json.loads(encoded)
+        else:
+            meant = written = None
     except Exception as error:
         # A serializer of the application's that writes JSON only.
         raise ValueError(explain_refusal(error, schema)) from None
-    if b"NaN" not in shown and b"Infinity" not in shown:
-        return
-    for path, number in _find_lost(plain, json.loads(encoded)):
+    for path, number in _find_lost(meant, written):
         place = show_place(path, schema) or "it"
+        raise ValueError(f"{place} is {json.dumps(number)}, {_NO_FORM}")
+    # A serializer may write JSON of another shape.
+    if numbers and _count_nulls(written) > _count_nulls(meant):
+        raise ValueError(f"it holds NaN or infinity, {_NO_FORM}")
+    # What could be read once has been read for the JSON, and now seems empty.
+    if b"null" in encoded and encoded != shown and _holds_iterator(plain):
         raise ValueError(
-            f"{place} is {json.dumps(number)}, which JSON has no form for: send null "
-            "or a string"
+            "it holds an iterator, which can be read once only, and a null, which may "
+            "be NaN or infinity: send a list"
         )
 
 
-def _find_lost(
-    value: Any, parsed: Any
-) -> Iterator[tuple[tuple[str | int, ...], float]]:
+def reads_once(schema: Any) -> bool:
+    """Whether such a value, or a part of it, can be read only once.
+
+    Args:
+        schema: the core schema of the type, or a part of it.
+    """
+    if isinstance(schema, list | tuple):
+        return any(map(reads_once, schema))
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if kind == "generator":
+        return True
+    return any(
+        reads_once(part)
+        for key, part in schema.items()
+        if _is_part(key) or not isinstance(kind, str)
+    )
+
+
+def _to_json(plain: Any) -> bytes:
+    """Plain Python values as JSON that names NaN and infinity."""
+    return to_json(
+        plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
+    )
+
+
+def _may_be_lost(schema: Mapping[str, Any]) -> bool:
+    """Whether a member of an enum holds NaN or infinity."""
+    shown = _to_json([member.value for member in schema["members"]])
+    return b"NaN" in shown or b"Infinity" in shown
+
+
+def _find_lost(meant: Any, written: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     """The numbers that JSON has no form for, by their places in the JSON.
 
     Args:
-        value: what has been written, in plain types.
-        parsed: how it has been written.
+        meant: parsed JSON of the value that names such numbers.
+        written: parsed JSON of the value as it has been written.
     """
-    if parsed is None or isinstance(parsed, float):
-        for number in (parsed, value):
+    if written is None or isinstance(written, float):
+        for number in (written, meant):
             if isinstance(number, float) and not math.isfinite(number):
                 yield (), number
                 return
-    inner: Any = ()
-    if isinstance(value, dict):
-        inner = value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
-        inner = value
-    named: Any = ()
-    if isinstance(parsed, dict):
-        named = parsed.items()
-    elif isinstance(parsed, list):
-        named = enumerate(parsed)
-    for (name, one), other in zip(named, chain(inner, repeat(None)), strict=False):
+    pairs: Iterable[tuple[str | int, Any, Any]] = ()
+    if isinstance(written, dict):
+        others = meant if isinstance(meant, dict) else {}
+        pairs = ((name, others.get(name), one) for name, one in written.items())
+    elif isinstance(written, list):
+        items = meant if isinstance(meant, list) else ()
+        zipped = zip(written, chain(items, repeat(None)), strict=False)
+        pairs = ((place, other, one) for place, (one, other) in enumerate(zipped))
+    for name, other, one in pairs:
         for path, number in _find_lost(other, one):
             yield (name, *path), number
+
+
+def _count_nulls(parsed: Any) -> int:
+    if isinstance(parsed, dict):
+        return sum(map(_count_nulls, parsed.values()))
+    if isinstance(parsed, list):
+        return sum(map(_count_nulls, parsed))
+    return parsed is None
+
+
+def _holds_iterator(plain: Any) -> bool:
+    if isinstance(plain, dict):
+        return any(map(_holds_iterator, plain.values()))
+    if isinstance(plain, list | tuple | set | frozenset | deque):
+        return any(map(_holds_iterator, plain))
+    return isinstance(plain, Iterator)
 
 
 def _writes_null(schema: Mapping[str, Any]) -> bool:
