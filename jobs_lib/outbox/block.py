@@ -28,7 +28,7 @@ Message: TypeAlias = (
 )
 """(topic, value, key, headers), as the producer takes them."""
 
-ID, PLACE, TOPIC, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 7, 9, 10))
+ID, PLACE, TOPIC, VALUE, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 4, 7, 9, 10))
 """Of a live row."""
 KEY_OF_TOPIC = itemgetter(2, 3)
 
@@ -63,9 +63,15 @@ class Sendable:
     """The rows before, whose states it stands for as well."""
 
     def supersede(self, older: Sendable) -> None:
-        """Stand for an older record of the key, too."""
+        """Stand for an older record of the key, too.
+
+        An end without a version has that of the end before, and the one that follows
+        that of a state; a state that is read for it when it leaves has its own.
+        """
         self.older = older.older or []
         self.older.append(older.row)
+        if self.value is None and self.version is None and older.version is not None:
+            self.version = older.version + (older.value is not None)
 
     @property
     def row(self) -> Row:

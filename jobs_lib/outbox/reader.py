@@ -16,6 +16,7 @@ from jobs_lib.outbox.block import (
     LIVE,
     SIZE,
     TOPIC,
+    VALUE,
     BatchRows,
     Block,
     Headers,
@@ -93,6 +94,7 @@ class Reader:
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
         self._spent_until: dict[int, float] = {}
+        self._versioned = {name for name, topic in topics.items() if topic.versioned}
         self._told: set[str] = set()
         """Topics with versions of which a tombstone had none."""
 
@@ -133,6 +135,7 @@ class Reader:
             ).fetchall()
             fitting = self._fit(connection, shard, live)
             heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
+            self._tell_ends(fitting, heads.keys())
             if self._are_plain(fitting, heads.keys()):
                 block.outgoing = PlainRows(fitting, heads)
             else:
@@ -326,6 +329,7 @@ class Reader:
                 records.append(record)
         block.records.extend(records)
         self._load(connection, block, records)
+        self._drop_unversioned(block, records)
 
     def _load(
         self,
@@ -399,8 +403,8 @@ class Reader:
             # Of two that know it, the loader has looked last.
             if state is not None:
                 record.version = state.version
-            elif record.version is None and topic.versioned:
-                self._tell_unversioned(record)
+            elif record.version is None:
+                self._tell_unversioned(record.topic, record.entity, record.row_id)
             return
         record.value = topic.encode(state)
         if topic.encoder.labels_rows:
@@ -409,15 +413,42 @@ class Reader:
         # What the row holds is the version of the end.
         record.version = read_version(state)
 
-    def _tell_unversioned(self, record: Sendable) -> None:
-        if record.topic not in self._told:
-            self._told.add(record.topic)
-            telemetry.emit(
-                "version.missing",
-                topic=record.topic,
-                entity=record.entity,
-                row=record.row_id,
-            )
+    def _drop_unversioned(self, block: Block, found: Iterable[Sendable]) -> None:
+        """Drop the ends that a re-export has found without their versions.
+
+        Consumers would take the offset for a version, which may bar the states of a
+        key that comes back. They lose nothing: the end itself was a row of its own.
+        """
+        of_reexports = {*map(id, found)}
+        kept = []
+        for record in block.records:
+            if (
+                id(record) in of_reexports
+                and record.value is None
+                and record.version is None
+                and record.topic in self._versioned
+            ):
+                block.dropped += record.rows
+            else:
+                kept.append(record)
+        block.outgoing = kept
+
+    def _tell_ends(self, rows: list[LiveRow], topics: Set[str]) -> None:
+        """Tell of topics with versions to which a null was sent without one."""
+        # Most blocks hold no null, and nobody looks at their rows one by one.
+        untold = self._versioned - self._told
+        if untold.isdisjoint(topics) or None not in map(VALUE, rows):
+            return
+        for row_id, _, topic, _, value, _, version, entity, _, held, _ in rows:
+            # Of what is held the value may not have come; an entity's end has a version
+            # only when it is read.
+            if value is None and version is None and not (entity or held):
+                self._tell_unversioned(topic, None, row_id)
+
+    def _tell_unversioned(self, topic: str, entity: str | None, row_id: int) -> None:
+        if topic in self._versioned and topic not in self._told:
+            self._told.add(topic)
+            telemetry.emit("version.missing", topic=topic, entity=entity, row=row_id)
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """What a topic's records share, by the Kafka binding of CloudEvents."""

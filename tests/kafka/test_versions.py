@@ -125,22 +125,92 @@ def test_the_version_grows_when_a_change_is_sent_after_the_delete(
     assert versions == {"a": ["2", "3", "3"], "b": ["1"]}
 
 
-@pytest.mark.guarantee("W45", "W25")
-def test_a_re_export_gives_the_end_of_a_deleted_row_its_version(states, admin, relayed):
-    admin.execute("insert into aircraft values ('N1', 8, false), ('N2', 9, true)")
+def reexport(admin, states, *keys: str) -> None:
+    """What a re-export of these keys writes to the outbox."""
     admin.execute(
         "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
-        " values (1, 'aircraft', %s, 60000, 'running', 2)",
-        [states.name],
+        " values (1, 'aircraft', %s, 60000, 'running', %s)",
+        (states.name, len(keys)),
     )
-    for key in ("N1", "N2"):
+    for key in keys:
         admin.execute(
             "insert into jobs_lib.outbox"
             " (shard, class, topic, key, entity, cause, reexport_id)"
             " values (%s, 1, %s, %s, 'aircraft', 'reexport', 1)",
-            [choose_shard(states.name, key, 16), states.name, key],
+            (choose_shard(states.name, key, 16), states.name, key),
         )
+
+
+@pytest.mark.guarantee("W45", "W25")
+def test_a_re_export_gives_the_end_of_a_deleted_row_its_version(states, admin, relayed):
+    admin.execute("insert into aircraft values ('N1', 8, false), ('N2', 9, true)")
+    reexport(admin, states, "N1", "N2")
     assert sorted(relayed()) == [("N1", "8", False), ("N2", "9", True)]
+
+
+@pytest.mark.guarantee("W45", "W25")
+def test_a_re_export_sends_no_end_whose_version_nobody_knows(states, admin, relayed):
+    admin.execute("insert into aircraft values ('N1', 8)")
+    reexport(admin, states, "N1", "gone")
+    with heard("version.missing") as told:
+        assert relayed() == [("N1", "8", False)]
+    assert [fields["topic"] for _, fields in told] == [states.name]
+    counted = admin.execute("select state, sent, superseded from jobs_lib.reexports")
+    assert counted.fetchone() == ("finished", 1, 1)
+
+
+def test_where_states_have_no_version_a_re_export_sends_ends(
+    app, topic, admin, bootstrap_servers, wait_for
+):
+    plain = app.topic(topic(1), value=dict[str, int], compacted=True)
+    app.entity(plain, source="aircraft", key="id")(lambda connection, keys: {})
+    reexport(admin, plain, "gone")
+    with running(app, "relay"):
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
+    (end,) = read_topic(bootstrap_servers, plain.name)
+    assert (end.key, end.value, end.headers.get("ce_version")) == ("gone", None, None)
+
+
+@pytest.mark.guarantee("W45")
+def test_an_end_from_sql_without_a_version_is_told(states, app, connect, relayed):
+    app.topic("plain", value=int, compacted=True)
+    send = "select jobs_lib.send(%s, %s, %s)"
+    with connect() as connection:
+        states.send(connection, key="a", value=Aircraft("a", 1))
+        connection.execute(send, (states.name, "b", None))
+        connection.execute(send, (states.name, "b", '{"tail": "b", "version": 1}'))
+        connection.execute(send, (states.name, "c", None))
+    with heard("version.missing") as told:
+        assert len(relayed()) == 3
+    ((_, fields),) = told
+    assert fields["topic"] == states.name
+    assert fields["entity"] is None
+
+
+@pytest.mark.guarantee("W45")
+def test_an_end_that_stands_for_others_has_their_version(
+    states, admin, connect, relayed
+):
+    capture_changes(admin, "aircraft", topic=states.name, key="tail")
+    admin.execute("insert into aircraft values ('N1', 42), ('N2', 1)")
+    admin.execute("delete from aircraft")
+    admin.execute("insert into aircraft values ('N2', 7)")
+    with connect() as connection:
+        # Who sends these knows of no version.
+        states.send_current(connection, key="N1")
+        states.send_current(connection, key="N2")
+        states.send(connection, key="N3", value=Aircraft("N3", 5))
+        states.send_current(connection, key="N3")
+        states.tombstone(connection, key="N4", version=8)
+        states.send(connection, key="N4", value=Aircraft("N4", 9))
+    with heard("version.missing") as told:
+        assert sorted(relayed()) == [
+            ("N1", "43", True),
+            ("N2", "7", False),
+            ("N3", "6", True),
+            ("N4", "9", False),
+        ]
+    assert not told
 
 
 @pytest.mark.guarantee("W45")
