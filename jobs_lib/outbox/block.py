@@ -250,6 +250,10 @@ class Block:
     """Rows that wait behind others."""
     reexports: set[int] = field(default_factory=set)
     """The re-exports that rows of the block belong to: these may be their last ones."""
+    shard: int = 0
+    """Whose rows these are."""
+    retried: bool = False
+    """Whether it is one row that is held, and tried again."""
 
     @property
     def records(self) -> list[Sendable]:

@@ -26,6 +26,7 @@ from jobs_lib.outbox.block import (
     make_record,
 )
 from jobs_lib.outbox.entity import Gone, read_version
+from jobs_lib.outbox.losses import Losses
 from jobs_lib.outbox.starts import Start
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Reader:
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
         self._spent_until: dict[int, float] = {}
+        self._losses = Losses()
         self._versioned = {name for name, topic in topics.items() if topic.versioned}
         self._told: set[str] = set()
         """Topics with versions of which a tombstone had none."""
@@ -115,7 +117,7 @@ class Reader:
         start: Start = _ALL,
     ) -> Block:
         """The next block of a shard, from ``start`` on."""
-        block = Block()
+        block = Block(shard=shard)
         parameters = self.own(shard, epoch) | self._settling
         parameters["server"] = start.server
         # One snapshot for the live rows and for the states of id-only rows: a state
@@ -183,7 +185,7 @@ class Reader:
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
     ) -> Block:
         """A block of one row that is held, to see whether it is taken now."""
-        block = Block()
+        block = Block(shard=shard, retried=True)
         with connection.transaction():
             rows = connection.execute(
                 self._database.queries["read_held"],
@@ -345,14 +347,19 @@ class Reader:
             by_entity.setdefault(record.entity or "", []).append(record)
         for name, of_entity in by_entity.items():
             entity = self._entities.get(name)
-            if entity is not None:
-                refusals += self._load_states(connection, entity, of_entity, until)
-            else:
-                refusals += _refuse_keys(
-                    of_entity,
+            if entity is None:
+                error = (
                     f"the entity {name!r} is not declared by the service "
-                    f"{self._source!r}: relay its rows with the one that does",
+                    f"{self._source!r}: relay its rows with the one that does"
                 )
+                refusals += _refuse_keys(of_entity, error)
+            elif why_not := self._losses.why_not(name, retried=block.retried):
+                refusals += _refuse_keys(of_entity, why_not)
+            else:
+                refusals += self._load_states(
+                    connection, block.shard, entity, of_entity, until
+                )
+                self._losses.clear(block.shard, name)
         if refusals:
             refused = {(one.record.topic, one.record.key) for one in refusals}
             kept = [r for r in block.records if (r.topic, r.key) not in refused]
@@ -361,6 +368,7 @@ class Reader:
     def _load_states(
         self,
         connection: psycopg.Connection[Any],
+        shard: int,
         entity: Entity,
         records: list[Sendable],
         until: float,
@@ -371,6 +379,7 @@ class Reader:
         for its own timeout each time, and all shards of the sender with it.
         """
         keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
+        began = time.monotonic()
         try:
             # A statement of the loader's that fails leaves the snapshot to the others.
             with connection.transaction(), plain_errors():
@@ -381,6 +390,7 @@ class Reader:
         # The application's code: what it raises is the trouble of one key, maybe.
         except BaseException as error:
             if connection.closed:
+                self._losses.note(shard, entity.name, error, time.monotonic() - began)
                 raise
             if len(keys) == 1 or time.monotonic() > until:
                 return _refuse_keys(records, describe(error))
@@ -392,7 +402,7 @@ class Reader:
         return [
             refusal
             for part in parts
-            for refusal in self._load_states(connection, entity, part, until)
+            for refusal in self._load_states(connection, shard, entity, part, until)
         ]
 
     def _fill_in(self, record: Sendable, state: Any) -> None:

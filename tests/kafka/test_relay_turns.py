@@ -10,7 +10,7 @@ import pytest
 
 from jobs_lib import operating
 from jobs_lib.partitioner import choose_shard
-from tests.support.apps import count, heard, make_app, running
+from tests.support.apps import count, count_unsent, heard, make_app, running
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -127,4 +127,87 @@ def test_a_shard_that_costs_the_connection_does_not_come_first_every_time(
             timeout=60,
             what="the rows of all other shards left",
         )
-        wait_for(lambda: len(killed) > 4, timeout=60, what="it was tried again")
+        wait_for(lambda: len(killed) > 2, timeout=60, what="it was tried again")
+
+
+@pytest.mark.guarantee("I10", "FK10")
+@pytest.mark.expects("loop.failed")
+def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
+    app, declare, topic, database, admin, connect, wait_for
+):
+    killing = threading.Event()
+    killing.set()
+    killed = []
+
+    def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
+        if killing.is_set():
+            killed.append(keys)
+            pid = connection.info.backend_pid
+            admin.execute("select pg_terminate_backend(%s)", [pid])
+            connection.execute("select 1")
+        return {key: {"n": 1} for key in keys}
+
+    broken = declare(load)
+    later = [f"k{n}" for n in range(500)]
+    later = [key for key in later if choose_shard(broken.name, key, 16) == 8][:3]
+    good = app.topic(topic(1), value=dict[str, int])
+    with connect() as connection:
+        for n in range(200):
+            good.send(connection, key=f"k{n}", value={"n": n})
+        # Of one sender: it learns from the first of the shards.
+        broken.send_current(connection, key=key_of_shard(broken.name, 0))
+        broken.send_current(connection, key=key_of_shard(broken.name, 4))
+    with running(app, "relay"):
+        wait_for(
+            lambda: count_unsent(admin) == (0, 2),
+            timeout=60,
+            what="all but two rows left, from their own shards, too",
+        )
+        # What comes later waits for none of it, and no block tries the loader out.
+        sent = len(killed)
+        with connect() as connection:
+            for n in range(200):
+                good.send(connection, key=f"k{n}", value={"n": n})
+            for key in later:
+                broken.send_current(connection, key=key)
+        wait_for(lambda: count_unsent(admin) == (0, 5), timeout=60, what="all left")
+        assert all(len(keys) == 1 for keys in killed[sent:])
+        errors = {hold.error for hold in operating.list_holds(database)}
+        assert all("keeps costing the relay its connection" in one for one in errors)
+        # A held row tries it out, again and again.
+        wait_for(lambda: len(killed) > sent, timeout=60, what="it was tried again")
+        killing.clear()
+
+        def is_let_go() -> bool:
+            operating.retry_holds(database)
+            return count_unsent(admin) == (0, 0)
+
+        wait_for(is_let_go, timeout=60, what="they left")
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_loader_that_lost_its_connection_once_is_asked_again(
+    app, declare, admin, connect, wait_for
+):
+    asked = []
+
+    def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
+        asked.append(keys)
+        if len(asked) % 2:
+            # As when a server restarts.
+            pid = connection.info.backend_pid
+            admin.execute("select pg_terminate_backend(%s)", [pid])
+            connection.execute("select 1")
+        return {key: {"n": 1} for key in keys}
+
+    broken = declare(load)
+    with heard("rows.held") as held, running(app, "relay"):
+        for n in range(3):
+            with connect() as connection:
+                broken.send_current(connection, key=key_of_shard(broken.name, 0))
+            wait_for(
+                lambda n=n: (len(asked), count(admin, "outbox")) == (2 * n + 2, 0),
+                timeout=60,
+                what="it left",
+            )
+    assert not held
