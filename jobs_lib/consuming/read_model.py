@@ -31,7 +31,8 @@ class ReadModel:
 
     A row is replaced by a newer version only, so repeats and older records change
     nothing, nor do they bring back what is gone: the version of a key's end outlives
-    its row. The version is the record's own (header ``version``), else its offset.
+    its row. The version is the record's own (header ``version``), else its offset. Of
+    an end and a state that have the same one, the first to come is the older.
 
     Args:
         row_of: makes a row's columns of a record; None where there is to be no row.
@@ -70,35 +71,59 @@ class ReadModel:
             ) from None
 
     def _write(self, connection: Connection, messages: Sequence[Message]) -> None:
-        # Only the newest record of a key matters: the others of the block are history.
-        newest: dict[str | None, tuple[int, Record]] = {}
+        # Only the newest records of a key matter: the others of the block are history.
+        newest: dict[str | None, tuple[int, list[Record]]] = {}
         for message in messages:
             record = make_record(message, decode(message, self._decoder))
             version = record.offset if record.version is None else record.version
-            if record.key not in newest or newest[record.key][0] <= version:
-                newest[record.key] = (version, record)
+            known = newest.get(record.key)
+            if known is None or known[0] < version:
+                newest[record.key] = (version, [record])
+            elif known[0] == version:
+                # An end and a state may have the same version; what a state does
+                # depends on the end before it.
+                if (known[1][-1].value is None) is (record.value is None):
+                    known[1].pop()
+                known[1].append(record)
         with connection.pipeline():
-            for key, (version, record) in newest.items():
-                this = (self._name, key, version)
-                row = None if record.value is None else self._row_of(record)
-                if row is not None:
-                    connection.execute(
-                        self._upsert(tuple(row)), (key, version, *row.values(), *this)
-                    )
-                elif key is not None:
-                    connection.execute(self._remove, (key, version, *this))
+            for key, (version, records) in newest.items():
+                for record in records:
+                    self._write_record(connection, key, version, record)
+
+    def _write_record(
+        self, connection: Connection, key: str | None, version: int, record: Record
+    ) -> None:
+        this = (self._name, key, version)
+        row = None if record.value is None else self._row_of(record)
+        if row is not None:
+            connection.execute(
+                self._upsert(tuple(row)), (key, version, *row.values(), *this, version)
+            )
+        elif key is not None:
+            connection.execute(
+                self._remove, (key, version, version, *this, *this, version)
+            )
 
     @cached_property
     def _gone(self) -> sql.Identifier:
         return sql.Identifier(self._schema(), "gone_keys")
 
+    # Where an end and a state have equal versions, the first of the two to come is the
+    # older one. The end then notes whether it has removed such a state: if so, one that
+    # comes once more stays out; if not, the state is of a key that came back, and the
+    # end, should it come once more, leaves it there.
+
     @cached_property
     def _remove(self) -> sql.Composed:
         return sql.SQL(
-            "with removed as (delete from {table} where {key} = %s and version <= %s) "
-            "insert into {gone} as g (model, key, version) values (%s, %s, %s) "
-            "on conflict (model, key) do update "
-            "set version = excluded.version, gone_at = excluded.gone_at "
+            "with removed as (delete from {table} where {key} = %s and (version < %s "
+            "or (version = %s and not exists (select from {gone} g "
+            "where g.model = %s and g.key = %s and g.version >= %s))) "
+            "returning version) "
+            "insert into {gone} as g (model, key, version, of_equal) "
+            "select %s, %s, %s, exists (select from removed where version = %s) "
+            "on conflict (model, key) do update set version = excluded.version, "
+            "gone_at = excluded.gone_at, of_equal = excluded.of_equal "
             "where g.version < excluded.version"
         ).format(table=self._table, key=self._key, gone=self._gone)
 
@@ -108,7 +133,8 @@ class ReadModel:
             self._upserts[columns] = sql.SQL(
                 "insert into {table} as kept ({key}, version{columns}) "
                 "select %s, %s{values} where not exists (select from {gone} g "
-                "where g.model = %s and g.key = %s and g.version >= %s) "
+                "where g.model = %s and g.key = %s and (g.version > %s "
+                "or (g.version = %s and g.of_equal))) "
                 "on conflict ({key}) do update set version = excluded.version{changes} "
                 "where kept.version < excluded.version"
             ).format(

@@ -21,9 +21,11 @@ KEYS = range(40)
 def make(database_url, bootstrap_servers):
     """A function that makes an app which keeps the model, as some consumer group."""
 
-    def make(topic: str, group: str):
+    def make(topic: str, group: str, consumer_block: int = 3):
         app = make_app(
-            database_url, kafka_bootstrap_servers=bootstrap_servers, consumer_block=3
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            consumer_block=consumer_block,
         )
 
         @app.read_model(topic, table="model", key="id", group=group)
@@ -60,11 +62,22 @@ def send(
     bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int]]
 ) -> None:
     """Send versions of keys."""
+    send_each(
+        bootstrap_servers,
+        topic,
+        [(key, version, is_end(key, version)) for key, version in records],
+    )
+
+
+def send_each(
+    bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int, bool]]
+) -> None:
+    """Send versions of keys, each a state or an end."""
     producer = Producer(
         {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
     )
-    for key, version in records:
-        value = None if is_end(key, version) else f'{{"n": {version}}}'
+    for key, version, end in records:
+        value = None if end else f'{{"n": {version}}}'
         headers: Any = {"ce_version": str(version)}
         producer.produce(topic, key=str(key), value=value, headers=headers)
     assert producer.flush(30) == 0
@@ -133,6 +146,35 @@ def test_what_was_gone_comes_back_by_a_newer_version(
     with running(make(name, "g"), "consumers"):
         await_read(admin, name, "g", 4, wait_for)
     assert admin.execute("select id, version from model").fetchall() == [(1, 4)]
+
+
+@pytest.mark.guarantee("I26", "W63")
+@pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
+def test_of_an_end_and_a_state_of_equal_version_the_first_to_come_is_older(
+    make, model, admin, bootstrap_servers, topic, wait_for, block
+):
+    name = topic(1)
+    state, end = False, True
+    came_back = [(1, 5, state), (1, 6, end), (1, 6, state)]
+    ended = [(2, 5, state), (2, 5, end)]
+    ended_again = [(3, 5, state), (3, 5, end), (3, 6, state), (3, 6, end)]
+    records = [*came_back, *ended, *ended_again]
+    app = make(name, "g", consumer_block=block)
+    with running(app, "consumers"):
+        send_each(bootstrap_servers, name, records)
+        await_read(admin, name, "g", len(records), wait_for)
+        query = "select id, version from model"
+        assert admin.execute(query).fetchall() == [(1, 6)]
+        # Whatever comes once more, alone and in any order.
+        again = random.Random(4).sample(records, len(records))
+        send_each(bootstrap_servers, name, again)
+        await_read(admin, name, "g", 2 * len(records), wait_for)
+        assert admin.execute(query).fetchall() == [(1, 6)]
+        # And each of them goes on.
+        more = [(1, 7, end), (2, 6, state), (3, 7, state)]
+        send_each(bootstrap_servers, name, more)
+        await_read(admin, name, "g", 2 * len(records) + len(more), wait_for)
+        assert sorted(admin.execute(query).fetchall()) == [(2, 6), (3, 7)]
 
 
 def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):
