@@ -124,6 +124,11 @@ def _read_keys(
 
 def _check_keys(keys: Sequence[str]) -> None:
     """Refuse keys that the outbox could not store: no retry would write their chunk."""
+    if "" in keys:
+        raise ReexportError(
+            "a key is empty: a record's key has at least one byte. Give the row a key, "
+            "or declare the entity with another one"
+        )
     for key in keys:
         if len(key) > KEY_LIMIT // _LONGEST_CHARACTER and len(key.encode()) > KEY_LIMIT:
             raise ReexportError(

@@ -76,6 +76,31 @@ def test_a_record_that_is_refused_costs_no_transaction(database_url, way, connec
     assert found == [(LONGEST, -(2**63))]
 
 
+@pytest.mark.guarantee("S2")
+@pytest.mark.parametrize("call", ["tombstone", "send_current"])
+def test_an_end_or_an_id_that_is_refused_costs_no_transaction(
+    database_url, call, connect
+):
+    app = make_app(database_url)
+    states = app.topic("states", value=Position, compacted=True)
+    app.entity(states, source="states", key="id")(lambda connection, keys: {})
+    write = getattr(states, call)
+    good: dict[str, Any] = {"key": LONGEST, "version": 2**63 - 1}
+    refused = [given for given in REFUSED.values() if {*given[0]} <= {*good}]
+    refused += [({"key": key}, "1 to 1000 bytes") for key in ("", "a\0b", 1)]
+    refused += [({"key": None}, "every record needs a key")]
+    refused += [({"version": one}, "64 bits") for one in (-(2**63) - 1, 1.0, True)]
+    assert len(refused) == 12
+    with connect() as connection:
+        for bad, match in refused:
+            with pytest.raises(PayloadError, match=match):
+                write(connection, **{**good, **bad})
+        write(connection, **good)
+    app.close()
+    found = connect().execute("select key, version from jobs_lib.outbox").fetchall()
+    assert found == [(LONGEST, 2**63 - 1)]
+
+
 @pytest.mark.parametrize(
     ("type_", "value"),
     [

@@ -42,12 +42,15 @@ def test_a_range_loaded_twice_is_loaded_once(database, begun):
     assert (progress.state, progress.loaded) == ("running", 1_000)
 
 
-def test_a_key_that_no_record_may_have_is_refused(database):
-    make_table(database, ["short", "é" * 501])
+@pytest.mark.parametrize(
+    ("key", "told"), [("é" * 501, "501 characters is too long"), ("", "a key is empty")]
+)
+def test_a_key_that_no_record_may_have_is_refused(database, key, told):
+    make_table(database, ["short", key])
     begun = begin(database, make_entity(), rate=6_000, ranges=1)
     with (
         database.connect("test") as connection,
-        pytest.raises(ReexportError, match="501 characters is too long"),
+        pytest.raises(ReexportError, match=told),
     ):
         load_range(connection, database.queries, begun.loading, 0)
     assert loaded_keys(database) == []
