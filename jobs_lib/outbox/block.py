@@ -198,10 +198,11 @@ class BatchRows:
         for row in rows:
             row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
             self.reexports.add(reexport_id)
-            if held:
-                self.held.append((BATCH, row_id, place))
-            elif superseded or state in (None, "cancelled"):
+            # Held ones as well: nobody waits for them.
+            if superseded or state in (None, "cancelled"):
                 self.dropped.append((BATCH, row_id, place))
+            elif held:
+                self.held.append((BATCH, row_id, place))
             else:
                 self.waiting.setdefault(reexport_id, []).append(row)
 

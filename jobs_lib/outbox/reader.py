@@ -184,7 +184,10 @@ class Reader:
     def read_held(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
     ) -> Block:
-        """A block of one row that is held, to see whether it is taken now."""
+        """A block of one row that is held, to see whether it is taken now.
+
+        One of a re-export is dropped as it would be by :meth:`read`.
+        """
         block = Block(shard=shard, retried=True)
         with connection.transaction():
             rows = connection.execute(
@@ -192,11 +195,16 @@ class Reader:
                 self.own(shard, epoch) | {"id": row_id},
                 binary=True,
             ).fetchall()
-            for *row, reexport_id in rows:
+            for *row, reexport_id, dropped in rows:
+                if reexport_id is not None:
+                    block.reexports.add(reexport_id)
+                if dropped:
+                    block.dropped.append((BATCH, *row[:2]))
+                    continue
                 heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
                 self._add_live(connection, block, [tuple(row)], heads)
                 if reexport_id is not None:
-                    block.reexports.add(reexport_id)
+                    self._drop_unversioned(block, block.records)
         return block
 
     def _fit(

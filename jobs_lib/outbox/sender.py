@@ -384,7 +384,8 @@ class Sender:
         block = self._reader.read_held(connection, shard, epoch, row_id)
         if not block:
             return False
-        self._send(connection, shard, epoch, block)
+        if block.outgoing:
+            self._send(connection, shard, epoch, block)
         if block.refusals:
             # Under what it is now, too: without its topic's hold it may have its own.
             (found,) = (refusal.hold for refusal in block.refusals)
@@ -393,7 +394,8 @@ class Sender:
             return False
         own = self._fence(shard, epoch)
         row = connection.execute(
-            self._database.queries["delete_held"], own | {"id": row_id}
+            self._database.queries["delete_held"],
+            own | {"id": row_id, "dropped": bool(block.dropped)},
         ).fetchone()
         if row != (1,):
             raise FencedError(

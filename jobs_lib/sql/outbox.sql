@@ -408,14 +408,15 @@ from (
     where h.retry_at > statement_timestamp() + interval '601 seconds'
 ) h
 cross join lateral (
-    (select r.shard, r.id from {schema}.held_rows r
+    (select r.shard, r.id, {paused} and not {followed} as waits
+    from {schema}.held_rows r
     where h.key is not null and r.topic = h.topic and r.key = h.key
     order by r.id limit 1)
     union all
-    select r.shard, r.id from {schema}.held_rows r
+    select r.shard, r.id, false from {schema}.held_rows r
     where h.key is null and r.id = h.row_id and r.topic = h.topic
     union all
-    (select r.shard, r.id from {schema}.held_rows r
+    (select r.shard, r.id, false from {schema}.held_rows r
     where h.key is null and h.row_id is null and r.topic = h.topic
         -- A whole topic is not tried with what would be held without that, too.
         and not exists (
@@ -424,27 +425,47 @@ cross join lateral (
                 and coalesce(k.row_id, 0) = case when r.key is null then r.id else 0 end
             offset 0
         )
+        and not {paused}
     order by r.id limit 1)
 ) r
-where r.shard = any (%(shards)s::int[])
+where r.shard = any (%(shards)s::int[]) and not r.waits
 order by h.retry_at limit 100
 
+-- part: paused
+-- Whether the held row `r` is one of a re-export that is paused: it waits with it.
+exists (
+    select from {schema}.reexports x where x.id = r.reexport_id and x.state = 'paused'
+)
+
+-- part: followed
+-- Whether a live row of its key waits behind the held row `r`: that one carries the newer
+-- state, and must not wait for a re-export.
+exists (
+    select from {schema}.held_rows l
+    where l.topic = r.topic and l.key = r.key and l.class = 0
+)
+
 -- name: read_held
--- The columns of `read_live`, and the re-export's.
-select o.id, o.ctid, o.topic, o.key, o.value, o.headers, o.version, o.entity,
-    to_json(o.created_at at time zone 'UTC')::text, false, null::int, o.reexport_id
-from {schema}.held_rows o
-where o.shard = %(shard)s and o.id = %(id)s and {own_shard}
+-- The columns of `read_live`, the re-export's, and whether the row is to be dropped as
+-- `read_batch` would have it.
+select r.id, r.ctid, r.topic, r.key, r.value, r.headers, r.version, r.entity,
+    to_json(r.created_at at time zone 'UTC')::text, false, null::int, r.reexport_id,
+    r.reexport_id is not null
+        and (coalesce(e.state, 'cancelled') = 'cancelled' or {followed})
+from {schema}.held_rows r left join {schema}.reexports e on e.id = r.reexport_id
+where r.shard = %(shard)s and r.id = %(id)s and {own_shard}
+    and (e.state is distinct from 'paused' or {followed})
 
 -- name: delete_held
--- The one row that was tried and got through.
+-- The one row that was tried and got through, or was dropped.
 with own as materialized ({fenced_shard}),
 gone as (
     delete from {schema}.held_rows where id = %(id)s and exists (select from own)
     returning reexport_id
 ),
 progress as (
-    update {schema}.reexports r set sent = r.sent + 1
+    update {schema}.reexports r set sent = r.sent + (not %(dropped)s)::int,
+        superseded = r.superseded + (%(dropped)s)::int
     from gone g where r.id = g.reexport_id
 )
 select count(*) from gone

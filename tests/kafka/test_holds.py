@@ -18,6 +18,7 @@ from jobs_lib import operating
 from jobs_lib.cli import cli
 from jobs_lib.errors import OperatingError
 from jobs_lib.outbox.producers import Producers
+from jobs_lib.partitioner import choose_shard
 from tests import support
 from tests.support.apps import count, count_unsent, heard, make_app, running
 from tests.support.canary import VALUE
@@ -243,6 +244,59 @@ def test_a_state_that_cannot_be_read_holds_its_key_alone(
         operating.retry_holds(database, key="bad")
         await_left(0)
     assert {*values(bootstrap_servers, states)} == {"good", "bad", "fine"}
+
+
+@pytest.mark.guarantee("FK10")
+@pytest.mark.parametrize("then", ["running", "cancelled", "a live row"])
+def test_a_held_row_of_a_re_export_does_as_its_re_export_does(
+    app, database, topic, admin, connect, bootstrap_servers, await_left, wait_for, then
+):
+    states = app.topic(topic(1), value=int, compacted=True)
+    broken = {"bad", "other"}
+
+    @app.entity(states, source="states", key="id")
+    def load(connection, keys: list[str]) -> dict[str, int]:
+        if broken & {*keys}:
+            raise ValueError("not now")
+        return dict.fromkeys(keys, 1)
+
+    admin.execute(
+        "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
+        " values (1, 'states', %s, 60000, 'running', 1)",
+        [states.name],
+    )
+    admin.execute(
+        "insert into jobs_lib.outbox"
+        " (shard, class, topic, key, entity, cause, reexport_id)"
+        " values (%s, 1, %s, 'bad', 'states', 'reexport', 1)",
+        [choose_shard(states.name, "bad", 16), states.name],
+    )
+    with connect() as connection:
+        states.send_current(connection, key="other")
+    with running(app, "relay"):
+        await_left(2)
+        admin.execute("update jobs_lib.reexports set state = 'paused'")
+        broken.clear()
+
+        def is_let_go() -> bool:
+            operating.retry_holds(database)
+            return count_unsent(admin) == (0, 1)
+
+        wait_for(is_let_go, what="the other one left")
+        # Both are due at each look, and the older one comes first.
+        assert values(bootstrap_servers, states) == {"other": [b"1"]}
+        if then == "a live row":
+            with connect() as connection:
+                states.send(connection, key="bad", value=2)
+        else:
+            admin.execute("update jobs_lib.reexports set state = %s", [then])
+        operating.retry_holds(database)
+        await_left(0)
+    sent = {"running": [b"1"], "cancelled": None, "a live row": [b"2"]}[then]
+    assert values(bootstrap_servers, states).get("bad") == sent
+    counted = admin.execute("select sent, superseded from jobs_lib.reexports")
+    assert counted.fetchone() == ((1, 0) if then == "running" else (0, 1))
+    assert not operating.list_holds(database)
 
 
 def test_a_held_row_is_shown_and_dropped_and_the_next_ones_go(
