@@ -35,8 +35,9 @@ declare
     end_version text := is_now ->> version_column;
 begin
     if tg_op = 'UPDATE' and before is distinct from after then
-        raise exception 'the key % of % was to become %',
-            quote_nullable(before), tg_relid::regclass, quote_nullable(after)
+        -- Without the keys: the text goes into logs, and they are their owner's.
+        raise exception 'the key % of % was to become another',
+            quote_ident(tg_argv[2]), tg_relid::regclass
             using errcode = 'integrity_constraint_violation', hint =
                 'One entity has one key for ever: delete it and insert another.';
     end if;

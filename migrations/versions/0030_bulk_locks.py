@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0031"
-down_revision = "0030"
+revision = "0030"
+down_revision = "0029"
 branch_labels = None
 depends_on = None
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from alembic import op
 from alembic.script import ScriptDirectory
 
-revision = "0030"
-down_revision = "0027"
+revision = "0029"
+down_revision = "0028"
 branch_labels = None
 depends_on = None
 
