@@ -93,7 +93,6 @@ def _read_queries() -> dict[str, str]:
     return queries
 
 
-@cache
 def _reason(error: psycopg.Error) -> str:
     """What libpq says, of each address if it has tried several."""
     lines = [line.strip() for line in str(error).splitlines()]
@@ -103,6 +102,7 @@ def _reason(error: psycopg.Error) -> str:
     return "; ".join(dict.fromkeys(said)) or type(error).__name__
 
 
+@cache
 def load_queries(schema: str) -> Queries:
     """The named queries for one schema, read once per process.
 

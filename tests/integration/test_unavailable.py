@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from jobs_lib.db import Database
@@ -30,3 +33,14 @@ def test_of_several_addresses_each_is_told():
     told = reason("postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders")
     assert "port 1 failed: Connection refused" in told
     assert "port 2 failed: Connection refused" in told
+
+
+def test_the_error_of_the_driver_is_not_kept():
+    with pytest.raises(UnavailableError) as told:
+        Database("postgresql://me@127.0.0.1:1/orders").connect("test")
+    error = told.value.__context__
+    assert error is not None
+    kept = weakref.ref(error)
+    del told, error
+    gc.collect()
+    assert kept() is None
