@@ -9,7 +9,7 @@ import click
 from jobs_lib import operating
 from jobs_lib.db import Database
 from jobs_lib.operating.grants import KINDS, Kind
-from jobs_lib.settings import default_settings, require_database_url
+from jobs_lib.settings import default_settings
 
 
 @click.command()
@@ -23,8 +23,7 @@ def grants(kind: str, role: str, apply: bool) -> None:
     records; read looks, but not at payloads; migrate owns the tables; none takes
     every right on the tables away.
     """
-    settings = default_settings()
-    database = Database(require_database_url(settings), settings.schema_name)
+    database = Database.of(default_settings())
     chosen = cast("Kind", kind)
     if apply:
         operating.apply_grants(database, chosen, role)

@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -15,23 +16,47 @@ from alembic.config import Config
 from click.testing import CliRunner
 from psycopg.rows import class_row
 
-from jobs_lib import cli, exponential, reexport, schema
+from jobs_lib import exponential, reexport, schema
+from jobs_lib.cli import cli
 from jobs_lib.db import Database
 from jobs_lib.devstack.ports import free_port
-from jobs_lib.operating import commands
-from jobs_lib.operating.outbox_commands import outbox
 from jobs_lib.settings import default_settings, load_settings
-from spark_bridge.commands import reexport as reexport_commands
 from spark_bridge.loader import Target, make_task
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.operating import faults
 from tests.operating.helpers import add_discarded, add_job
 from tests.support.apps import heard, make_app, running
+from tests.support.command_line import leaves
 from tests.support.records import produce
 
-pytestmark = pytest.mark.skipif(
+needs_pgbouncer = pytest.mark.skipif(
     faults.PGBOUNCER is None, reason="pgbouncer is not installed"
 )
+APP = "service_of_test:app"
+COMMANDS = [
+    "migrate",
+    "owners",
+    *("grants read postgres", "grants service postgres --apply"),
+    *("jobs list", "jobs show {job}", "jobs explain {job}"),
+    *("jobs pause type work", "jobs pauses", "jobs resume type work"),
+    *("jobs cancel {job}", "jobs retry {discarded}", "jobs delete --all"),
+    *("jobs cancel {discarded}", "jobs maintain"),
+    *("outbox status", "outbox status --holds", "outbox show {row}", "outbox retry"),
+    "outbox drop {row} --yes",
+    *(f"topics declare {APP} items --partitions 4", f"topics repartition {APP} 16"),
+    f"reexport start items --rate 1000 --engine sql --app {APP}",
+    *(f"reexport {one} items --app {APP}" for one in ("pause", "status", "resume")),
+    *(f"reexport rate items 2000 --app {APP}", f"reexport cancel items --app {APP}"),
+    "check --json",
+]
+"""In an order in which each succeeds; the last one when no job is left."""
+SERVICES = ["run", "executor", "relay"]
+"""Those that the other tests here run."""
+WITHOUT_DATABASE = [
+    *("topics plan", "topics apply", "topics check"),
+    *("schemas check", "schemas register"),
+    *("dev up", "dev down", "dev env", "dev status"),
+]
 
 
 @dataclass
@@ -90,6 +115,28 @@ def find_refused(failures):
     return [one for one in errors if isinstance(one, psycopg.Error | str)]
 
 
+def test_every_command_that_opens_a_database_is_among_those_that_are_tried():
+    known = [*COMMANDS, *SERVICES, *WITHOUT_DATABASE]
+    for leaf in leaves(cli):
+        assert any(f"{one} ".startswith(f"{leaf} ") for one in known), leaf
+
+
+def add_held(connection: psycopg.Connection[Any], row: int) -> int:
+    """Add a row that is held; its id."""
+    connection.execute(
+        "insert into jobs_lib.held_rows"
+        " (shard, class, id, topic, key, value, cause, created_at)"
+        " values (0, 0, %s, 'items', 'a', '', 'live', now())",
+        [row],
+    )
+    connection.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values ('items', 'a', 'boom', now())"
+    )
+    return row
+
+
+@needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
 def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
@@ -99,52 +146,29 @@ def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
     module = types.ModuleType("service_of_test")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "service_of_test", module)
-    for name, value in (
-        ("DATABASE_URL", bounced),
-        ("PGBOUNCER", "true"),
-        ("APP", "service_of_test:app"),
-    ):
-        monkeypatch.setenv(f"JOBS_LIB_{name}", value)
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", bounced)
+    monkeypatch.setenv("JOBS_LIB_PGBOUNCER", "true")
     default_settings.cache_clear()
     admin.execute("create table items (id int primary key, name text, version bigint)")
     admin.execute("insert into items select g, 'n', 1 from generate_series(1, 50) g")
     # More often than the driver waits before it prepares a statement.
-    for _ in range(2):
-        job, discarded = add_job(admin), add_discarded(admin)
+    for turn in (1, 2):
+        ids = {
+            "job": add_job(admin),
+            "discarded": add_discarded(admin),
+            "row": add_held(admin, turn),
+        }
         add_discarded(admin)
-        for command, words in (
-            (cli.migrate, ""),
-            (commands.owners, ""),
-            (commands.jobs, "list"),
-            (commands.jobs, f"show {job}"),
-            (commands.jobs, f"explain {job}"),
-            (commands.jobs, "pause type work"),
-            (commands.jobs, "pauses"),
-            (commands.jobs, "resume type work"),
-            (commands.jobs, f"cancel {job}"),
-            (commands.jobs, f"retry {discarded}"),
-            (commands.jobs, "delete --all"),
-            (commands.jobs, f"cancel {discarded}"),
-            (commands.jobs, "maintain"),
-            (outbox, "status"),
-            (outbox, "retry"),
-            (cli.topics, "repartition service_of_test:app 16"),
-            (reexport_commands, "start items --rate 1000 --engine sql"),
-            (reexport_commands, "pause items"),
-            (reexport_commands, "status items"),
-            (reexport_commands, "resume items"),
-            (reexport_commands, "rate items 2000"),
-            (reexport_commands, "cancel items"),
-        ):
-            done = CliRunner().invoke(command, words.split())
+        for command in COMMANDS:
+            words = command.format(**ids)
+            if words.startswith("check"):
+                admin.execute("delete from jobs_lib.jobs")
+            done = CliRunner().invoke(cli, words.split())
             assert done.exit_code == 0, (words, done.output, done.exception)
-    admin.execute("delete from jobs_lib.jobs")
-    done = CliRunner().invoke(commands.check, ["--json"])
-    assert done.exit_code == 0, done.output
 
 
 def migrate_by_command(settings):
-    done = CliRunner().invoke(cli.migrate)
+    done = CliRunner().invoke(cli, ["migrate"])
     assert done.exit_code == 0, (done.output, done.exception)
 
 
@@ -169,6 +193,7 @@ def migrate(request, monkeypatch):
     return run
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
 def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pgbouncer")
@@ -180,6 +205,7 @@ def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factor
     assert Database(empty_url).check_version(latest) == latest
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
 def test_migrations_that_wait_for_others_leave_nothing_prepared(
     empty_url, monkeypatch, tmp_path_factory, wait_for
@@ -203,6 +229,7 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
     assert Database(empty_url).check_version(latest) == latest
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
 def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
@@ -211,6 +238,7 @@ def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
     assert Database(empty_url).check_version(latest) == latest
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
 def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
@@ -229,6 +257,7 @@ def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
     assert (len(loaded), sum(loaded)) == (30, 900)
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21")
 def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
     bounced, admin, bootstrap_servers, topic, wait_for, servers
@@ -270,6 +299,7 @@ def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
     assert find_refused(failures) == []
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21")
 def test_relay_read_model_and_re_export_work_behind_it(
     bounced, admin, bootstrap_servers, topic, wait_for
@@ -332,6 +362,7 @@ def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tm
     assert (task.prepares, task.timeout) == (False, 7)
 
 
+@needs_pgbouncer
 @pytest.mark.parametrize("direct", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direct):
     options = {"direct_url": url} if direct else {}
@@ -350,6 +381,7 @@ def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direc
     assert "loop.failed" not in worker.output
 
 
+@needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
 def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_for):
     app = make_app(bounced, pgbouncer=True, workers=4)
@@ -399,6 +431,7 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
     assert failures == []
 
 
+@needs_pgbouncer
 def test_consumers_work_behind_it(
     url, bounced, admin, bootstrap_servers, topic, wait_for
 ):

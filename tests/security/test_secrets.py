@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 from urllib.parse import quote
 
-import click
 import confluent_kafka
 import psycopg
 import pytest
@@ -32,6 +31,7 @@ from jobs_lib.settings import load_settings
 from tests import support
 from tests.security.helpers import CANARY, User
 from tests.support.apps import heard, make_app, running
+from tests.support.command_line import leaves
 from tests.support.records import produce
 
 LETTER = "hunter2"
@@ -105,19 +105,6 @@ def refuse(output: str, kafka: dict[str, str] | None = None) -> None:
         assert LETTER not in line
     for line in (kafka or {}).get("ssl.key.pem", "").splitlines()[1:-1]:
         assert line not in output
-
-
-def leaves(command: click.Command, *names: str) -> set[str]:
-    """All commands under one."""
-    if not isinstance(command, click.Group):
-        return {" ".join(names)}
-    context = click.Context(command)
-    found = set()
-    for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        assert inner is not None
-        found |= leaves(inner, *names, name)
-    return found
 
 
 def test_every_command_is_among_those_that_are_tried():
