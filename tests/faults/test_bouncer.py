@@ -229,8 +229,6 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
     assert Database(empty_url).check_version(latest) == latest
 
 
-@needs_pgbouncer
-@pytest.mark.guarantee("J21", "FP10")
 def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
     migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
@@ -345,7 +343,6 @@ def test_relay_read_model_and_re_export_work_behind_it(
     assert find_refused(failures) == []
 
 
-@pytest.mark.guarantee("FP10")
 def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tmp_path):
     settings = load_settings(
         database_url="postgresql://a/b",

@@ -288,7 +288,7 @@ def test_rows_that_came_meanwhile_stay(database, admin, write, relay, reexports)
     assert left == [(newest.row_id,)]
 
 
-@pytest.mark.guarantee("FP7", "FP10")
+@pytest.mark.guarantee("FP7")
 @pytest.mark.parametrize("reexports", [set(), {1}], ids=["live", "re-export"])
 def test_rows_that_were_read_from_another_server_are_not_deleted_here(
     database, admin, write, relay, reexports

@@ -181,7 +181,7 @@ def test_jobs_run_once_and_in_order_while_owners_change(
     assert not failures
 
 
-@pytest.mark.guarantee("FP22", "J21")
+@pytest.mark.guarantee("FP22")
 def test_a_default_that_cannot_be_changed_behind_pgbouncer_is_refused(strict_url):
     # No PgBouncer is needed: it hands on the server's default.
     database = Database(strict_url, pgbouncer=True)

@@ -149,7 +149,7 @@ def test_the_note_of_what_runs_is_written_again(scene, pod):
     assert claims == [(pod.id, [running.id])]
 
 
-@pytest.mark.guarantee("FP7", "FP10")
+@pytest.mark.guarantee("FP7")
 def test_behind_pgbouncer_another_server_refuses_all_until_the_pod_has_noticed(
     scene, pod
 ):
