@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import psycopg
 from psycopg import sql
@@ -93,13 +93,21 @@ def _read_queries() -> dict[str, str]:
     return queries
 
 
-def _reason(error: psycopg.Error) -> str:
+def find_reason(error: BaseException | None) -> str:
     """What libpq says, of each address if it has tried several."""
     lines = [line.strip() for line in str(error).splitlines()]
     tried = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     # Its hint asks what our own text asks.
     said = tried or [line for line in lines if line and not line.startswith(_HINT)]
     return "; ".join(dict.fromkeys(said)) or type(error).__name__
+
+
+def no_answer(url: str, error: BaseException | None) -> UnavailableError:
+    """What a person can act on instead of the driver's error."""
+    return UnavailableError(
+        f"the database at {masked_url(url)} does not answer: {find_reason(error)}. "
+        "Is it running, and is JOBS_LIB_DATABASE_URL right?"
+    )
 
 
 @cache
@@ -207,15 +215,16 @@ class Database:
         Raises:
             UnavailableError: the server does not answer within ten seconds.
         """
+        url = self._direct_url if direct else self.url
         try:
             connection = Session.connect(
-                self._direct_url if direct else self.url,
+                url,
                 autocommit=True,
                 row_factory=tuple_row,
                 **self.options(name),
             )
         except psycopg.OperationalError as error:
-            self.unavailable(error)
+            raise no_answer(url, error) from None
         connection.answer_within = self.timeout if impatient else None
         prepare_connection(connection)
         if not self.prepares and not direct:
@@ -289,13 +298,6 @@ class Database:
                 "works by 'read committed': give it a role of its own, and run `alter "
                 "role ROLE set default_transaction_isolation = 'read committed'`"
             )
-
-    def unavailable(self, error: psycopg.Error) -> NoReturn:
-        """Raise what a person can act on instead of the driver's error."""
-        raise UnavailableError(
-            f"the database at {masked_url(self.url)} does not answer: "
-            f"{_reason(error)}. Is it running, and is JOBS_LIB_DATABASE_URL right?"
-        ) from None
 
     def check_version(self, expected: str) -> str:
         """Return the version of the tables, if a release made for another can use them.

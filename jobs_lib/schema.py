@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -28,17 +29,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
-from jobs_lib.db import check_fit, connection_options, quote
+from jobs_lib.db import check_fit, connection_options, no_answer, quote
 from jobs_lib.environment import adopt, record_environment
 from jobs_lib.errors import (
     ConfigurationError,
     OperatingError,
     SchemaVersionError,
-    UnavailableError,
 )
-from jobs_lib.masking import masked_url
 from jobs_lib.naming import make_template
-from jobs_lib.settings import check_schema, require_database_url
+from jobs_lib.settings import check_schema, libpq_url, require_database_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,12 +78,14 @@ def choose_url(settings: Settings) -> str:
 
 def make_engine(url: str, timeout: float) -> Engine:
     """What migrations open the database with; it keeps no connection."""
+    # What is prepared would be gone behind PgBouncer, and nothing is asked often.
+    options = connection_options("migrate", timeout, prepares=False)
     return create_engine(
-        sqlalchemy_url(url),
+        "postgresql+psycopg://",
+        # SQLAlchemy itself cannot read every URL that libpq reads.
+        creator=lambda: psycopg.connect(libpq_url(url), **options),
         poolclass=NullPool,
         isolation_level="READ COMMITTED",
-        # What is prepared would be gone behind PgBouncer, and nothing is asked often.
-        connect_args=connection_options("migrate", timeout, prepares=False),
     )
 
 
@@ -194,11 +195,7 @@ def migrate(
                 if new and shards is not None:
                     _set_shards(connection, schema, shards)
     except OperationalError as error:
-        raise UnavailableError(
-            f"the database at {masked_url(url)} does not answer: "
-            f"{str(error.orig).splitlines()[0]}. Is it running, and is "
-            "JOBS_LIB_DATABASE_URL right?"
-        ) from None
+        raise no_answer(url, error.orig) from None
     finally:
         engine.dispose()
 

@@ -300,7 +300,7 @@ class Settings(BaseSettings):
     def _is_postgres(cls, url: str) -> str:
         if not url:
             return url
-        driver, there, rest = url.partition("://")
+        driver, there, _ = url.partition("://")
         scheme = driver.split("+")[0]
         if not there or scheme not in {"postgresql", "postgres"}:
             named = scheme if there and scheme.isalnum() else "no scheme"
@@ -308,8 +308,7 @@ class Settings(BaseSettings):
                 f"the URL starts with {named!r}; "
                 "it must look like postgresql://user@host:5432/database"
             )
-        # SQLAlchemy's form names a driver; libpq's does not.
-        url = f"{scheme}://{rest}"
+        url = libpq_url(url)
         if not _is_readable(url):
             raise ValueError(_UNREADABLE)
         return url
@@ -407,6 +406,12 @@ def check_schema(name: str) -> None:
     raise ConfigurationError(
         f"the schema's name {name!r} {problem}. Choose another, such as jobs_lib"
     )
+
+
+def libpq_url(url: str) -> str:
+    """The URL as libpq reads it: SQLAlchemy's form names a driver."""
+    scheme, there, rest = url.partition("://")
+    return f"{scheme.split('+')[0]}{there}{rest}"
 
 
 def load_settings(**given: object) -> Settings:

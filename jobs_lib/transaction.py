@@ -6,15 +6,19 @@ import asyncio
 import os
 import select
 import threading
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
+import psycopg
+from psycopg.rows import Row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from jobs_lib.db import (
     connection_options,
+    find_reason,
     settle_isolation,
     settle_isolation_async,
 )
@@ -26,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
-
-    import psycopg
 
     from jobs_lib.settings import Settings
 
@@ -44,6 +46,8 @@ class Pools:
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._failures: deque[str] = deque(maxlen=1)
+        """Why the last try to connect has failed; empty when it has not."""
         self._pool: tuple[int, ConnectionPool[Connection]] | None = None
         self._async_pools: WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]
@@ -90,7 +94,8 @@ class Pools:
                 min_size=0,
                 max_size=settings.transactions,
                 timeout=_WAIT,
-                kwargs=_options(settings),
+                connection_class=_AsyncPooled,
+                kwargs=self._options(settings),
                 configure=partial(settle_isolation_async, stays=not settings.pgbouncer),
                 check=_check_async,
                 open=False,
@@ -114,10 +119,19 @@ class Pools:
     def unavailable(self) -> UnavailableError:
         """What a person can act on instead of the pool's error."""
         settings = self._settings()
+        if self._failures:
+            why = (
+                f"{self._failures[-1]}. Is it running, and is JOBS_LIB_DATABASE_URL "
+                "right?"
+            )
+        else:
+            why = (
+                f"are {settings.transactions} transactions at once enough "
+                "(JOBS_LIB_TRANSACTIONS)?"
+            )
         return UnavailableError(
             f"no connection to the database at {masked_url(settings.database_url)} was "
-            f"free within {_WAIT:g} s: does it answer, and are {settings.transactions} "
-            "transactions at once enough (JOBS_LIB_TRANSACTIONS)?"
+            f"free within {_WAIT:g} s: {why}"
         )
 
     def _open(self) -> ConnectionPool[Connection]:
@@ -127,11 +141,52 @@ class Pools:
             min_size=0,
             max_size=settings.transactions,
             timeout=_WAIT,
-            kwargs=_options(settings),
+            connection_class=_Pooled,
+            kwargs=self._options(settings),
             configure=partial(settle_isolation, stays=not settings.pgbouncer),
             check=_check,
             open=True,
         )
+
+    def _options(self, settings: Settings) -> dict[str, Any]:
+        return {
+            "failures": self._failures,
+            **connection_options(
+                "transaction",
+                settings.database_timeout,
+                prepares=not settings.pgbouncer,
+            ),
+        }
+
+
+class _Pooled(psycopg.Connection[Row]):
+    """Notes why a try to connect fails: a pool only tells that the time is up."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Connect, and note in ``failures`` why that fails."""
+        with _noting(options.pop("failures")):
+            return super().connect(conninfo, **options)
+
+
+class _AsyncPooled(psycopg.AsyncConnection[Row]):
+    """The same on an event loop."""
+
+    @classmethod
+    async def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Connect, and note in ``failures`` why that fails."""
+        with _noting(options.pop("failures")):
+            return await super().connect(conninfo, **options)
+
+
+@contextmanager
+def _noting(failures: deque[str]) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        failures.append(find_reason(error))
+        raise
+    failures.clear()
 
 
 class Transaction:
@@ -179,12 +234,6 @@ class Transaction:
     ) -> bool | None:
         assert self._given_async is not None
         return await self._given_async.__aexit__(kind, error, traceback)
-
-
-def _options(settings: Settings) -> dict[str, Any]:
-    return connection_options(
-        "transaction", settings.database_timeout, prepares=not settings.pgbouncer
-    )
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:

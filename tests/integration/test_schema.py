@@ -12,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from click.testing import CliRunner
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import MetaData, create_engine, text
 
 from jobs_lib.cli import cli
@@ -33,7 +34,7 @@ from jobs_lib.schema import (
     upgrade,
     write_sql,
 )
-from jobs_lib.settings import load_settings
+from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import executing, make_app
 
 if TYPE_CHECKING:
@@ -93,6 +94,34 @@ def test_a_name_that_no_schema_of_ours_can_have_is_refused(
         with pytest.raises(ConfigurationError, match=why) as refused:
             way()
         assert "such as jobs_lib" in str(refused.value), name
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "postgresql://{login}@127.0.0.1:1,{host}:{port}/{dbname}",
+        "postgresql:///{dbname}?host=127.0.0.1,{host}&port=1,{port}&{parameters}",
+        "postgres://{login}@{host}:{port}/{dbname}?target_session_attrs=read-write",
+        "postgresql+psycopg://{login}@{host}:{port}/{dbname}",
+    ],
+    ids=["hosts", "parameters", "attributes", "driver"],
+)
+def test_the_tables_are_installed_by_every_url_that_services_accept(
+    empty_url, form, monkeypatch
+):
+    parts = conninfo_to_dict(empty_url)
+    url = form.format(
+        **parts,
+        login=f"{parts['user']}:{parts['password']}",
+        parameters=f"user={parts['user']}&password={parts['password']}",
+    )
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", url)
+    default_settings.cache_clear()
+    done = CliRunner().invoke(cli, ["migrate"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    command.upgrade(Config("alembic.ini"), "head")
+    assert migrate(url) == latest_version()
+    Database.of(load_settings()).check_version(latest_version())
 
 
 def test_several_pods_may_migrate_at_once(empty_url):

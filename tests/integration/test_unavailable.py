@@ -2,37 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from jobs_lib import transaction
+from jobs_lib.cli import cli
 from jobs_lib.db import Database
 from jobs_lib.errors import UnavailableError
+from jobs_lib.schema import migrate
+from tests.support.apps import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+AWAY = "postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders"
+"""Two addresses at which no server is."""
 
 
-def reason(url: str) -> str:
-    """What is said when the database at a URL is opened."""
-    with pytest.raises(UnavailableError) as told, Database(url).connect("test"):
-        pass
+def told_by(way: Callable[[], object]) -> str:
+    """What is said when a database is opened in some way."""
+    with pytest.raises(UnavailableError) as told:
+        way()
     assert "\n" not in str(told.value)
     assert "hunter2" not in str(told.value)
     return str(told.value)
 
 
+def begin(url: str) -> None:
+    """Begin a transaction of an application."""
+    app = make_app(url)
+    try:
+        with app.transaction():
+            pass
+    finally:
+        app.close()
+
+
+def begin_async(url: str) -> None:
+    """The same on an event loop."""
+
+    async def run() -> None:
+        app = make_app(url)
+        try:
+            async with app.transaction():
+                pass
+        finally:
+            await app.aclose()
+
+    asyncio.run(run())
+
+
 def test_the_reason_is_told_and_not_the_hint_below_it():
-    told = reason("postgresql://me:hunter2@127.0.0.1:1/orders")
-    assert told == (
+    url = "postgresql://me:hunter2@127.0.0.1:1/orders"
+    expected = (
         "the database at postgresql://me@127.0.0.1:1/orders does not answer: "
         'connection failed: connection to server at "127.0.0.1", port 1 failed: '
         "Connection refused. Is it running, and is JOBS_LIB_DATABASE_URL right?"
     )
+    assert told_by(lambda: Database(url).connect("test")) == expected
+    assert told_by(lambda: migrate(url)) == expected
 
 
-def test_of_several_addresses_each_is_told():
-    told = reason("postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders")
+@pytest.mark.parametrize(
+    "way",
+    [lambda url: Database(url).connect("test"), migrate, begin, begin_async],
+    ids=["connect", "migrate", "transaction", "async transaction"],
+)
+def test_of_several_addresses_each_is_told(way, monkeypatch):
+    monkeypatch.setattr(transaction, "_WAIT", 2.0)
+    told = told_by(lambda: way(AWAY))
     assert "port 1 failed: Connection refused" in told
     assert "port 2 failed: Connection refused" in told
+    assert "JOBS_LIB_DATABASE_URL" in told
+
+
+def test_the_command_that_migrates_tells_each_too(monkeypatch):
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", AWAY)
+    failure = CliRunner().invoke(cli, ["migrate"]).exception
+    assert isinstance(failure, UnavailableError)
+    assert "port 2 failed: Connection refused" in str(failure)
+
+
+def test_of_a_pool_whose_connections_are_all_in_use_no_other_reason_is_told(
+    database_url, monkeypatch
+):
+    monkeypatch.setattr(transaction, "_WAIT", 0.2)
+    app = make_app(database_url, transactions=1)
+    with app.transaction():
+        told = told_by(app.transaction().__enter__)
+    app.close()
+    assert "are 1 transactions at once enough (JOBS_LIB_TRANSACTIONS)?" in told
+    assert "Is it running" not in told
 
 
 def test_the_error_of_the_driver_is_not_kept():
