@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from dataclasses import astuple
 from pathlib import Path
@@ -147,10 +146,12 @@ def migrate(
 )
 def run(app: str, without: tuple[str, ...]) -> None:
     """Run a service: its consumers, executor and relay."""
+    from jobs_lib.supervisor import end_while_loading
+
+    end_while_loading()
     from jobs_lib.app import load_app
     from jobs_lib.service import PARTS, Service
 
-    _end_while_loading()
     parts = [part for part in PARTS if part not in without]
     sys.exit(Service(load_app(app), parts).run())
 
@@ -179,22 +180,18 @@ def _run_part(
     part: str, app: str, processes: int, *, sidecar: bool = False
 ) -> NoReturn:
     """Run one part of a service, in this process or in several."""
+    from jobs_lib.supervisor import Supervisor, end_while_loading
+
+    end_while_loading()
     from jobs_lib.app import load_app
     from jobs_lib.service import Service
-    from jobs_lib.supervisor import Supervisor
 
-    _end_while_loading()
     # Of several, too: an app that does not load says so once.
     loaded = load_app(app)
     if processes > 1:
         command = [sys.executable, "-m", "jobs_lib.cli", part, app]
         sys.exit(Supervisor(command, processes).run())
     sys.exit(Service(loaded, [part], sidecar=sidecar).run())
-
-
-def _end_while_loading() -> None:
-    """End in order when asked to while the app is imported: nothing has begun."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 @cli.group()

@@ -9,8 +9,10 @@ because the pipe between them ends.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,8 @@ CUT_OFF = 3
 FAILED = 4
 """The exit code of one that stopped by itself: somebody has something to change."""
 _TICK = 0.2
+_KILLED = 128
+"""What a shell adds to the number of the signal that has ended a process."""
 
 
 class Supervisor:
@@ -39,34 +43,49 @@ class Supervisor:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._count = count
         self._failures = 0
-        self._stopping = threading.Event()
+        self._is_stopping = False
+        # The numbers of the signals that have come. A handler runs between any two
+        # steps of this thread, so it takes no lock, and sees no children.
+        self._asked, self._ask = os.pipe()
 
     def run(self) -> int:
         """Run until a signal comes; returns the worst exit code of the children.
 
         A child that has stopped by itself would do so again: the others stop as well.
+        One that a signal has killed counts with its number and 128.
 
         The first SIGTERM or SIGINT asks the children to stop in order, the second one
         and SIGQUIT to stop at once.
         """
         for number in STOPPING:
-            signal.signal(number, self._stop)
+            signal.signal(number, self._note)
         for share in range(1, self._count + 1):
+            if self._is_asked(0):
+                break
             self._start(share)
-        while not self._stopping.wait(_TICK):
+        while not self._is_stopping:
             self._revive()
-        return max(child.wait() for child in self._children.values())
+            self._pass_on(_TICK)
+        while any(child.poll() is None for child in self._children.values()):
+            self._pass_on(_TICK)
+        codes = (child.wait() for child in self._children.values())
+        return max((_KILLED - code if code < 0 else code for code in codes), default=0)
 
     def _start(self, share: int) -> None:
-        # The pipe's other end is never written to: it ends when this process does.
-        self._children[share] = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            # A terminal's Ctrl-C goes to the parent alone, which passes it on: a child
-            # that got it twice would stop at once.
-            process_group=0,
-            env={**os.environ, SHARE: f"{share}/{self._count}"},
-        )
+        # The child inherits that these are kept back, until it can end in order.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            # The pipe's other end is never written to: it ends when this process does.
+            self._children[share] = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                # A terminal's Ctrl-C goes to the parent alone, which passes it on: a
+                # child that got it twice would stop at once.
+                process_group=0,
+                env={**os.environ, SHARE: f"{share}/{self._count}"},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _revive(self) -> None:
         for share, child in self._children.items():
@@ -88,15 +107,37 @@ class Supervisor:
                 self._count,
                 code,
             )
-            if not self._stopping.wait(RECONNECT.delay(self._failures)):
+            if not self._is_asked(RECONNECT.delay(self._failures)):
                 self._start(share)
             return
 
-    def _stop(self, number: int, _: object = None) -> None:
-        self._stopping.set()
+    def _note(self, number: int, _: object) -> None:
+        os.write(self._ask, bytes([number]))
+
+    def _is_asked(self, seconds: float) -> bool:
+        """Wait for a signal; whether one has come."""
+        poll = select.poll()
+        poll.register(self._asked, select.POLLIN)
+        return bool(poll.poll(seconds * 1_000))
+
+    def _pass_on(self, seconds: float) -> None:
+        """Wait for a signal, and pass on what has come."""
+        if self._is_asked(seconds):
+            for number in os.read(self._asked, select.PIPE_BUF):
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._is_stopping = True
         for child in self._children.values():
-            if child.poll() is None:
-                child.send_signal(number)
+            child.send_signal(number)
+
+
+def end_while_loading() -> None:
+    """End in order when asked to while the app is imported: nothing has begun."""
+    for number in STOPPING:
+        signal.signal(number, lambda *_: sys.exit(0))
+    # The parent of several has kept back what came before.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def read_share() -> tuple[int, int] | None:

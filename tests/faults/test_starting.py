@@ -26,15 +26,15 @@ if "slow" in os.environ:
 """
 
 
-@pytest.fixture
-def start(own_url, tmp_path, run_process):
+@pytest.fixture(params=[("run",), ("executor", "--processes", "2")], ids=" ".join)
+def start(request, own_url, tmp_path, run_process):
     """A function that starts a pod as a user does; it returns it and its probes."""
     (tmp_path / "starting.py").write_text(APP)
 
     def start(**env: str):
         port = free_port()
         pod = run_process(
-            *("-m", "jobs_lib.cli", "run", "starting:app"),
+            *("-m", "jobs_lib.cli", *request.param, "starting:app"),
             env={
                 "PYTHONPATH": str(tmp_path),
                 "JOBS_LIB_DATABASE_URL": own_url,
@@ -97,10 +97,13 @@ def test_a_pod_that_waits_for_its_database_ends_in_order_when_asked(
 
 
 @pytest.mark.guarantee("J19", "FP19")
-def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(start):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(
+    start, number
+):
     pod, _ = start(slow="yes")
     pod.wait_for_line("loading")
-    pod.signal(signal.SIGTERM)
+    pod.signal(number)
     assert pod.wait() == 0
     assert "Traceback" not in pod.output
 

@@ -23,16 +23,69 @@ import sys
 from jobs_lib.supervisor import Supervisor
 
 child = '''
-import signal, sys
-from jobs_lib.supervisor import FAILED, read_share
+import os, signal, sys
+from jobs_lib.supervisor import FAILED, end_while_loading, read_share, stop_with_parent
 
-print("child", *read_share(), flush=True)
+stop_with_parent(lambda: os._exit(1))
 if read_share()[0] == 1:
+    print("child", *read_share(), flush=True)
     sys.exit(FAILED)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+end_while_loading()
 signal.pause()
 '''
 sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
+"""
+# The signal comes when the first child runs, and before the parent knows of it.
+STARTING = """
+import os, signal, subprocess, sys
+from jobs_lib.supervisor import Supervisor
+
+child = '''
+import os, signal
+from jobs_lib.supervisor import end_while_loading, read_share, stop_with_parent
+
+stop_with_parent(lambda: os._exit(1))
+end_while_loading()
+signal.pause()
+'''
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        if options["env"]["JOBS_LIB_SHARE"] == "1/3":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+sys.exit(Supervisor([sys.executable, "-c", child], 3).run())
+"""
+# One child ends in order, the other one is killed before it has.
+KILLED = """
+import sys
+from jobs_lib.supervisor import Supervisor
+
+child = '''
+import os, signal
+from jobs_lib.supervisor import end_while_loading, read_share, stop_with_parent
+
+stop_with_parent(lambda: os._exit(1))
+end_while_loading()
+if read_share()[0] == 1:
+    kill = lambda *_: signal.raise_signal(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, kill)
+    print("child begins", flush=True)
+signal.pause()
+'''
+sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
+"""
+# What Python itself runs first: here a child waits until it has been asked to stop.
+CUSTOMIZE = """
+import os, signal, time
+
+if "JOBS_LIB_SHARE" in os.environ:
+    os.write(1, b"child begins\\n")  # at once, unlike print
+    parent = os.getppid()
+    while os.getppid() == parent and not signal.sigpending():
+        time.sleep(0.01)
 """
 LIMIT = 150  # MiB: a process starts with about a half of it
 APP = """
@@ -148,6 +201,43 @@ def test_a_child_that_stops_by_itself_stops_all(run_process):
     parent = run_process("-c", FAILING)
     assert parent.wait(timeout=60) == FAILED
     assert parent.lines.count("child 1 2") == 1
+
+
+@pytest.mark.guarantee("FP19")
+def test_a_signal_while_the_children_are_started_reaches_each(run_process):
+    parent = run_process("-c", STARTING)
+    assert parent.wait(timeout=60) == 0, parent.output
+
+
+@pytest.mark.guarantee("FP19")
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.slow),
+    ],
+)
+def test_children_that_are_asked_to_stop_before_they_have_loaded_end_in_order(
+    start, tmp_path, wait_for, number
+):
+    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
+    parent = start()
+    wait_for(
+        lambda: parent.lines.count("child begins") == 2,
+        timeout=60,
+        what=lambda: f"both have begun\n{parent.output}",
+    )
+    parent.signal(number)
+    assert parent.wait(timeout=60) == 0
+    assert "Traceback" not in parent.output
+
+
+def test_the_exit_code_tells_of_a_child_that_was_killed_while_it_stopped(run_process):
+    parent = run_process("-c", KILLED)
+    parent.wait_for_line("child begins")
+    parent.signal(signal.SIGTERM)
+    assert parent.wait(timeout=60) == 128 + signal.SIGKILL
 
 
 def test_a_child_that_dies_is_started_again(start, admin, wait_for):
