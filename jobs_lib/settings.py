@@ -60,7 +60,8 @@ RUNS_CODE = {
 """Settings of Kafka's client by which this process runs what somebody else wrote."""
 
 _SCHEMA_BYTES = 63
-_NOT_IN_SCHEMA = re.compile(r"[%:\x00-\x1f\x7f\ud800-\udfff]")
+# Drivers take % and : for parameters, and $word$ ends the text of a function.
+_NOT_IN_SCHEMA = re.compile(r"[%:\x00-\x1f\x7f\ud800-\udfff]|\$\w+\$")
 # In a search path the second means the role's own schema, quoted or not.
 _TAKEN_SCHEMAS = {"public", "$user", "information_schema"}
 _PLACEHOLDER = re.compile("{[^{}]*}")
@@ -397,8 +398,9 @@ def check_schema(name: str) -> None:
     if not 1 <= size <= _SCHEMA_BYTES:
         problem = f"has {size} bytes, and may have 1 to {_SCHEMA_BYTES}"
     elif found := _NOT_IN_SCHEMA.search(name):
-        # Drivers would take the first two for parameters.
-        problem = f"has {found[0]!r} in it, and may have no %, : or control character"
+        problem = (
+            f"has {found[0]!r} in it, and may have no %, :, $word$ or control character"
+        )
     elif name.startswith("pg_") or name in _TAKEN_SCHEMAS:
         problem = "is taken: the tables need a schema of their own"
     else:

@@ -75,6 +75,8 @@ def test_the_tables_live_in_a_schema_of_any_name(empty_url, schema, wait_for):
         ("new\nline", r"has '\\n' in it"),
         ("nul\0", r"has '\\x00' in it"),
         ("half\ud800", "control character"),
+        ("a $do$ b", r"has '\$do\$' in it"),
+        ("$function$", r"has '\$function\$' in it"),
         ("$user", "is taken"),
         ("pg_temp", "is taken"),
         ("public", "a schema of their own"),
