@@ -107,18 +107,19 @@ class DatabaseSource(WatchingSource):
         # Their number may change: see `jobs-lib topics repartition`.
         lasting = {*self._lasting(connection)}
         passing = {*self._passing(connection)} - lasting
-        live: list[UUID] = []
-        followers: defaultdict[str, list[UUID]] = defaultdict(list)
         query = self._database.queries["live_processes"]
-        for process, topics in connection.execute(query, self._parameters):
-            live.append(process)
-            for topic in topics:
-                followers[topic].append(process)
-        others = [process for process in live if process != self._process.id]
-        takes_part = not (others and self._is_cut_off())
+        live = dict(connection.execute(query, self._parameters).fetchall())
+        takes_part = not (live.keys() - {self._process.id} and self._is_cut_off())
         self._process.take_part(self._role, takes_part)
         if not takes_part:
             return set()
+        # After an outage it may look before its own heartbeat has come through.
+        topics = self._process.topics if self._role == "execute" else []
+        live.setdefault(self._process.id, topics)
+        followers: defaultdict[str, list[UUID]] = defaultdict(list)
+        for process, followed in live.items():
+            for topic in followed:
+                followers[topic].append(process)
         groups: defaultdict[tuple[UUID, ...], list[str]] = defaultdict(list)
         for origin in sorted(lasting):
             groups[_candidates(origin, followers, live)].append(origin)
@@ -132,7 +133,7 @@ class DatabaseSource(WatchingSource):
 
 
 def _candidates(
-    origin: str, followers: Mapping[str, Sequence[UUID]], live: Sequence[UUID]
+    origin: str, followers: Mapping[str, Sequence[UUID]], live: Iterable[UUID]
 ) -> tuple[UUID, ...]:
     """Who may own ``origin``: the followers of its topic, or else all that live."""
     return tuple(sorted(followers.get(origin.rpartition("/")[0], live)))

@@ -67,6 +67,27 @@ def test_each_of_several_has_as_many_as_the_others(start, wait_for):
     )
 
 
+@pytest.mark.guarantee("J20")
+def test_a_process_whose_heartbeats_do_not_come_through_keeps_its_share(
+    database, wait_for
+):
+    process = Process(database, "pod", ["execute"], 0.1)
+    source = DatabaseSource(
+        database,
+        process,
+        "execute",
+        lambda _: ORDERS,
+        interval=0.02,
+        stale_after=30.0,
+    )
+    # After an outage it may look around before its first heartbeat is there.
+    source.start(lambda: None)
+    try:
+        wait_for(lambda: source.wanted == {*ORDERS}, what="it wants its share")
+    finally:
+        source.stop()
+
+
 def test_origins_that_come_and_go_move_no_other(start, wait_for):
     passing = ["gone/1"]
     one, _ = start(passing=passing.copy)
