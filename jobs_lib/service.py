@@ -371,6 +371,7 @@ class Service:
                 failures += 1
                 telemetry.emit("loop.failed", loop="start", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
+                self.process.doubt()
         raise _AskedToStop
 
     def _add_consumer(self, group: str, declared: list[Declared]) -> None:

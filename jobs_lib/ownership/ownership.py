@@ -186,6 +186,7 @@ class Ownership:
             "owner": self._process.id,
             "origins": sorted(missing),
             "stale_after": self._stale_after,
+            "sees_others": self._process.sees_others,
             "last_epoch": self._last_epoch,
         }
         connection.execute(queries["make_origins"], parameters)

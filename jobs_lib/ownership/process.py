@@ -7,6 +7,7 @@ import os
 import platform
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID, uuid4
 
@@ -80,7 +81,11 @@ class Process:
         self._interval = interval
         self._give_up_after = give_up_after
         self._stale_after = stale_after
-        self._beaten_at = self._well_since = time.monotonic()
+        # Once the database is back, others take it for dead after `stale_after`.
+        self._reconnect = replace(RECONNECT, cap=min(RECONNECT.cap, stale_after / 2))
+        self._beaten_at = time.monotonic()
+        self._well_since = -math.inf
+        """Since when no heartbeat has failed or come late, as far as is known."""
         self.lease = Lease(-math.inf)
         """How long this process may begin jobs that it claims now."""
         self._cut_off = False
@@ -144,6 +149,21 @@ class Process:
             telemetry.emit(event, role=role, process=self.id)
             self.roles = sorted(roles)
 
+    def doubt(self) -> None:
+        """Note that the database was away: others may not have reached it either."""
+        self._well_since = time.monotonic()
+
+    @property
+    def sees_others(self) -> bool:
+        """Whether a process that lives would have been seen to beat by now.
+
+        Not in an outage, nor for ``stale_after`` seconds after one: it has kept the
+        others from beating, too, and they may come back later than this one. True from
+        its start for a process that has found the database at once.
+        """
+        long_enough = time.monotonic() - self._well_since >= self._stale_after
+        return long_enough and not self.lease.is_over()
+
     def is_cut_off(self) -> bool:
         """Whether the database has been away for so long that others should take over.
 
@@ -167,8 +187,8 @@ class Process:
             except BaseException as error:
                 failures += 1
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
-                self._well_since = time.monotonic()
+                self._stopping.wait(self._reconnect.delay(failures))
+                self.doubt()
 
     def _beat_once(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         queries = self._database.queries
@@ -190,11 +210,19 @@ class Process:
         # First: nothing begins under the longer lease that others have taken.
         for watcher, before in believed:
             watcher.notice(before, {o: e for r, o, e in owned if r == watcher.role})
+        # The first one is not late.
+        if self.lease.is_over() and self.lease.until > -math.inf:
+            self.doubt()
         self.lease = self.lease.renew(sent_at, self._stale_after)
+        if self.sees_others:
+            self._see_to_the_dead(connection)
+        self._beaten_at = time.monotonic()
+
+    def _see_to_the_dead(self, connection: psycopg.Connection[Any]) -> None:
+        queries = self._database.queries
         ended = connection.execute(
             queries["end_silent_sessions"], {"stale_after": self._stale_after}
         ).fetchall()
         for process, sessions in ended:
             telemetry.emit("sessions.ended", process=process, sessions=sessions)
         connection.execute(queries["bury"], {"after": _BURY_AFTER})
-        self._beaten_at = time.monotonic()

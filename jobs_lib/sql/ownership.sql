@@ -104,14 +104,23 @@ on conflict do nothing
 -- In which there are jobs.
 select {schema}.job_origins()
 
+-- part: dead
+-- Whether the owner p is dead. Its heartbeats have failed, and those of the process that
+-- asks have not: an outage that has kept both from beating makes nobody dead. To a server
+-- that has just been started nobody could say that he lives. A time of start in the future
+-- is from before the server's clock was set back.
+p.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale_after)s)
+    and %(sees_others)s::bool
+    and pg_postmaster_start_time() not between
+        clock_timestamp() - make_interval(secs => %(stale_after)s) and clock_timestamp()
+
 -- name: free_origins
--- Those of the wanted that nobody lives to defend: released, or of a stale process.
+-- Those of the wanted that nobody lives to defend: released, or of a dead process.
 select o.origin from {schema}.origins o
 left join {schema}.processes p on p.id = o.owner
 where o.role = %(role)s and o.origin = any (%(origins)s::text[])
     and (
-        o.owner is null or p.id is null or o.owner = %(owner)s
-        or p.heartbeat_at < clock_timestamp() - make_interval(secs => %(stale_after)s)
+        o.owner is null or p.id is null or o.owner = %(owner)s or ({dead})
     )
 
 -- name: lock_origins

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from uuid import uuid4
+
 import pytest
 
 from jobs_lib.ownership import Ownership, Process, Source
@@ -47,8 +50,12 @@ def own(database, holder):
     """Start an ownership over a source; stopped at the end."""
     started: list[Ownership | Process] = []
 
-    def start(source: Source) -> Ownership:
-        process = Process(database, "pod", ["execute"], 0.2)
+    def start(
+        source: Source, *, stale_after: float = 5.0, was_away: bool = False
+    ) -> Ownership:
+        process = Process(database, "pod", ["execute"], 0.2, stale_after=stale_after)
+        if was_away:
+            process.doubt()
         ownership = Ownership(
             database,
             process,
@@ -56,7 +63,7 @@ def own(database, holder):
             source,
             holder,
             interval=0.05,
-            stale_after=5.0,
+            stale_after=stale_after,
             handover_timeout=HANDOVER,
         )
         process.start()
@@ -152,3 +159,36 @@ def test_what_was_given_back_is_given_back_again_where_the_database_forgets_that
         lambda: owners(admin) == {"t/1": 3},
         what="the first one lets go, and the second one has it again",
     )
+
+
+@pytest.fixture
+def silent(admin):
+    """The id of the owner of `t/1`, whose last heartbeat is long ago."""
+    process = uuid4()
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
+        " heartbeat_at) values (%s, 'pod', '{execute}', 'host', 1, '0',"
+        " now() - interval '1 minute')",
+        (process,),
+    )
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', 't/1', %s, 1)",
+        (process,),
+    )
+    return process
+
+
+@pytest.mark.guarantee("J20", "I7")
+@pytest.mark.parametrize("was_away", [True, False], ids=["was away", "was there"])
+def test_nothing_is_taken_from_the_silent_for_a_while_after_the_database_was_away(
+    own, silent, admin, wait_for, was_away
+):
+    source = Source()
+    began_at = time.monotonic()
+    ownership = own(source, stale_after=1.0, was_away=was_away)
+    source.assign(["t/2"])
+    source.replace(["t/1", "t/2"])
+    wait_for(lambda: owners(admin) == {"t/1": 2, "t/2": 1}, what="both are taken")
+    assert (time.monotonic() - began_at >= 1.0) == was_away
+    assert ownership.owned == {"t/1": 2, "t/2": 1}

@@ -112,6 +112,7 @@ class Pod:
         self._connection = connection
         self.hands = Hands()
         self.lease = Lease()
+        self.sees_others = True
         self.claimer = Claimer(self.id, INSTALLATION, types, lease=lambda: self.lease)
         self.courier = HeldCourier(connection, database.queries, prepare=True)
         lender = Lender(types, database.queries, self.id, lend or self._lend)
