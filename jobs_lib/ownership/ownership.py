@@ -191,21 +191,32 @@ class Ownership:
         }
         connection.execute(queries["make_origins"], parameters)
         free = connection.execute(queries["free_origins"], parameters).fetchall()
-        taking = {row[0] for row in free} | self._source.claims(missing)
+        claims = self._source.claims(missing)
+        taking = {row[0] for row in free} | claims
         if not taking:
             return
         parameters["origins"] = sorted(taking)
         cut: dict[int, str] = {}
         with connection.transaction():
-            before = connection.execute(queries["lock_origins"], parameters).fetchall()
+            before = dict(connection.execute(queries["lock_origins"], parameters))
+            others = {o for o in before.values() if o not in (None, self._process.id)}
+            parameters["owners"] = list(others)
+            dead = {
+                row[0] for row in connection.execute(queries["lock_dead"], parameters)
+            }
+            parameters["origins"] = [
+                origin
+                for origin, owner in before.items()
+                if origin in claims or owner not in others - dead
+            ]
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
             # What this process had itself, before an outage, was cut off by no crash.
-            owners = [o for _, o in before if o not in (None, self._process.id)]
-            if owners and self.role == "execute":
-                parameters["owners"] = owners
+            if others and self.role == "execute":
                 cut = dict(
                     connection.execute(queries["strip_claims"], parameters).fetchall()
                 )
+        if not rows:
+            return
         taken: dict[str, int] = dict(rows)
         self._last_epoch = max([self._last_epoch, *taken.values()])
         # Before they count as owned: if the holder fails, they are taken again.

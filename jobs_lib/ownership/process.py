@@ -194,7 +194,7 @@ class Process:
         queries = self._database.queries
         believed = [(watcher, watcher.owned) for watcher in self._watchers]
         sent_at = time.monotonic()
-        owned = connection.execute(
+        connection.execute(
             queries["beat"],
             {
                 "id": self.id,
@@ -206,7 +206,8 @@ class Process:
                 "types": self.types,
                 "topics": self.topics,
             },
-        ).fetchall()
+        )
+        owned = connection.execute(queries["owned"], {"id": self.id}).fetchall()
         # First: nothing begins under the longer lease that others have taken.
         for watcher, before in believed:
             watcher.notice(before, {o: e for r, o, e in owned if r == watcher.role})

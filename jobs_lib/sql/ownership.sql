@@ -1,16 +1,18 @@
 -- Who owns what, and who lives.
 
 -- name: beat
--- Returns what the process still owns: others may have taken some of it meanwhile.
-with beaten as (
-    insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
-    values (
-        %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
-    )
-    on conflict (id) do update set
-        heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
-        topics = excluded.topics
+-- Waits for a take-over that holds the row: see `lock_dead`.
+insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
+values (
+    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
 )
+on conflict (id) do update set
+    heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
+    topics = excluded.topics
+
+-- name: owned
+-- What the process still owns: others may have taken some of it. A statement of its own,
+-- behind `beat`: its snapshot is from after the take-over that `beat` has waited for.
 select role, origin, epoch from {schema}.origins where owner = %(id)s
 
 -- name: leave
@@ -130,6 +132,21 @@ select o.origin, o.owner from {schema}.origins o
 where o.role = %(role)s and o.origin = any (%(origins)s::text[])
 order by o.origin
 for update
+
+-- name: lock_dead
+-- Those of the owners that are dead, or gone. `lock_origins` may have waited: an owner that
+-- stood still may have beaten meanwhile. The lock keeps the others from beating until the
+-- take-over has committed, so that their next heartbeat hears of it. A row that is locked
+-- is of a process that beats in this moment.
+with silent as materialized (
+    select p.id from {schema}.processes p
+    where p.id = any (%(owners)s::uuid[]) and {dead}
+    for share of p skip locked
+)
+select id from silent
+union all
+select o.id from unnest(%(owners)s::uuid[]) as o(id)
+where not exists (select from {schema}.processes p where p.id = o.id)
 
 -- name: take_origins
 -- No owner has an epoch twice. Commits may have been lost, and its last epochs with them:

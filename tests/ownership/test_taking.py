@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import ClassVar
 from uuid import uuid4
 
 import pytest
@@ -192,3 +194,71 @@ def test_nothing_is_taken_from_the_silent_for_a_while_after_the_database_was_awa
     wait_for(lambda: owners(admin) == {"t/1": 2, "t/2": 1}, what="both are taken")
     assert (time.monotonic() - began_at >= 1.0) == was_away
     assert ownership.owned == {"t/1": 2, "t/2": 1}
+
+
+@pytest.mark.guarantee("I4", "I11")
+def test_an_owner_that_beats_while_a_take_over_waits_for_its_commit_is_not_robbed(
+    own, silent, admin, connect, wait_for
+):
+    commit = connect()
+    commit.execute("select from jobs_lib.origins for share")
+    source = Source()
+    own(source)
+    source.replace(["t/1"])
+    waiting = (
+        "select from pg_stat_activity"
+        " where wait_event_type = 'Lock' and datname = current_database()"
+    )
+    wait_for(lambda: admin.execute(waiting).rowcount, what="the take-over waits")
+    admin.execute(
+        "update jobs_lib.processes set heartbeat_at = clock_timestamp() where id = %s",
+        (silent,),
+    )
+    commit.rollback()
+    # It has gone on: what nobody owned it takes after that.
+    source.replace(["t/1", "t/2"])
+    wait_for(lambda: "t/2" in owners(admin), what="the other one is taken")
+    assert owners(admin) == {"t/1": 1, "t/2": 1}
+
+
+@pytest.mark.guarantee("I4", "I11")
+def test_an_owner_that_wakes_during_a_take_over_waits_and_hears_of_it(
+    silent, database, admin, connect, wait_for
+):
+    taker = connect()
+    parameters = {
+        "role": "execute",
+        "origins": ["t/1"],
+        "owners": [silent],
+        "owner": uuid4(),
+        "stale_after": 5.0,
+        "sees_others": True,
+        "last_epoch": 0,
+    }
+    queries = database.queries
+    taker.execute(queries["lock_origins"], parameters)
+    assert taker.execute(queries["lock_dead"], parameters).fetchall() == [(silent,)]
+    heard_of: list[dict[str, int]] = []
+
+    class Watcher:
+        role = "execute"
+        owned: ClassVar[dict[str, int]] = {"t/1": 1}
+
+        def notice(self, believed, found):
+            heard_of.append(found)
+
+    process = Process(database, "pod", ["execute"], 0.2)
+    process.id = silent
+    process.tell(Watcher())
+    waking = threading.Thread(target=process.start)
+    waking.start()
+    waiting = (
+        "select from pg_stat_activity"
+        " where wait_event_type = 'Lock' and datname = current_database()"
+    )
+    wait_for(lambda: admin.execute(waiting).rowcount, what="its heartbeat waits")
+    taker.execute(queries["take_origins"], parameters)
+    taker.commit()
+    waking.join()
+    process.stop()
+    assert heard_of[0] == {}
