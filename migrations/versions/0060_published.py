@@ -17,12 +17,20 @@ down_revision = "0027"
 branch_labels = None
 depends_on = None
 
+UPGRADE = """
+alter table holds replica identity full;
+alter table history_default replica identity full;
+"""
+
+DOWNGRADE = """
+alter table holds replica identity default;
+alter table history_default replica identity default;
+"""
+
 
 def upgrade() -> None:
-    op.execute("alter table holds replica identity full")
-    op.execute("alter table history_default replica identity full")
+    op.execute(UPGRADE)
 
 
 def downgrade() -> None:
-    op.execute("alter table holds replica identity default")
-    op.execute("alter table history_default replica identity default")
+    op.execute(DOWNGRADE)
