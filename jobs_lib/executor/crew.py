@@ -105,17 +105,17 @@ class Crew:
         """Jobs that could run besides those that do, when nothing waits."""
         return self._workers.idle + self._loop.idle if self.is_starving else 0
 
-    def put(self, items: Sequence[Item]) -> None:
-        """Run these, in this order."""
+    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Run these, in this order: ``first``, or after what waits."""
         if not self._has_loop:
-            self._workers.put(items)
+            self._workers.put(items, first=first)
             return
         for_loop = [item for item in items if self._runner.is_async(_head(item))]
         for_threads = [item for item in items if not self._runner.is_async(_head(item))]
         if for_loop:
-            self._loop.put(for_loop)
+            self._loop.put(for_loop, first=first)
         if for_threads:
-            self._workers.put(for_threads)
+            self._workers.put(for_threads, first=first)
 
     def take_back(self, ended: Ended) -> list[Item]:
         """What nobody has begun, of those that end there, oldest first."""

@@ -383,10 +383,13 @@ class Dispatcher:
         # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
         room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
-        if room <= 0 or (room < limit // 2 and not self._crew.is_starving):
+        few = room <= 0 or (room < limit // 2 and not self._crew.is_starving)
+        # They wait at the head of the queue: no more of them than workers.
+        hurried = 2 * self._crew.size - flying if self._claimer.hurried else 0
+        if few and hurried <= 0:
             return [], []
-        claim = self._claimer.prepare(room)
-        jump = self._claimer.prepare_jump(room)
+        claim = self._claimer.prepare(0 if few else room, hurried)
+        jump = None if few else self._claimer.prepare_jump(room)
         return [claim] if claim else [], [jump] if jump else []
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
@@ -425,14 +428,18 @@ class Dispatcher:
         self._early += outcomes
         if self._claimer.was_skipped:
             self._survey.stir(SKIP_PAUSE)
-        if items:
+        urgent = self._claimer.urgent
+        if items or urgent:
             self._survey.stir()
+        if urgent:
+            self._put(urgent, first=True)
+        if items:
             self._put(items)
 
-    def _put(self, items: Sequence[Item]) -> None:
+    def _put(self, items: Sequence[Item], *, first: bool = False) -> None:
         self._put_at = time.monotonic()
         hungry = self._crew.is_starving
-        self._crew.put(items)
+        self._crew.put(items, first=first)
         if hungry:
             _yield()
 

@@ -14,7 +14,7 @@ from jobs_lib.executor.lookout import Lookout
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.run import Runner
@@ -88,9 +88,12 @@ class Loop:
         """Handlers that could run besides those that do."""
         return len(self._idle)
 
-    def put(self, items: Iterable[Item]) -> None:
-        """Run these, in this order."""
-        self._ready.extend(items)
+    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Run these, in this order: ``first``, or after what waits."""
+        if first:
+            self._ready.extendleft(reversed(items))
+        else:
+            self._ready.extend(items)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._wake_tasks)
         self._lookout.wake()

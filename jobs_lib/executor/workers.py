@@ -13,7 +13,7 @@ from jobs_lib.executor.lookout import read_stack
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.run import Runner
@@ -95,9 +95,12 @@ class Workers:
         """Threads that have nothing to run."""
         return self._idle
 
-    def put(self, items: Iterable[Item]) -> None:
-        """Run these, in this order."""
-        self._ready.extend(items)
+    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Run these, in this order: ``first``, or after what waits."""
+        if first:
+            self._ready.extendleft(reversed(items))
+        else:
+            self._ready.extend(items)
         with self._condition:
             if self._idle == self._count:
                 self._condition.notify(1)

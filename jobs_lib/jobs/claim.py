@@ -26,7 +26,7 @@ from jobs_lib.jobs.windows import Windows
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from jobs_lib.jobs.position import Position
@@ -101,6 +101,10 @@ class Claimer:
         self.positions = self.windows.positions
         self.extra: dict[int, str] = {}
         """Rows to claim by id, and their origin: promoted, late, found by a jump."""
+        self.hurried: dict[int, str] = {}
+        """The same, before all others: they had begun when their process died."""
+        self.urgent: list[Item] = []
+        """What the last claim has found of those that were hurried."""
         self.given_back: list[Job] = []
         """Claimed, but they will not run under this claim."""
         self._installation = installation
@@ -154,6 +158,7 @@ class Claimer:
         gone = frozenset(origins)
         self.windows.leave(gone)
         self.extra = {i: o for i, o in self.extra.items() if o not in gone}
+        self.hurried = {i: o for i, o in self.hurried.items() if o not in gone}
         self._suspects.leave(gone)
         self._piles.leave(gone)
         self.floors.leave(gone)
@@ -199,6 +204,7 @@ class Claimer:
         self.windows.doubt()
         self.floors.clear()
         self.extra.clear()
+        self.hurried.clear()
         self.flight.doubt()
         self._suspects.clear()
         self._following, self._tried = {}, []
@@ -210,34 +216,30 @@ class Claimer:
         """Whether the owner may not begin anything now, so that claims are in vain."""
         return self._get_lease().is_over()
 
-    def prepare(self, room: int) -> tuple[str, dict[str, Any]] | None:
+    def prepare(self, room: int, hurried: int = 0) -> tuple[str, dict[str, Any]] | None:
         """A query that claims about ``room`` jobs, and its parameters.
 
-        None when there is nothing to look at.
+        None when there is nothing to look at. There may be room for more of those that
+        are to be hurried.
         """
         # Now, and not when the answer is there: the process may stand still meanwhile.
         self._lease = self._get_lease()
         active = self._askable()
         self._add_extra(self.flight.late)
         self.flight.late.clear()
-        behind = self._choose_behind(active, room)
+        behind = self._choose_behind(active, room) if room > 0 else []
         # Chosen first and counted then: those that must wait hold up no other.
-        ready = (
-            (origin, job_id)
-            for job_id, origin in self.extra.items()
-            if job_id not in self.flight.jobs
-            and origin in active
-            # Before the first look nobody knows what is paused.
-            and active[origin].seen
-        )
-        extra = list(islice(ready, max(room, 1)))
+        extra = list(islice(self._ready(self.hurried, active), max(room, hurried, 0)))
+        if not extra and room <= 0:
+            return None
+        extra += islice(self._ready(self.extra, active), max(room - len(extra), 0))
         left = self._leave(room, len(extra))
         deep = self.windows.choose(active, left)
         suspect = 0
         if chosen := self._suspects.choose(self.flight.jobs, active):
             suspect, origin = chosen
             extra.append((origin, suspect))
-        if room <= 0 or not (deep or behind or extra):
+        if not (deep or behind or extra):
             return None
         self._seq += self.step
         shared = {"owner": self.owner, "seq": self._seq, "types": self.types}
@@ -256,7 +258,7 @@ class Claimer:
             "known": self._known,
             "last_types": list(self._last),
             "suspect": suspect,
-            "room": room,
+            "room": max(room, 1),
             "lane": max(2, min(room, _LONGEST_LANE)),
             "origins": text_array(touched),
             "epochs": int_array(self.positions[o].epoch for o in touched),
@@ -275,6 +277,19 @@ class Claimer:
             ),
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
+
+    def _ready(
+        self, rows: Mapping[int, str], active: Mapping[str, Position]
+    ) -> Iterator[tuple[str, int]]:
+        """Those that may be claimed now, of rows to claim by id."""
+        return (
+            (origin, job_id)
+            for job_id, origin in rows.items()
+            if job_id not in self.flight.jobs
+            and origin in active
+            # Before the first look nobody knows what is paused.
+            and active[origin].seen
+        )
 
     def _leave(self, room: int, asked: int) -> int:
         """Room for what lies behind the cursors: it came after what is asked for by id.
@@ -316,9 +331,7 @@ class Claimer:
 
     def hurry(self, rows: Mapping[int, str]) -> None:
         """Claim these by id, before all others."""
-        others, self.extra = self.extra, {}
-        self._add_extra(rows)
-        self.extra |= others
+        self.hurried |= {i: o for i, o in rows.items() if o in self.positions}
 
     def _add_extra(self, rows: Mapping[int, str]) -> None:
         """Claim these by id, if their origin was not given away meanwhile."""
@@ -341,6 +354,7 @@ class Claimer:
         """What the claim took, now that it is known that it has committed.
 
         Returns what is for the workers, in order, and what is settled without a run.
+        What comes before all that waits for a worker is in ``urgent``.
         """
         found = self._sort(rows)
         self._forget_asked(found)
@@ -383,6 +397,10 @@ class Claimer:
             items.sort(key=lambda item: not ((h := _head(item)) and h.id in asked))
         if self.windows.prioritized:
             items.sort(key=_rank)
+        self.urgent = []
+        if self._tried:
+            self.urgent = [i for i in items if (h := _head(i)) and h.crashes]
+            items = [i for i in items if not ((h := _head(i)) and h.crashes)]
         if found.jobs:
             telemetry.emit("jobs.claimed", count=len(found.jobs))
         return items, outcomes
@@ -398,8 +416,9 @@ class Claimer:
             self._skipped[origin] = time.monotonic() + SKIP_PAUSE
             self.positions[origin].deep = True
         for job_id in self._tried:
-            if self.extra.get(job_id) not in skipped:
-                self.extra.pop(job_id, None)
+            for rows in (self.hurried, self.extra):
+                if rows.get(job_id) not in skipped:
+                    rows.pop(job_id, None)
         for key in self._following:
             if key[0] not in skipped:
                 self.flight.behind.pop(key, None)
@@ -523,7 +542,8 @@ class Claimer:
     def take_back(self, item: Item) -> None:
         """What no worker has begun: it is claimed again when there is room."""
         head = item if isinstance(item, Job) else item.jobs[0]
-        self._add_extra({head.id: head.lane.origin})
+        again = self.hurry if head.crashes else self._add_extra
+        again({head.id: head.lane.origin})
         if isinstance(item, Job):
             self.give_back(item)
             return

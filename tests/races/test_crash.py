@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
+from jobs_lib.ownership import Source
 from tests.support.apps import executing, make_app
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     assert admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (0,)
 
 
+@pytest.mark.guarantee("S14", "FP1")
 def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
     database_url, admin, connect, wait_for
 ):
@@ -104,3 +107,65 @@ def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
     with executing(app, ["local/1"], workers=1, batch=2):
         wait_for(lambda: len(begun) == 40, what="all have run")
     assert begun[:2] == [17, 38]
+
+
+@pytest.mark.guarantee("S14", "FP1")
+def test_what_was_in_flight_comes_next_though_slow_jobs_fill_all_workers(
+    database_url, admin, connect, wait_for
+):
+    app = make_app(database_url)
+    workers, own, dead = 4, ["local/0", "local/1"], ["local/2", "local/4"]
+    begun: list[str] = []
+    may_end = threading.Semaphore(0)
+
+    @app.job()
+    def work(job: Job, name: str) -> None:
+        begun.append(name)
+        assert may_end.acquire(timeout=60)
+
+    with connect() as connection:
+        for origin in own + dead:
+            work.options(origin=origin).enqueue_many(
+                connection, [{"name": f"{origin} {n}"} for n in range(20)]
+            )
+    owner = uuid4()
+    cut_off = {f"{origin} {n}" for origin in dead for n in (7, 8)}
+    for origin in dead:
+        admin.execute(
+            "insert into jobs_lib.origins (role, origin, owner, epoch)"
+            " values ('execute', %s, %s, 1)",
+            (origin, owner),
+        )
+    admin.execute(
+        "insert into jobs_lib.claims (owner, seq, ids)"
+        " select %s, 1, array_agg(id) from jobs_lib.jobs"
+        " where payload->>'name' = any (%s)",
+        (owner, [*cut_off]),
+    )
+    claimed = (
+        "select from jobs_lib.jobs j join jobs_lib.claims c on j.id = any (c.ids)"
+        " where j.payload->>'name' = any (%s)"
+    )
+
+    def are_claimed() -> bool:
+        return admin.execute(claimed, ([*cut_off],)).rowcount == len(cut_off)
+
+    source = Source()
+    with executing(app, source, workers=workers, batch=1000):
+        source.replace(own)
+        wait_for(lambda: len(begun) == workers, what="all workers are busy")
+        source.replace(own + dead)
+        # They wait for a worker, are given back after a second, and are claimed again.
+        wait_for(are_claimed, what="they are claimed")
+        wait_for(lambda: not are_claimed(), what="they are given back")
+        wait_for(are_claimed, what="they are claimed again")
+        for turn in (2, 3):
+            may_end.release(workers)
+            wait_for(
+                lambda turn=turn: len(begun) == turn * workers, what="others begin"
+            )
+        may_end.release(100)
+        wait_for(lambda: len(begun) == 80, what="all have begun")
+    # One turn would do, if none of them was given back at its begin.
+    assert cut_off <= {*begun[workers : 3 * workers]}
+    assert sorted(begun) == sorted({*begun})

@@ -67,9 +67,9 @@ class Hands:
         """Claim whenever there is room."""
         return True
 
-    def put(self, items: Sequence[Item]) -> None:
+    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
         """Lay these down."""
-        self.ready += items
+        self.ready[:] = [*items, *self.ready] if first else [*self.ready, *items]
 
     def take_back(self, ended: object) -> list[Item]:
         """What nobody has begun."""
