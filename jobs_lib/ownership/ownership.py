@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib import telemetry
@@ -15,12 +16,19 @@ from jobs_lib.backoff import RECONNECT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
+    from uuid import UUID
 
     import psycopg
 
     from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
     from jobs_lib.ownership.source import Source
+
+_SOON = 0.1
+"""Seconds between two looks whether an owner has heard of a take-over."""
+_BEATS = 3
+"""So many of its heartbeats, and it has."""
 
 
 class Holder(Protocol):
@@ -44,6 +52,20 @@ class JobHolder(Protocol):
 
     def hurry(self, jobs: Mapping[int, str]) -> None:
         """Run these before all others of their origins: ids, with their origins."""
+
+
+@dataclass
+class _Unheard:
+    """An origin that was taken from a living process, which may not know it yet."""
+
+    owner: UUID
+    """From whom."""
+    cut: dict[int, str]
+    """What it had in flight."""
+    seen: datetime | None = None
+    """Its last heartbeat."""
+    beats: int = 0
+    """How many different ones were seen since the take-over."""
 
 
 class Ownership:
@@ -89,6 +111,8 @@ class Ownership:
         """Owned here alone: a heartbeat has found that others have taken them."""
         self._idle: frozenset[str] = frozenset()
         """Owned in the database alone: the holder has let go, the row not yet."""
+        self._unheard: dict[str, _Unheard] = {}
+        """Owned, but not to be worked on yet."""
         self._last_epoch = 0
         """The highest that this process ever had here."""
         self._given_back = threading.Condition()
@@ -153,7 +177,11 @@ class Ownership:
                     f"own {self.role}", impatient=True
                 ) as connection:
                     while not self._stopping.is_set():
-                        self._changed.wait(self._interval)
+                        self._changed.wait(
+                            min(self._interval, _SOON)
+                            if self._unheard
+                            else self._interval
+                        )
                         self._changed.clear()
                         if not self._stopping.is_set():
                             self._reconcile(connection)
@@ -174,6 +202,8 @@ class Ownership:
         if surplus := frozenset(self._owned) - wanted:
             self._give_back(connection, surplus)
         self._compare(connection, wanted)
+        if self._unheard:
+            self._begin_heard(connection)
         if missing := wanted - (self._owned.keys() - self._idle):
             self._take(connection, missing)
 
@@ -219,16 +249,54 @@ class Ownership:
             return
         taken: dict[str, int] = dict(rows)
         self._last_epoch = max([self._last_epoch, *taken.values()])
+        unheard = {
+            origin: _Unheard(owner, {i: o for i, o in cut.items() if o == origin})
+            for origin, owner in before.items()
+            if origin in taken and owner in others - dead and self._jobs is not None
+        }
         # Before they count as owned: if the holder fails, they are taken again.
-        self._holder.acquire(taken)
-        if cut and self._jobs is not None:
-            # They had begun already: one more handler's time, and not a backlog's.
-            self._jobs.hurry(cut)
+        self._acquire({o: e for o, e in taken.items() if o not in unheard}, cut)
+        self._unheard |= unheard
         self._source.took(taken)
         with self._given_back:
             self._owned |= taken
         self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
+
+    def _acquire(self, origins: Mapping[str, int], cut: Mapping[int, str]) -> None:
+        if origins:
+            self._holder.acquire(origins)
+        hurried = {i: o for i, o in cut.items() if o in origins}
+        if hurried and self._jobs is not None:
+            # They had begun already: one more handler's time, and not a backlog's.
+            self._jobs.hurry(hurried)
+
+    def _begin_heard(self, connection: psycopg.Connection[Any]) -> None:
+        """Work on what was taken from the living, once they begin nothing of it more.
+
+        The owner before hears of the take-over by a heartbeat, and what it has in
+        memory may begin until then. The heartbeat that is seen first may have been
+        answered before the take-over, and the answer to the second may be on its way.
+        """
+        owners = list({one.owner for one in self._unheard.values()})
+        beats = dict(
+            connection.execute(
+                self._database.queries["heartbeats"],
+                {"owners": owners, "stale_after": self._stale_after},
+            ).fetchall()
+        )
+        for origin, one in list(self._unheard.items()):
+            beat = beats.get(one.owner)
+            if beat != one.seen:
+                one.seen, one.beats = beat, one.beats + 1
+            if beat is None or one.beats >= _BEATS:
+                self._acquire({origin: self._owned[origin]}, one.cut)
+                del self._unheard[origin]
+
+    def _let_go(self, origins: frozenset[str], timeout: float) -> None:
+        """The holder stops working on what it works on of these."""
+        if begun := origins - self._unheard.keys():
+            self._holder.release(begun, timeout)
 
     def _compare(
         self, connection: psycopg.Connection[Any], wanted: frozenset[str]
@@ -249,7 +317,7 @@ class Ownership:
         )
         if lost:
             telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
-            self._holder.release(lost, 0)
+            self._let_go(lost, 0)
             self._forget(lost)
         if stray := still.keys() - self._owned.keys() - wanted:
             self._release(connection, stray)
@@ -261,7 +329,7 @@ class Ownership:
             return
         deadline = time.monotonic() + self._handover_timeout
         if held := origins - self._idle:
-            self._holder.release(held, self._handover_timeout)
+            self._let_go(held, self._handover_timeout)
         # If the database does not answer now, it is told again: nobody else takes what
         # a living process seems to own.
         self._idle |= held
@@ -291,5 +359,6 @@ class Ownership:
             for origin in origins:
                 self._owned.pop(origin, None)
                 self._gone.pop(origin, None)
+                self._unheard.pop(origin, None)
             self._given_back.notify_all()
         self._idle -= origins

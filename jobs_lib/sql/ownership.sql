@@ -148,6 +148,12 @@ union all
 select o.id from unnest(%(owners)s::uuid[]) as o(id)
 where not exists (select from {schema}.processes p where p.id = o.id)
 
+-- name: heartbeats
+-- The last ones of those of the processes that may be alive.
+select id, heartbeat_at from {schema}.processes
+where id = any (%(owners)s::uuid[])
+    and heartbeat_at >= clock_timestamp() - make_interval(secs => %(stale_after)s)
+
 -- name: take_origins
 -- No owner has an epoch twice. Commits may have been lost, and its last epochs with them:
 -- what it still runs under one of those must not take it for the new one.
