@@ -379,7 +379,8 @@ def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
     """
     if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
         what = "the connection was lost" if lost else "the server refused a statement"
-        refusal = UnavailableError(f"{what} inside the job's transaction: {spell(error)}")
+        told = spell(error)
+        refusal = UnavailableError(f"{what} inside the job's transaction: {told}")
         refusal.lost_since = since if lost else -math.inf
         raise refusal from error
 

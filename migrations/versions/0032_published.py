@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0060"
-down_revision = "0027"
+revision = "0032"
+down_revision = "0031"
 branch_labels = None
 depends_on = None
 
