@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("binary", "avro", "otel", "testing")
+EXTRAS = ("binary", "avro", "otel", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: What the tests below need besides, in any version that goes with the rest.
 TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "sqlalchemy[asyncio]"]
@@ -23,6 +23,7 @@ TESTS += [
     f"tests/integration/test_{name}.py"
     for name in ("callers", "enqueue", "execute", "kit", "periodic", "schema")
 ]
+TESTS += ["tests/kafka/test_relay.py", "tests/kafka/test_consumer.py"]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)")
 
 SMOKE = """
@@ -130,7 +131,7 @@ def test_the_lowest_versions_that_pyproject_allows_pass_the_quick_tests(tmp_path
     done = run(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
         # Old packages warn of themselves.
-        *("-o", "filterwarnings=default", *TESTS),
+        *("-o", "filterwarnings=default", "-m", "not slow", *TESTS),
         cwd=ROOT,
     )
     # A budget that is exceeded on a busy machine is none of this test's business.
