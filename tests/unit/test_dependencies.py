@@ -1,0 +1,93 @@
+"""What the library imports is what pyproject declares: for all, or for an extra."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("jobs_lib", "spark_bridge", "migrations")
+OURS = {"jobs_lib", "spark_bridge"}
+NAMES = {"opentelemetry": "opentelemetry-api"}
+"""Packages that are called otherwise than what is imported from them."""
+EXTRAS = {
+    "jobs_lib/schemas": {"avro"},
+    "jobs_lib/jobs/context.py": {"otel"},
+    "jobs_lib/testing": {"testing"},
+    "spark_bridge": {"spark"},
+}
+"""Which extras a folder or a file may use besides what everybody has."""
+
+with (ROOT / "pyproject.toml").open("rb") as opened:
+    PROJECT = tomllib.load(opened)["project"]
+
+
+def packages(requirements: list[str]) -> set[str]:
+    """The names of what is required, as an import spells them."""
+    found = {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
+    return {name.lower().replace("-", "_") for name in found}
+
+
+def find_imports(source: str) -> set[str]:
+    """The packages of others that a module imports, at its top or in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names - OURS
+
+
+FILES = sorted(
+    file.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for file in (ROOT / folder).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_everything_that_is_imported_is_declared(folder):
+    missing = {}
+    for file in FILES:
+        if not file.startswith(f"{folder}/"):
+            continue
+        known = packages(PROJECT["dependencies"])
+        for place, extras in EXTRAS.items():
+            if f"{file}/".startswith(f"{place}/"):
+                for extra in extras:
+                    known |= packages(PROJECT["optional-dependencies"][extra])
+        found = find_imports((ROOT / file).read_text(encoding="utf-8"))
+        wanted = {NAMES.get(one, one).replace("-", "_") for one in found}
+        if undeclared := wanted - known:
+            missing[file] = undeclared
+    assert not missing
+
+
+def test_imports_are_found_inside_functions_too():
+    source = "import os, numpy.linalg\ndef f():\n    from rich.table import Table\n"
+    assert find_imports(source) == {"numpy", "rich"}
+    assert find_imports("from . import a\nfrom jobs_lib import App\n") == set()
+
+
+def test_nobody_is_given_a_libpq_without_asking_for_it():
+    of_psycopg = [one for one in PROJECT["dependencies"] if one.startswith("psycopg")]
+    assert of_psycopg
+    assert not [one for one in of_psycopg if "[" in one or "binary" in one]
+
+
+def test_each_package_has_one_lowest_version():
+    lowest = defaultdict(set)
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    for requirement in chain.from_iterable(groups):
+        if found := re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)", requirement):
+            lowest[found[1]].add(found[2])
+    # What is tried is the highest of them: a lower one would be a promise untried.
+    assert {name: of for name, of in lowest.items() if len(of) > 1} == {}
