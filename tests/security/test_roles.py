@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from psycopg import sql
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from jobs_lib.capture import capture_changes
 from jobs_lib.cli import cli
@@ -109,13 +111,35 @@ def test_a_role_that_enqueues_does_so_in_every_way(
         connection.execute("select jobs_lib.send('states', 'k', '{}')")
         connection.execute("select jobs_lib.send('states', null, '{}')")
         connection.execute("select jobs_lib.send_current('states', 'k', 'things')")
+        connection.execute("select jobs_lib.send_current('states', 'k', 'things', 2)")
+        assert topic.send_many(connection, [("k", {"a": 1}, 2), ("l", {}, 1)]) == 2
+        # So many that their shards are locked instead.
+        topic.send_many(connection, ((f"k{n}", {}, 1) for n in range(100)))
     # By inserts, where there is no COPY.
     engine = create_engine(sqlalchemy_url(url).set(drivername="postgresql+psycopg2"))
     with engine.begin() as other:
         work.enqueue_many(other, many)
     engine.dispose()
-    assert count(admin, "jobs") == 207
-    assert count(admin, "outbox") == 5
+    with app.transaction() as connection:
+        work.enqueue(connection, group="d")
+        topic.send(connection, key="m", value={}, version=1)
+
+    async def enqueue_asynchronously() -> None:
+        async with app.transaction() as connection:
+            await work.enqueue(connection, group="e")
+            await topic.send_many(connection, [("m", {}, 2)])
+        asynchronous = sqlalchemy_url(url).set(drivername="postgresql+asyncpg")
+        engine = create_async_engine(asynchronous)
+        async with engine.begin() as other:
+            await work.enqueue(other, group="f")
+            await work.enqueue_many(other, many)
+        await engine.dispose()
+        await app.aclose()
+
+    asyncio.run(enqueue_asynchronously())
+    app.close()
+    assert count(admin, "jobs") == 310
+    assert count(admin, "outbox") == 110
 
 
 @pytest.mark.guarantee("FS10", "FS14")

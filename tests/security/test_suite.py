@@ -1,4 +1,4 @@
-"""The tests of the database, with a service that has the rights of its kind only."""
+"""The tests of the database, with a role that has the rights of its kind only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,34 @@ import pytest
 from tests.conftest import ROLE
 
 HERE = Path(__file__).parents[2]
-FILES = [
-    *(f"integration/test_{name}.py" for name in ("attempts", "rate")),
-    *(f"ownership/test_{name}.py" for name in ("sharing", "repartition")),
-    *(f"operating/test_{name}.py" for name in ("cancel", "discarded", "pauses")),
-]
+CHANGES_TOPICS = "test_both_uses_of_an_app_share_its_connections"
+FILES = {
+    "service": [
+        *(f"integration/test_{name}.py" for name in ("attempts", "rate")),
+        *(f"ownership/test_{name}.py" for name in ("sharing", "repartition")),
+        *(f"operating/test_{name}.py" for name in ("cancel", "discarded", "pauses")),
+    ],
+    # Of drivers, hooks and SQL.
+    "enqueue": [
+        *(f"integration/test_{name}.py" for name in ("around", "callers")),
+        *(f"integration/test_enqueue{name}.py" for name in ("", "_many", "_sql")),
+        *(f"integration/test_send_{name}.py" for name in ("many", "sql")),
+        f"--deselect=tests/integration/test_callers.py::{CHANGES_TOPICS}",
+    ],
+}
+"""By kind. What a reader does is among much that it may not do in every file."""
 
 
 @pytest.mark.timeout(1_200)
 @pytest.mark.slow
 @pytest.mark.guarantee("FS10", "O8")
-def test_a_service_passes_the_tests_of_the_database_with_its_own_rights():
+@pytest.mark.parametrize("kind", FILES)
+def test_a_role_passes_the_tests_of_the_database_with_its_own_rights(kind):
+    given = [one if one[0] == "-" else f"tests/{one}" for one in FILES[kind]]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *(f"tests/{name}" for name in FILES)],
+        [sys.executable, "-m", "pytest", "-q", *given],
         cwd=HERE,
-        env={**os.environ, ROLE: "service"},
+        env={**os.environ, ROLE: kind},
         capture_output=True,
         text=True,
         check=False,
