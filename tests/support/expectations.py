@@ -37,6 +37,7 @@ _LOGGED = re.compile(rf"({'|'.join(map(re.escape, sorted(WATCHED)))}) \w+=")
 _STARTING = "COORDINATOR_LOAD_IN_PROGRESS"
 """What a broker says that has just been started, on a busy machine: no test's doing."""
 _MOST_SHOWN = 5
+_TEXTS = (str, BaseException)
 
 
 class Watch:
@@ -60,8 +61,10 @@ class Watch:
                 self.note(event, fields)
             if event not in telemetry.EVENTS:
                 self._keep(f"the table of events has no {event}")
-            # As it is told: not every error's text is.
-            if any(VALUE in spell(value) for value in fields.values()):
+            # Texts alone: a job's own would be made for each event of each job, and the
+            # log is watched. An error is looked at as it is told.
+            told = (v for v in fields.values() if issubclass(type(v), _TEXTS))
+            if any(VALUE in spell(value) for value in told):
                 self._keep(f"{event} holds a value")
             emit(event, **fields)
 

@@ -70,10 +70,10 @@ def test_what_a_mark_or_a_listener_names_is_expected():
 
 def test_an_event_that_the_table_has_not_and_one_with_a_value_are_found():
     telemetry.emit("rows.forgotten", shard=1)
-    telemetry.emit("jobs.removed", ids=[VALUE])
+    telemetry.emit("job.ran", job=None, outcome="retried", error=VALUE)
     assert watch.take().splitlines() == [
         "the table of events has no rows.forgotten",
-        "jobs.removed holds a value",
+        "job.ran holds a value",
     ]
 
 
