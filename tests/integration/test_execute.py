@@ -525,7 +525,8 @@ def test_the_attempt_of_a_job_out_of_time_commits_nothing_and_another_runs(
     admin.execute("create table effects (attempt int)")
     over, refused = threading.Event(), threading.Event()
 
-    @app.job(time_limit=0.1, retry=exponential(first=0.01, cap=0.01))
+    # Long enough for a busy machine to open the transaction.
+    @app.job(time_limit=1, retry=exponential(first=0.01, cap=0.01))
     def work(job: Job) -> None:
         try:
             with job.transaction() as connection:

@@ -181,6 +181,8 @@ def find_sender(stage: Stage) -> tuple[str, int]:
 
 
 @pytest.mark.guarantee("W9")
+# The broker may take long to abort what the killed one has left open.
+@pytest.mark.expects("loop.failed")
 def test_of_several_relays_of_one_shard_one_sends_until_it_is_gone(stage):
     for pod in ("r0", "r1"):
         stage.start_relay(pod)

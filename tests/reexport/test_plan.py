@@ -53,7 +53,7 @@ KEYS = {
     "span": ("interval", [f"{n * 37} minutes" for n in range(200)]),
     "numeric": ("numeric", [f"{n}.{n % 10}" for n in range(-200, 200)]),
     "time": ("timestamptz", [f"2026-03-29 0{n % 10}:00+0{n % 5}" for n in range(50)]),
-    "empty text": ("text", [""]),
+    "blank text": ("text", [" "]),
     "none": ("bigint", []),
 }
 
