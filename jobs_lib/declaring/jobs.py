@@ -6,7 +6,20 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from jobs_lib.backoff import Retry
+from jobs_lib.declaring.arguments import (
+    check_history,
+    check_rate,
+    check_seconds,
+    choose_name,
+    make_retry,
+    make_rules,
+)
+from jobs_lib.declaring.functions import (
+    check_function,
+    check_job,
+    check_takes,
+    refuse_misplaced,
+)
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.batch import find_item_type, make_schema
 from jobs_lib.jobs.type import JobType
@@ -14,7 +27,9 @@ from jobs_lib.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Never
 
+    from jobs_lib.backoff import Retry
     from jobs_lib.jobs.around import AroundEnqueue
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.enqueue import Enqueuer
@@ -53,13 +68,13 @@ class JobDeclarations:
 
     def job(
         self,
-        *,
+        *misplaced: Never,
         name: str | None = None,
         group: GroupOf = None,
         priority: Priority = "normal",
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         history: bool | timedelta = True,
-        rules: Mapping[type[BaseException], Rule] | None = None,
+        rules: Mapping[type[BaseException], Rule | int] | None = None,
         time_limit: float | None = None,
         rate: Rate | None = None,
         last_only: bool = False,
@@ -72,13 +87,16 @@ class JobDeclarations:
         are its payload's schema.
 
         Args:
+            *misplaced: none: ``@app.job`` needs its parentheses, and names.
             name: the type's name in the table. Defaults to the function's name.
             group: the jobs that run one after the other, in the order of enqueue: the
-                name of a parameter, or a function of all of them that returns a string.
-                Defaults to none: every job is independent.
+                name of a parameter, or a function of all of them. A str is the group;
+                of an int or UUID its text is. Defaults to none: every job is
+                independent.
             priority: ``high`` before ``normal`` before ``batch``, within an origin;
                 a call may choose another. Defaults to ``normal``.
-            retry: when a failed job runs again. Defaults to ``exponential()``.
+            retry: when a failed job runs again: a policy, or after how many attempts it
+                is discarded. Defaults to ``exponential()``.
             rules: what certain exceptions mean: a policy of their own, or ``Discard``
                 or ``Cancel``. The class closest to the exception's counts.
             time_limit: seconds that an attempt may take. An async handler is cancelled
@@ -92,15 +110,25 @@ class JobDeclarations:
                 not at all. Defaults to the setting ``history_days``.
 
         Raises:
-            ConfigurationError: the name is taken, or the signature is no schema.
+            ConfigurationError: the name is taken, the function is no handler, its
+                signature no schema, or an argument cannot be used.
         """
+        refuse_misplaced(misplaced, "app.job")
         frame = sys._getframe(1)
         names = {**frame.f_globals, **frame.f_locals}
 
         def declare(function: Handler[P]) -> JobType[P]:
+            type_name = choose_name(name, function, "app.job")
+            what = f"the handler of {type_name!r}"
+            check_function(function, what)
+            check_job(function, names, what)
+            check_seconds(time_limit, "time_limit", type_name, most=86_400)
+            check_seconds(debounce, "debounce", type_name, zero=True)
+            check_seconds(max_wait, "max_wait", type_name)
+            check_rate(rate, type_name)
             return self._declare(
                 function,
-                name=name,
+                name=type_name,
                 group=group,
                 retry=retry,
                 history=history,
@@ -118,14 +146,14 @@ class JobDeclarations:
 
     def batch(
         self,
-        *,
+        *misplaced: Never,
         size: int = 100,
         name: str | None = None,
         group: GroupOf = None,
         priority: Priority = "normal",
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         history: bool | timedelta = True,
-        rules: Mapping[type[BaseException], Rule] | None = None,
+        rules: Mapping[type[BaseException], Rule | int] | None = None,
     ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
         """Declare a function that handles several jobs of a type in one call.
 
@@ -135,6 +163,7 @@ class JobDeclarations:
         that cannot be handled.
 
         Args:
+            *misplaced: none: ``@app.batch`` needs its parentheses, and names.
             size: jobs that one call takes at the most.
             name: as for :meth:`job`, and so the others.
             group: the order within a group is kept.
@@ -146,18 +175,20 @@ class JobDeclarations:
         Raises:
             ConfigurationError: the name is taken, or the signature is another one.
         """
+        refuse_misplaced(misplaced, "app.batch")
         frame = sys._getframe(1)
         names = {**frame.f_globals, **frame.f_locals}
-        if not 2 <= size <= 10_000:
+        if not isinstance(size, int) or not 2 <= size <= 10_000:
             raise ConfigurationError(
-                f"a batch has 2 to 10,000 jobs, not {size}: for one use @app.job"
+                f"a batch has 2 to 10,000 jobs, not {size!r}: for one use @app.job"
             )
 
         def declare(function: Callable[[list[Item[T]]], None]) -> JobType[[T]]:
-            type_name = name or str(getattr(function, "__name__", ""))
+            type_name = choose_name(name, function, "app.batch")
+            check_function(function, f"the handler of {type_name!r}")
             return self._declare(
                 cast("Any", function),
-                name=name,
+                name=type_name,
                 group=group,
                 retry=retry,
                 history=history,
@@ -174,26 +205,26 @@ class JobDeclarations:
         self,
         function: Callable[..., Any],
         *,
-        name: str | None,
-        retry: Retry | None,
+        name: str,
+        retry: Retry | int | None,
         history: bool | timedelta,
-        rules: Mapping[type[BaseException], Rule] | None,
+        rules: Mapping[type[BaseException], Rule | int] | None,
         **others: Any,
     ) -> JobType[Any]:
-        type_name = name or str(getattr(function, "__name__", ""))
-        if type_name in self.jobs:
-            raise ConfigurationError(f"the job type {type_name!r} is declared twice")
+        if name in self.jobs:
+            raise ConfigurationError(f"the job type {name!r} is declared twice")
+        check_history(history, name)
         job_type: JobType[Any] = JobType(
             function,
-            name=type_name,
-            retry=retry or Retry(),
+            name=name,
+            retry=make_retry(retry, name),
             history=lambda: self._choose_history(history),
-            rules=rules or {},
+            rules=make_rules(rules, name),
             enqueuer=self._enqueuer,
             around=self._around_enqueue,
             **others,
         )
-        self.jobs[type_name] = job_type
+        self.jobs[name] = job_type
         return job_type
 
     def _choose_history(self, given: bool | timedelta) -> timedelta | None:
@@ -207,7 +238,11 @@ class JobDeclarations:
 
         It is called with a :class:`Draft` of what is to be enqueued and ``call_next``,
         and returns ``call_next(draft)``.
+
+        Raises:
+            ConfigurationError: it cannot be called so.
         """
+        check_takes(hook, ("draft", "call_next"), "a hook around enqueue")
         self._around_enqueue.append(hook)
         return hook
 
@@ -217,7 +252,13 @@ class JobDeclarations:
         It is called with the :class:`Job` and a function that goes on; the first
         declared is the outermost. An async function is called around async handlers, a
         plain one around plain handlers.
+
+        Raises:
+            ConfigurationError: it cannot be called so.
         """
+        what = "a function around runs"
+        check_function(function, what)
+        check_takes(function, ("job", "call_next"), what)
         self.around.append(function)
         return function
 

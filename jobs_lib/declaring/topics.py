@@ -8,6 +8,7 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared
 from jobs_lib.consuming.read_model import ReadModel
+from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
@@ -151,6 +152,9 @@ class TopicDeclarations:
         decoder = make_decoder(topic, value, schema, self._registry)
 
         def declare(function: RecordHandler[V]) -> RecordHandler[V]:
+            what = f"the consumer of {topic!r} in the group {group!r}"
+            check_plain(function, what)
+            check_takes(function, ("record", "conn"), what)
             declared = self._declare_consumer(topic, group)
             declared.add_handler(function, type, decoder)
             return function
@@ -189,6 +193,9 @@ class TopicDeclarations:
         decoder = make_decoder(topic, value, schema, self._registry)
 
         def declare(function: RowOf[V]) -> RowOf[V]:
+            what = f"the mapping of {topic!r} to {table!r}"
+            check_plain(function, what)
+            check_takes(function, ("record",), what)
             declared = self._declare_consumer(topic, group)
             model = ReadModel(
                 function,
@@ -219,6 +226,9 @@ class TopicDeclarations:
         """
 
         def declare(function: Loader[V]) -> Loader[V]:
+            what = f"the loader of {name or source!r}"
+            check_plain(function, what)
+            check_takes(function, ("conn", "keys"), what)
             entity = Entity(name or source, topic, source, key, function)
             if entity.name in self.entities:
                 raise ConfigurationError(

@@ -79,9 +79,17 @@ class Payload:
                 f"the handler of {type_name!r} has an annotation that cannot be "
                 f"resolved: {error}. Define or import it above the handler"
             ) from None
+        self.hints = hints
+        """The fields' annotations, by name."""
         fields: dict[str, Any] = {}
         for parameter in parameters:
-            hint = hints.get(parameter.name, Any)
+            if parameter.name not in hints:
+                raise ConfigurationError(
+                    f"the handler of {type_name!r} takes {parameter.name!r} without an "
+                    "annotation, so nobody could tell what fits: annotate it, with Any "
+                    "for whatever has a JSON form"
+                )
+            hint = hints[parameter.name]
             required = parameter.default is inspect.Parameter.empty
             fields[parameter.name] = hint if required else NotRequired[hint]
         # Made at run time, from the signature: no type checker can follow.

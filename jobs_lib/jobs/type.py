@@ -23,18 +23,19 @@ from typing import (
     Generic,
     ParamSpec,
     TypedDict,
-    cast,
     overload,
 )
+from uuid import UUID
 
 from jobs_lib.backoff import Retry
 from jobs_lib.callers import is_alone, perform
-from jobs_lib.errors import ConfigurationError, EnqueueError, PayloadError
+from jobs_lib.errors import ConfigurationError, EnqueueError
 from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.context import current_origin, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
+from jobs_lib.jobs.grouping import Grouping
 from jobs_lib.jobs.model import Cancel, Discard, Job
-from jobs_lib.jobs.options import Options, Priority, check_headers, check_key
+from jobs_lib.jobs.options import Options, Priority, check_headers
 from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ P = ParamSpec("P")
 Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
 Rule = Retry | type[Discard] | type[Cancel]
 """What an exception means: a policy of its own, or the end of the job."""
-GroupOf = str | Callable[..., str | None] | None
+GroupOf = str | Callable[..., str | int | UUID | None] | None
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 
@@ -108,11 +109,6 @@ class JobType(Generic[P]):
         self.rate = rate
         self.time_limit = time_limit
         self.rules = rules
-        if time_limit is not None and not 0 < time_limit <= 86_400:
-            raise ConfigurationError(
-                f"the time limit of {name!r} must be above 0 and at most 86,400 "
-                f"seconds, not {time_limit}"
-            )
         self.last_only = last_only
         self.debounce = debounce
         self.max_wait = max_wait
@@ -124,15 +120,10 @@ class JobType(Generic[P]):
             raise ConfigurationError(
                 f"{name!r} has a debounce or max_wait, which need last_only=True"
             )
-        self._group = group
+        self._group = None if group is None else Grouping(group, self.payload)
         self._history = history
         self._enqueuer = enqueuer
         self._around = around
-        if isinstance(group, str) and group not in self.payload.signature.parameters:
-            raise ConfigurationError(
-                f"the group of {name!r} is said to be its parameter {group!r}, but the "
-                f"handler takes {self.payload.signature}"
-            )
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
 
@@ -258,9 +249,7 @@ class JobType(Generic[P]):
 
     def _one(self, values: dict[str, Any], options: Options) -> Steps[int]:
         encoded = self.payload.encode(values, self._enqueuer.payload_limit)
-        group = None
-        if self._group is not None:
-            group = check_key(self.name, "group", self._choose_group(values))
+        group = None if self._group is None else self._group.choose(values)
         entry = Entry(encoded, group, self._headers(options), options, current_origin())
         return self._enqueuer.enqueue(entry)
 
@@ -273,13 +262,10 @@ class JobType(Generic[P]):
                 "only one of them could be inserted. Call enqueue for each"
             )
         encoded = self.payload.encode_many(payloads, self._enqueuer.payload_limit)
-        groups = None
-        if self._group is not None:
-            groups = [self._choose_group(values) for values in payloads]
-            self._check_groups(groups)
+        groups = None if self._group is None else self._group.choose_many(payloads)
         entries = Entries(
             encoded,
-            cast("Sequence[str | None] | None", groups),
+            groups,
             self._headers(options),
             options,
             current_origin(),
@@ -294,23 +280,3 @@ class JobType(Generic[P]):
         if traced:
             check_headers(self.name, headers)
         return json.dumps(headers, ensure_ascii=False)
-
-    def _check_groups(self, groups: list[object]) -> None:
-        if {type(group) for group in groups} <= {str, type(None)}:
-            groups = list(set(groups))
-        for group in groups:
-            check_key(self.name, "group", group)
-
-    def _choose_group(self, values: Mapping[str, Any]) -> object:
-        if isinstance(self._group, str):
-            if self._group in values:
-                return values[self._group]
-            return self.payload.defaults[self._group]
-        filled = self.payload.fill(dict(values))
-        try:
-            return cast("Callable[..., str | None]", self._group)(**filled)
-        except TypeError as error:
-            raise PayloadError(
-                f"the group function of {self.name!r} cannot take the payload's fields "
-                f"{', '.join(filled)}: {error}"
-            ) from None

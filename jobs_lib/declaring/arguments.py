@@ -1,0 +1,146 @@
+"""The arguments of declarations: checked where they are given, each in one form."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.backoff import Retry
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.model import Cancel, Discard
+from jobs_lib.jobs.rate import Rate
+
+if TYPE_CHECKING:
+    from jobs_lib.jobs.type import Rule
+
+
+def choose_name(given: object, function: object, decorator: str) -> str:
+    """The name of what is declared: the one given, else the function's.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if given is None:
+        found = getattr(function, "__name__", "")
+        if not found or found == "<lambda>":
+            raise ConfigurationError(
+                f"what @{decorator} declares has no name of its own: give one, as in "
+                f'@{decorator}(name="charge")'
+            )
+        return str(found)
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f"the name given to @{decorator} is {given!r}: a name is a str"
+        )
+    return given
+
+
+def make_retry(given: Retry | int | None, name: str) -> Retry:
+    """The policy; a number is that of all attempts.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if given is None:
+        return Retry()
+    if isinstance(given, Retry):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return Retry(max_attempts=given)
+    raise ConfigurationError(
+        f"the retry of {name!r} is {given!r}: give exponential(max_attempts=…), or the "
+        "number of attempts, 1 or more"
+    )
+
+
+def make_rules(
+    given: Mapping[type[BaseException], Rule | int] | None, name: str
+) -> dict[type[BaseException], Rule]:
+    """The rules, each an end or a policy.
+
+    Raises:
+        ConfigurationError: one of them means nothing.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"the rules of {name!r} are {given!r}: give a mapping from exceptions to "
+            "what they mean, as in {ValueError: Discard}"
+        )
+    rules: dict[type[BaseException], Rule] = {}
+    for kind, rule in given.items():
+        if not (inspect.isclass(kind) and issubclass(kind, BaseException)):
+            raise ConfigurationError(
+                f"the rules of {name!r} are for {kind!r}, which is no class of "
+                "exceptions"
+            )
+        if rule is Discard or rule is Cancel or isinstance(rule, Retry):
+            rules[kind] = rule
+        elif isinstance(rule, int) and not isinstance(rule, bool) and rule >= 1:
+            rules[kind] = Retry(max_attempts=rule)
+        else:
+            raise ConfigurationError(
+                f"the rules of {name!r} say {rule!r} for {kind.__name__}: give "
+                "Discard, Cancel, a policy such as exponential(max_attempts=3), or a "
+                "number of attempts"
+            )
+    return rules
+
+
+def check_rate(given: object, name: str) -> None:
+    """Refuse what is no rate.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if given is not None and not isinstance(given, Rate):
+        raise ConfigurationError(
+            f"the rate of {name!r} is {given!r}: say in how many seconds, as in "
+            f"Rate({given if type(given) is int else 5}, per=60)"
+        )
+
+
+def check_history(given: object, name: str) -> None:
+    """Refuse what says not how long finished jobs are kept.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if isinstance(given, bool):
+        return
+    if not isinstance(given, timedelta) or given <= timedelta(0):
+        raise ConfigurationError(
+            f"the history of {name!r} is {given!r}: give True, False, or how long "
+            "finished jobs are kept, as in timedelta(days=3)"
+        )
+
+
+def check_seconds(
+    given: Any, what: str, name: str, *, most: float = math.inf, zero: bool = False
+) -> None:
+    """Refuse what is no number of seconds.
+
+    Args:
+        given: the argument; None stands for its default.
+        what: the argument's name.
+        name: of what is declared.
+        most: the largest number.
+        zero: whether it may be 0.
+
+    Raises:
+        ConfigurationError: it is out of bounds, or no number.
+    """
+    if given is None:
+        return
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if is_number and given < math.inf and (0 < given <= most or (zero and given == 0)):
+        return
+    least = "0 or more" if zero else "above 0"
+    bound = "" if most == math.inf else f" and at most {most:,.0f}"
+    raise ConfigurationError(
+        f"the {what} of {name!r} is {given!r}: give seconds, {least}{bound}"
+    )

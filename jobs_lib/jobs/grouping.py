@@ -1,0 +1,166 @@
+"""The group of a job: a parameter of its type, or what a function makes of them."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.jobs.options import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jobs_lib.jobs.payload import Payload
+
+_TEXTS = (str, int, UUID)
+"""What becomes a group: a str as it is, the others by their text."""
+_FORMS = "str, int, UUID or None"
+
+
+class Grouping:
+    """Chooses the groups of one type's jobs.
+
+    Args:
+        given: the name of a parameter, or a function of all of them.
+        payload: of the type.
+
+    Raises:
+        ConfigurationError: it names no parameter, or one that cannot be a group, or the
+            function does not take the payload's fields.
+    """
+
+    def __init__(
+        self, given: str | Callable[..., str | int | UUID | None], payload: Payload
+    ) -> None:
+        self._type = payload.type_name
+        self._payload = payload
+        self._function = None if isinstance(given, str) else given
+        self._parameter = given if isinstance(given, str) else ""
+        if isinstance(given, str):
+            self._check_parameter(given)
+        else:
+            self._check_function(given)
+
+    def choose(self, values: Mapping[str, Any]) -> str | None:
+        """The group of a job with these arguments.
+
+        Raises:
+            PayloadError: it is no group.
+        """
+        return check_key(self._type, "group", _as_text(self._find(values)))
+
+    def choose_many(self, payloads: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """The same for many, each group looked at once.
+
+        Raises:
+            PayloadError: one of them is no group.
+        """
+        groups = [self._find(values) for values in payloads]
+        if not {type(group) for group in groups} <= {str, NoneType}:
+            groups = [_as_text(group) for group in groups]
+        if {type(group) for group in groups} <= {str, NoneType}:
+            for group in set(groups):
+                check_key(self._type, "group", group)
+            return groups
+        for group in groups:
+            check_key(self._type, "group", group)
+        return groups
+
+    def _find(self, values: Mapping[str, Any]) -> Any:
+        if self._function is None:
+            if self._parameter in values:
+                return values[self._parameter]
+            return self._payload.defaults[self._parameter]
+        filled = self._payload.fill(dict(values))
+        try:
+            return self._function(**filled)
+        except TypeError as error:
+            raise PayloadError(
+                f"the group function of {self._type!r} cannot take the payload's "
+                f"fields {', '.join(filled)}: {error}"
+            ) from None
+
+    def _check_parameter(self, name: str) -> None:
+        if name not in self._payload.signature.parameters:
+            raise ConfigurationError(
+                f"the group of {self._type!r} is said to be its parameter {name!r}, "
+                f"but the handler takes {self._payload.signature}"
+            )
+        hint = self._payload.hints.get(name, Any)
+        if not _can_be_group(hint):
+            raise ConfigurationError(
+                f"the group of {self._type!r} is said to be its parameter "
+                f"{name!r}, which is {_show(hint)} and can be no group: annotate it as "
+                f"{_FORMS}, or give a function, as in group=lambda {name}: …"
+            )
+
+    def _check_function(self, function: object) -> None:
+        if not callable(function):
+            raise ConfigurationError(
+                f"the group of {self._type!r} is {function!r}: give the name of a "
+                "parameter, or a function of all of them"
+            )
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"the group function of {self._type!r} is async, and nobody awaits it: "
+                "make it a plain function"
+            )
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return  # one in C that does not tell
+        fields = self._payload.signature.parameters
+        try:
+            signature.bind(**dict.fromkeys(fields))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the group function of {self._type!r} takes {signature}, and is "
+                f"called with all of the payload's fields by name "
+                f"({', '.join(fields)}): {error}"
+            ) from None
+        returned = signature.return_annotation
+        if returned is not signature.empty and not _can_be_group(returned):
+            raise ConfigurationError(
+                f"the group function of {self._type!r} returns {_show(returned)}: "
+                f"return {_FORMS}"
+            )
+
+
+def _as_text(group: Any) -> Any:
+    """The group as text; what can be none stays as it is, to be refused."""
+    if type(group) is str or group is None:
+        return group
+    if isinstance(group, str):
+        return str.__str__(group)
+    if isinstance(group, int) and not isinstance(group, bool):
+        return int.__repr__(group)
+    return str(group) if isinstance(group, UUID) else group
+
+
+def _can_be_group(hint: Any) -> bool:
+    """Whether values of an annotation are groups, as far as it tells."""
+    hint = getattr(hint, "__supertype__", hint)
+    hint = getattr(hint, "__value__", hint)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _can_be_group(typing.get_args(hint)[0])
+    if origin in (typing.Union, UnionType):
+        return all(map(_can_be_group, typing.get_args(hint)))
+    if origin is typing.Literal:
+        return all(_can_be_group(type(one)) for one in typing.get_args(hint))
+    if inspect.isclass(origin):
+        return False
+    if not inspect.isclass(hint) or hint in (Any, object, NoneType):
+        return True
+    if issubclass(hint, Enum) and not issubclass(hint, str | int):
+        return False
+    return issubclass(hint, _TEXTS) and not issubclass(hint, bool)
+
+
+def _show(hint: Any) -> str:
+    return hint.__name__ if inspect.isclass(hint) else str(hint)
