@@ -14,12 +14,13 @@ from __future__ import annotations
 import io
 import random
 import time
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
-from alembic import command
+from alembic import command, context, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -37,10 +38,15 @@ from jobs_lib.errors import (
     SchemaVersionError,
 )
 from jobs_lib.naming import make_template
-from jobs_lib.settings import check_schema, libpq_url, require_database_url
+from jobs_lib.settings import (
+    check_schema,
+    default_settings,
+    libpq_url,
+    require_database_url,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
     from sqlalchemy.engine import URL
@@ -110,20 +116,22 @@ def latest_version() -> str:
 
 def upgrade(
     connection: Connection,
-    schema: str = "jobs_lib",
+    schema: str | None = None,
     settings: Settings | None = None,
     *,
     shards: int | None = None,
 ) -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
-    Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``. Several
-    processes may call it at once; the later ones wait and find nothing left to do. What
-    it locks stays locked until the transaction ends.
+    Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``, with
+    operations of its own before and after. Several processes may call it at once; the
+    later ones wait and find nothing left to do. What it locks stays locked until the
+    transaction ends.
 
     Args:
         connection: in a transaction.
-        schema: where the tables lie.
+        schema: where the tables lie. Defaults to the settings' ``schema_name``, which
+            is ``jobs_lib`` unless ``JOBS_LIB_SCHEMA`` says otherwise.
         settings: whose environment the database serves. Defaults to none.
         shards: as for :func:`migrate`.
 
@@ -134,7 +142,7 @@ def upgrade(
             they have another number of shards.
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
-    check_schema(schema)
+    schema = _choose_schema(schema, settings)
     _lock_out_others(connection)
     pending = _pending(connection, schema)
     new = _is_new(connection, schema, shards)
@@ -353,10 +361,33 @@ def _sqlstate(error: OperationalError) -> str | None:
     return getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
 
 
+def _choose_schema(given: str | None, settings: Settings | None = None) -> str:
+    schema = given or (settings or default_settings()).schema_name
+    check_schema(schema)
+    return schema
+
+
 def _upgrade(connection: Connection, schema: str, target: str) -> None:
     config = _config(schema)
     config.attributes["connection"] = connection
-    command.upgrade(config, target)
+    with _proxies_kept():
+        command.upgrade(config, target)
+
+
+@contextmanager
+def _proxies_kept() -> Iterator[None]:
+    """Leave Alembic's modules as they are to the migration that has called us.
+
+    Its ``op`` and ``context`` stand for one migration at a time, and for none after the
+    one that began last: the caller's next operation would fail.
+    """
+    before = [getattr(module, "_proxy", None) for module in (context, op)]
+    try:
+        yield
+    finally:
+        for proxy in before:
+            if proxy is not None:
+                proxy._install_proxy()
 
 
 def _config(schema: str) -> Config:
@@ -376,18 +407,22 @@ def installed_version(connection: Connection, schema: str = "jobs_lib") -> str |
 
 
 def include_name(
-    schema: str = "jobs_lib",
+    schema: str | None = None,
 ) -> Callable[[str | None, str, dict[str, str | None]], bool]:
     """A filter that keeps a user's ``alembic --autogenerate`` off our tables.
 
     Pass it in your ``env.py``: ``context.configure(…, include_name=include_name())``.
     It matters only with ``include_schemas=True``, or when the library's schema is the
     default one of the connection.
+
+    Args:
+        schema: where our tables lie. Defaults to the settings' ``schema_name``.
     """
+    ours = _choose_schema(schema)
 
     def keep(name: str | None, type_: str, parent_names: dict[str, str | None]) -> bool:
         if type_ == "schema":
-            return name != schema
-        return parent_names.get("schema_name") != schema
+            return name != ours
+        return parent_names.get("schema_name") != ours
 
     return keep

@@ -155,7 +155,7 @@ def test_what_was_missed_is_caught_up_within_bounds_and_said(database_url, admin
 def test_one_that_cannot_be_enqueued_is_tried_again_and_holds_up_no_other(
     database_url, admin
 ):
-    groups: list[object] = [7, "mended"]
+    groups: list[object] = [7.5, "mended"]
     app = make_app(database_url)
 
     @app.periodic("* * * * *")
