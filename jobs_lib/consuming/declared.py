@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from jobs_lib.consuming.record import Record, describe, make_record, read_headers
 from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.schemas.codec import explain
 
@@ -124,7 +125,9 @@ class Declared:
             function, decoder = self._choose(message)
             record = make_record(message, decode(message, decoder))
             with handling(record.origin):
-                function(record, connection)
+                left = function(record, connection)
+                if left is not None:
+                    refuse_lazy(left, f"the consumer of {self.topic!r}")
 
     @property
     def _decoders(self) -> list[Decoder]:

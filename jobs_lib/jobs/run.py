@@ -19,6 +19,7 @@ from jobs_lib.errors import (
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handled
 from jobs_lib.jobs.forked import end_if_forked
+from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.jobs.lease import NotBegun
 from jobs_lib.jobs.model import (
     Cancel,
@@ -96,7 +97,9 @@ class Runner:
             values = self._types[job.type].payload.decode(text)
             token = handled.set(job.lane.origin)
             try:
-                self._functions[job.type](job, **values)
+                left = self._functions[job.type](job, **values)
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
         # SystemExit, too: a handler that raises it ends its job, not the pod.
@@ -149,7 +152,9 @@ class Runner:
         function: Callable[..., Any] = self._types[items[0].job.type].function
         try:
             # A list of its own: the handler may take out of it what it likes.
-            function(list(items))
+            left = function(list(items))
+            if left is not None:
+                refuse_lazy(left, f"the handler of {items[0].job.type!r}")
         except BaseException as error:
             if len(items) > 1:
                 # Which of them it was, each alone will show.
@@ -191,7 +196,9 @@ class Runner:
             values = self._decode(job)
             token = handled.set(job.lane.origin)
             try:
-                await self._functions[job.type](job, **values)
+                left = await self._functions[job.type](job, **values)
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
         except BaseException as error:

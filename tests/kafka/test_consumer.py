@@ -228,6 +228,29 @@ def test_a_failing_record_stops_its_partition_alone(
     assert sorted(set(handled)) == [(p, o) for p in (0, 1) for o in range(10)]
 
 
+def test_a_record_whose_handler_returns_work_waits_for_one_that_does_it(
+    app, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    handled: list[int] = []
+
+    async def handle_later(record) -> None:
+        handled.append(record.offset)
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection):
+        if len(failed) < 3:
+            return handle_later(record)
+        handled.append(record.offset)
+        return None
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: len(handled) == 3, timeout=30, what="all are handled")
+    assert handled == [0, 1, 2]
+    assert f"the consumer of '{name}' returned a coroutine" in failed[-1][1]["error"]
+
+
 @pytest.mark.guarantee("FK12")
 def test_a_record_that_cannot_be_read_waits_for_who_can(
     database_url, admin, bootstrap_servers, topic, wait_for
