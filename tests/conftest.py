@@ -6,6 +6,7 @@ Servers are started when the first test needs one, and never outlive the run.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
 #: A kind of role: what is tested then connects as one, and the tests as a superuser.
 ROLE = "JOBS_LIB_TEST_ROLE"
 
+_ADDRESS = re.compile(" at 0x[0-9a-f]")
+
 # Where the servers' programs come from is the machine's business, not the tests'.
 _KEPT = {POSTGRES_BIN, ROLE, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
 
@@ -50,6 +53,16 @@ def pytest_configure(config: pytest.Config) -> None:
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
     watch.install()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names of tests that differ between the processes that share a run."""
+    for item in items:
+        if _ADDRESS.search(item.nodeid):
+            raise pytest.UsageError(
+                f"the name of {item.nodeid} holds an address in memory: give its "
+                "parameters `ids`"
+            )
 
 
 @pytest.fixture(autouse=True)

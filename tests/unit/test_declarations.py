@@ -190,7 +190,7 @@ def test_a_decorator_without_parentheses_is_refused(app, decorator):
         ({"group": lambda order: "x"}, "is called with all of the payload's fields by"),
         ({"group": later}, "the group function of 'plain' is async"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_an_argument_that_cannot_be_used_is_refused(app, arguments, says):
     with pytest.raises(ConfigurationError, match=says):
