@@ -201,15 +201,16 @@ def test_a_huge_payload_is_refused_and_a_large_one_reported_once(refused, note):
 @pytest.mark.guarantee("FJ12")
 @pytest.mark.parametrize(
     "group",
-    ["", "x" * 1_001, "ü" * 501, "a\0b", 7, b"x"],
+    ["", "x" * 1_001, "ü" * 501, "a\0b", 7.5, b"x"],
     ids=lambda group: repr(group)[:8],
 )
 def test_a_group_that_is_no_short_string(database_url, refused, group):
     app = make_app(database_url)
+
     # The function is free to return anything, whatever the payload is.
-    free = app.job(name="free", group=lambda n: group if n else "fine")(
-        lambda job, n: None
-    )
+    @app.job(group=lambda n: group if n else "fine")
+    def free(job: Job, n: int) -> None: ...
+
     refused("the group of 'free'", lambda conn: free.enqueue(conn, 1))
     refused(
         "the group of 'free'",
