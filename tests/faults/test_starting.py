@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from jobs_lib.devstack.ports import free_port
+from jobs_lib.devstack.ports import free_port, is_free
 from tests.faults.helpers import count, enqueue
 
 APP = """
@@ -32,7 +32,8 @@ def start(request, own_url, tmp_path, run_process):
     (tmp_path / "starting.py").write_text(APP)
 
     def start(**env: str):
-        port = free_port()
+        # A second process of the pod has the next one.
+        port = next(p for p in iter(free_port, None) if is_free(p + 1))
         pod = run_process(
             *("-m", "jobs_lib.cli", *request.param, "starting:app"),
             env={
@@ -73,7 +74,8 @@ def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for
         what=lambda: f"it says what it waits for\n{pod.output}",
     )
     assert pod.running
-    assert is_well("/livez")
+    # Of several processes the first to wait may be another one.
+    wait_for(lambda: is_well("/livez"), what="its probes answer")
     assert not is_well("/readyz")
     away.start()
     enqueue(own_url, "quick", 20)

@@ -76,7 +76,7 @@ def patient(job: Job, tail: str) -> None:
     raise Snooze(seconds="30")  # error
 
 
-@app.job(retry=5)  # error
+@app.job(retry="5")  # error
 def impatient(job: Job) -> None: ...
 
 
