@@ -26,7 +26,6 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy import Connection, Engine
-    from sqlalchemy.engine import URL
 
     from jobs_lib.settings import Settings
 
@@ -65,11 +63,6 @@ _TIMEOUT = 30.0
 """Seconds without an answer, where no settings say."""
 _NOT_LET_IN = {"55P03", "40P01"}
 _MOST_SHARDS = 1_024
-
-
-def sqlalchemy_url(url: str) -> URL:
-    """The URL with psycopg 3 as its driver."""
-    return make_url(url).set(drivername="postgresql+psycopg")
 
 
 def choose_url(settings: Settings) -> str:

@@ -46,10 +46,8 @@ def make_retry(given: Retry | int | None, name: str) -> Retry:
     """
     if given is None:
         return Retry()
-    if isinstance(given, Retry):
-        return given
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
-        return Retry(max_attempts=given)
+    if policy := _as_policy(given):
+        return policy
     raise ConfigurationError(
         f"the retry of {name!r} is {given!r}: give exponential(max_attempts=…), or the "
         "number of attempts, 1 or more"
@@ -78,10 +76,10 @@ def make_rules(
                 f"the rules of {name!r} are for {kind!r}, which is no class of "
                 "exceptions"
             )
-        if rule is Discard or rule is Cancel or isinstance(rule, Retry):
+        if rule is Discard or rule is Cancel:
             rules[kind] = rule
-        elif isinstance(rule, int) and not isinstance(rule, bool) and rule >= 1:
-            rules[kind] = Retry(max_attempts=rule)
+        elif policy := _as_policy(rule):
+            rules[kind] = policy
         else:
             raise ConfigurationError(
                 f"the rules of {name!r} say {rule!r} for {kind.__name__}: give "
@@ -144,3 +142,12 @@ def check_seconds(
     raise ConfigurationError(
         f"the {what} of {name!r} is {given!r}: give seconds, {least}{bound}"
     )
+
+
+def _as_policy(given: object) -> Retry | None:
+    """The policy that is meant, by itself or by a number of attempts."""
+    if isinstance(given, Retry):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return Retry(max_attempts=given)
+    return None

@@ -62,12 +62,9 @@ class Grouping:
         """
         groups = [self._find(values) for values in payloads]
         if not {type(group) for group in groups} <= {str, NoneType}:
-            groups = [_as_text(group) for group in groups]
-        if {type(group) for group in groups} <= {str, NoneType}:
-            for group in set(groups):
-                check_key(self._type, "group", group)
-            return groups
-        for group in groups:
+            # One that cannot be hashed may be among them.
+            return [check_key(self._type, "group", _as_text(group)) for group in groups]
+        for group in set(groups):
             check_key(self._type, "group", group)
         return groups
 

@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from jobs_lib import Job, NoTransactionError, PayloadError
-from jobs_lib.schema import sqlalchemy_url
 from tests.support.apps import make_app
+from tests.support.engines import sqlalchemy_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

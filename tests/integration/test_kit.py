@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from jobs_lib import App, Discard, Job, Snooze, exponential
 from jobs_lib.errors import PayloadError
-from jobs_lib.schema import sqlalchemy_url
 from jobs_lib.testing import make_record
+from tests.support.engines import sqlalchemy_url
 
 if TYPE_CHECKING:
     from jobs_lib.testing import Jobs

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from jobs_lib import App
-from jobs_lib.schema import sqlalchemy_url
 from jobs_lib.testing.jobs import Jobs
+from tests.support.engines import sqlalchemy_url
 
 app = App("shop")
 orders = app.topic("orders", compacted=True)

@@ -30,12 +30,12 @@ from jobs_lib.schema import (
     latest_version,
     migrate,
     migrations_path,
-    sqlalchemy_url,
     upgrade,
     write_sql,
 )
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import executing, make_app
+from tests.support.engines import sqlalchemy_url
 
 if TYPE_CHECKING:
     from jobs_lib import Job

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy
 
 from jobs_lib.errors import PayloadError
-from jobs_lib.schema import sqlalchemy_url
 from tests.support.apps import count, make_app
+from tests.support.engines import sqlalchemy_url
 
 ODD = ["a\tb", "back\\slash", "new\nline", "ünal", "\\N"]
 

@@ -10,8 +10,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy import create_engine
 
-from jobs_lib.schema import migrate, sqlalchemy_url, upgrade
+from jobs_lib.schema import migrate, upgrade
 from tests.support.apps import count, make_app
+from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease
 
 OLD = "2020-01-01"

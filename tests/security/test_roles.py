@@ -31,9 +31,10 @@ from jobs_lib.operating import (
     show_job,
 )
 from jobs_lib.operating.listing import STATES
-from jobs_lib.schema import latest_version, migrate, sqlalchemy_url
+from jobs_lib.schema import latest_version, migrate
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import count, heard, make_app, running
+from tests.support.engines import sqlalchemy_url
 from tests.support.records import read_topic
 from tests.support.releases import NextRelease
 
