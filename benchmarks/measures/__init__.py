@@ -28,6 +28,7 @@ MEASURES: dict[str, Callable[[Bench], Figures]] = {
     "groups": groups.measure,
     "hot_group": groups.measure_hot,
     "blocked_heads": groups.measure_blocked,
+    "crowded": groups.measure_crowded,
     "pickup": pickup.measure,
     "pickup_steps": steps.measure,
     "enqueue": enqueue.measure,

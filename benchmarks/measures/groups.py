@@ -1,4 +1,4 @@
-"""Groups: serial and in order, many at once, one hot, or blocked by their heads."""
+"""Groups: many at once, one hot, blocked by their heads, or paused by the thousand."""
 
 from __future__ import annotations
 
@@ -87,6 +87,27 @@ def measure_blocked(bench: Bench) -> Figures:
             rows["blocked heads"].median("from_ready_s"),
         ),
         "blocked_heads_drain_s": rows["blocked heads"].median("from_ready_s"),
+    }
+
+
+def measure_crowded(bench: Bench) -> Figures:
+    """100,000 jobs in 1,000 groups beside what others have left behind.
+
+    That is 100,000 discarded jobs, as many paused groups and requests to cancel.
+    """
+    jobs = bench.size(100_000)
+    rows = bench.alternate(
+        {
+            "nothing left behind": partial(_drain, bench, "groups", jobs),
+            "crowded": partial(_drain, bench, "crowded", jobs),
+        }
+    )
+    bench.server.forget()
+    return {
+        "crowded_vs_none": ratio(
+            rows["nothing left behind"].median("from_ready_s"),
+            rows["crowded"].median("from_ready_s"),
+        )
     }
 
 

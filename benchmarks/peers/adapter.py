@@ -56,7 +56,7 @@ def database_address() -> str:
 
 def group_of(number: int, mode: str) -> str | None:
     """The group of a job: none, one of 1,000, or a hot one every second time."""
-    if mode == "groups":
+    if mode in ("groups", "crowded"):
         return f"g{number % SMALL_GROUPS}"
     if mode == "hot":
         return "hot" if number % 2 else f"g{number // 2 % SMALL_GROUPS}"

@@ -29,6 +29,23 @@ from jobs_lib.settings import load_settings
 _SLICE = 100_000
 _BLOCKED_BEHIND = 3
 _PAD = "x" * 64 * 1024
+# What operators and failures leave behind, as many of each as there are jobs.
+_CROWD = (
+    """
+    insert into jobs_lib.discarded
+        (id, origin, type, "group", attempt, payload, enqueued_at)
+    select -n, 'local/1', 'noop', 'd' || n, 5, '{}', clock_timestamp()
+    from generate_series(1, %(rows)s::int) n
+    """,
+    """
+    insert into jobs_lib.pauses (kind, name)
+    select 'group', 'p' || n from generate_series(1, %(rows)s::int) n
+    """,
+    """
+    insert into jobs_lib.cancellations (id, origin)
+    select -n, 'local/1' from generate_series(1, %(rows)s::int) n
+    """,
+)
 
 
 def make_app(given: dict[str, Any], sink: Any = None) -> App:
@@ -87,6 +104,9 @@ def bulk(given: dict[str, Any]) -> None:
         began = time.perf_counter()
         if mode == "blocked":
             _enqueue_blocked(noop, connection, jobs)
+        if mode == "crowded":
+            for statement in _CROWD:
+                connection.execute(statement, {"rows": jobs})
         for start in range(0, jobs, _SLICE):
             numbers = range(start, min(start + _SLICE, jobs))
             if mode == "heavy":

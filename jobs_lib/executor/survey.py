@@ -24,6 +24,8 @@ _HINTED_PAUSE = 0.5
 """Seconds, but no rarer than this: no hint tells that a group's head was cancelled, or
 that a transaction has ended that drew its ids long ago."""
 _PROMOTE_LIMIT = 1_000
+_MANY_CANCELLED = 100
+"""Requests to cancel that a look reads; of more, those for jobs in flight alone."""
 
 
 class Survey:
@@ -35,6 +37,7 @@ class Survey:
     def __init__(self, claimer: Claimer, poll_interval: float) -> None:
         self.cancelled: frozenset[int] = frozenset()
         """Jobs that were asked to stop."""
+        self._many_cancelled = False
         self._claimer = claimer
         self._longest = poll_interval
         self._pause = _SHORTEST_PAUSE
@@ -88,7 +91,11 @@ class Survey:
                 else min(self._pause * 2, self._longest)
             )
             self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
-            batches.append([("look", self._looks.prepare(active))])
+            look = {**self._looks.prepare(active), "cancelled": _MANY_CANCELLED + 1}
+            batches.append([("look", look)])
+            if self._many_cancelled:
+                ids = int_array(self._claimer.flight.jobs)
+                batches[-1].append(("find_cancelled", {"ids": ids}))
             if self._sweeper.is_due():
                 batches[-1] += self._prepare_sweep()
         return batches
@@ -98,6 +105,8 @@ class Survey:
         for (name, _), rows in zip(batch, answer, strict=True):
             if name == "look":
                 self._read_look(rows)
+            elif name == "find_cancelled":
+                self.cancelled = frozenset(job_id for (job_id,) in rows)
             elif name == "promote":
                 self._read_promoted(rows)
             elif name == "horizon":
@@ -169,7 +178,9 @@ class Survey:
             position.seen = True
         self._looks.note(fresh, due, prioritized, clock, took)
         self._due_at = time.monotonic() + min(due.values(), default=math.inf)
-        self.cancelled = frozenset(cancelled)
+        self._many_cancelled = len(cancelled) > _MANY_CANCELLED
+        if not self._many_cancelled:
+            self.cancelled = frozenset(cancelled)
         self._claimer.pause(
             {kind: frozenset(names) for kind, names in paused.items()}, resumes
         )

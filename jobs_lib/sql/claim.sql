@@ -48,11 +48,23 @@ where p.kind = any (array['type', 'origin'])
 union all
 select 'resumes', r.count::text, null from {schema}.resumes r
 union all
-select 'cancel', c.id::text, null from {schema}.cancellations c
+-- What has ended without looking at its request leaves it there for an hour: where there
+-- are many, the jobs in flight are asked for instead, by `find_cancelled`.
+select * from (
+    select 'cancel', c.id::text, null::float8 from {schema}.cancellations c
+    limit %(cancelled)s
+) asked
 union all
 -- The server's time, and how much of it the look took.
 select 'clock', extract(epoch from clock_timestamp())::text,
     extract(epoch from clock_timestamp() - statement_timestamp())::float8
+
+-- name: find_cancelled
+-- One look-up for each job in flight, whatever the statistics say of the table.
+select f.id from unnest(%(ids)s::bigint[]) as f(id)
+cross join lateral (
+    select from {schema}.cancellations c where c.id = f.id offset 0
+) asked
 
 -- name: promote
 -- Makes due jobs available again and returns them: they lie behind the cursor, so the

@@ -72,6 +72,29 @@ def test_a_running_async_handler_is_cancelled(app, admin, connect, wait_for):
     assert admin.execute("select * from jobs_lib.jobs").fetchall() == []
 
 
+def test_a_request_among_very_many_is_heard(app, admin, connect, wait_for):
+    inside = threading.Event()
+
+    @app.job()
+    async def work(job: Job) -> None:
+        inside.set()
+        await asyncio.sleep(600)
+
+    # What has ended without looking at its request leaves it there for an hour.
+    admin.execute(
+        "insert into jobs_lib.cancellations (id, origin)"
+        " select -n, 'local/1' from generate_series(1, 2000) n"
+    )
+    with connect() as connection:
+        job_id = work.options(origin="local/1").enqueue(connection)
+    with executing(app, HOME):
+        assert inside.wait(10)
+        ask_to_cancel(admin, job_id)
+        wait_for(lambda: ended(admin) == 1, what="it ended")
+    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
+    assert row == (job_id, "cancelled")
+
+
 def test_a_running_plain_handler_sees_a_flag(app, admin, connect, wait_for):
     inside = threading.Event()
 

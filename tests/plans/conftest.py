@@ -1,0 +1,14 @@
+"""What tests of plans share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plans.owner import Owner
+
+
+@pytest.fixture
+def owner(database, admin):
+    """An executor of its own, on a connection as executors have it."""
+    with database.connect("test", impatient=True) as connection:
+        yield Owner(connection, database.queries, admin)

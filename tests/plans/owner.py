@@ -1,0 +1,60 @@
+"""An executor of its own, which looks and claims when a test tells it to."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.survey import Survey
+from jobs_lib.jobs.claim import Claimer
+from tests.support.apps import HOME, make_app
+
+
+class Owner:
+    """An executor that owns all origins, and looks and claims when it is told to."""
+
+    def __init__(self, connection, queries, admin) -> None:
+        owner = uuid4()
+        admin.execute(
+            "insert into jobs_lib.origins (role, origin, owner, epoch)"
+            " select 'execute', unnest(%s::text[]), %s, 1",
+            (HOME, owner),
+        )
+        types = {"work": make_app("").job(name="work")(lambda job: None)}
+        self.claimer = Claimer(owner, UUID(int=1), types)
+        self.claimer.add(dict.fromkeys(HOME, 1))
+        for position in self.claimer.positions.values():
+            # Or a claim of the plain kind would come first.
+            position.plain = False
+        self.survey = Survey(self.claimer, 0.01)
+        self.connection, self.queries = connection, queries
+        self.courier = Courier(connection, queries, prepare=True)
+
+    def look(self) -> int:
+        """Look once; returns how many rows the look has found."""
+        self.survey._next_at = 0.0
+        batches = self.survey.prepare(busy=False, hinted=False)
+        answers, failure = self.courier.exchange(*batches)
+        assert failure is None
+        rows = 0
+        for batch, answer in zip(batches, answers, strict=True):
+            assert answer is not None
+            self.survey.read(batch, answer)
+            if batch[0][0] == "look":
+                rows = len(answer[0])
+        return rows
+
+    def claim(self) -> list[str]:
+        """Claim once; returns the groups of the jobs."""
+        asked = self.claimer.prepare(100)
+        return [] if asked is None else self.take(asked)
+
+    def take(self, asked) -> list[str]:
+        """Send a claim; returns the groups of the jobs."""
+        before = {*self.claimer.flight.jobs}
+        (answer,), failure = self.courier.exchange([asked])
+        assert failure is None
+        assert answer is not None
+        self.claimer.read(answer[0])
+        jobs = self.claimer.flight.jobs
+        return sorted(str(jobs[one].group) for one in jobs.keys() - before)
