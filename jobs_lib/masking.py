@@ -17,6 +17,7 @@ from jobs_lib.reasons import explain_foreign, name_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
 
 MASK = "***"
 """Stands where a secret stood."""
@@ -28,6 +29,9 @@ _LONGEST = 2_000
 """Characters that are kept of a text which others made."""
 _LOOKED_AT = 20_000
 """Characters of it in which secrets are looked for: it may be of any size."""
+_MOST_FRAMES = -50
+"""So many of a traceback, from its end."""
+_OURS = "jobs_lib"
 _SECRET = re.compile(
     r"password|passphrase|secret|jaas|ssl[._]key|private\.key|oauthbearer\.config"
     r"|user\.info|auth\.token"
@@ -71,15 +75,29 @@ class PlainRecords(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
         record.msg, record.args = one_line(mask(record.getMessage())), None
+        if told := getattr(record, "trace", None):
+            record.exc_text = plain_lines(told)
         if record.exc_info and not record.exc_text:
             record.exc_text = plain_lines(trace(record.exc_info[1]))
         return True
 
 
-def trace(error: BaseException | None) -> str:
-    """The traceback of an error, told without values; never raises."""
+def trace(error: BaseException | None, *, theirs: bool = False) -> str:
+    """The traceback of an error, masked and told without values; never raises.
+
+    Args:
+        error: what was raised.
+        theirs: leave out the frames of this library that come first.
+    """
+    if error is None:
+        return ""
     try:
-        told = "".join(traceback.format_exception(error)).rstrip()
+        place = error.__traceback__
+        if theirs:
+            place = _find_theirs(place)
+        told = "".join(
+            traceback.format_exception(type(error), error, place, _MOST_FRAMES)
+        ).rstrip()
         for one in _find_errors(error):
             if (plain := explain_foreign(one)) is not None:
                 # In a group of errors each line begins with a bar.
@@ -88,7 +106,17 @@ def trace(error: BaseException | None) -> str:
                 told = re.sub(r"\n[ |]*".join(lines), plain, told)
     except BaseException:  # of an error whose attributes are anybody's code
         return describe(error)
-    return told
+    return mask(_printable(told))
+
+
+def _find_theirs(place: TracebackType | None) -> TracebackType | None:
+    """Where the code of others begins; the whole where none of it is theirs."""
+    frame = place
+    while frame is not None:
+        if frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] != _OURS:
+            return frame
+        frame = frame.tb_next
+    return place
 
 
 def describe(error: object) -> str:
@@ -112,10 +140,15 @@ def spell(value: object) -> str:
     except BaseException as failure:
         return f"(its text cannot be made: {name_class(failure)})"
     whole = len(text) < _LOOKED_AT
-    text = mask(text.replace("\0", "").encode("utf-8", "replace").decode())
+    text = mask(_printable(text))
     # A secret that the cut went through is not recognized: it goes as a whole.
     longest = max(map(len, _secrets), default=0)
     return (text if whole else text[: max(0, len(text) - longest)])[:_LONGEST]
+
+
+def _printable(text: str) -> str:
+    """The text as a column can keep it."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def _find_errors(error: BaseException | None) -> Iterator[BaseException]:

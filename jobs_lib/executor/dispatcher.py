@@ -19,6 +19,7 @@ from jobs_lib.errors import UnavailableError
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import SKIP_PAUSE
+from jobs_lib.jobs.failures import tell_failures
 from jobs_lib.jobs.flight import name_rows
 from jobs_lib.jobs.losses import Losses
 from jobs_lib.jobs.model import Result
@@ -396,6 +397,7 @@ class Dispatcher:
         for settlement, rows in zip(settlements, answer, strict=False):
             self._completer.read(settlement, rows, again=self._doubtful)
         self._losses.note(self._completed, self._judged)
+        tell_failures(self._judged)
         flight = self._claimer.flight
         for job in self._completed:
             flight.land(job)

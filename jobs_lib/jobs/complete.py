@@ -90,6 +90,7 @@ class Completer:
                 parameters["outcome"] = kind
             else:
                 parameters["failures"] = [outcome.error for outcome in batch]
+                parameters["traces"] = [outcome.trace for outcome in batch]
                 parameters["burnt"] = int_array(
                     int(o.ran and o.result is not Result.SNOOZED) for o in batch
                 )

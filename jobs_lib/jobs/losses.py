@@ -15,16 +15,17 @@ full disk. But the pauses grow.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.jobs.model import Outcome, Result
+from jobs_lib.jobs.model import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from jobs_lib.jobs.model import Job
+    from jobs_lib.jobs.model import Job, Outcome
     from jobs_lib.jobs.type import JobType
 
 _ALONE = 2
@@ -32,6 +33,8 @@ _ALONE = 2
 _TOGETHER = 5
 """So many are in any case."""
 _MOST = 10_000
+_LOSS = "lost connection"
+"""What takes the place of the error's class."""
 
 
 class Losses:
@@ -77,9 +80,9 @@ class Losses:
         policy = self._types[job.type].retry
         if since == -math.inf or count < (_ALONE if alone else _TOGETHER):
             delay = RECONNECT.delay(2 + count)
-            return Outcome(job, Result.SNOOZED, outcome.error, delay, lost_since=since)
+            return replace(outcome, delay=delay)
         text = f"{outcome.error} ({count} times in a row)"
         if policy.exhausted(job.attempt):
-            return Outcome(job, Result.DISCARDED, text, lost_since=since)
-        delay = policy.delay(job.attempt)
-        return Outcome(job, Result.RETRIED, text, delay, lost_since=since)
+            return replace(outcome, result=Result.DISCARDED, error=text, kind=_LOSS)
+        delay, result = policy.delay(job.attempt), Result.RETRIED
+        return replace(outcome, result=result, error=text, delay=delay, kind=_LOSS)

@@ -114,6 +114,8 @@ class Job:
     timed_out: bool = False
     """Set when its time limit is over: whatever the handler still does is refused."""
     deadline: float = math.inf
+    began: float = field(default=0.0, repr=False)
+    """When its handler began, by the clock of this process; 0 where nobody asks."""
     lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
 
     @property
@@ -177,6 +179,10 @@ class Result(Enum):
     """Not begun, since another process may own the job by now."""
 
 
+FAILED = frozenset({Result.RETRIED, Result.DISCARDED})
+"""Of attempts that failed."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """The result of one attempt, on its way to the database."""
@@ -195,6 +201,10 @@ class Outcome:
     lost_since: float | None = None
     """Where the job's own transaction lost its connection: when it had begun. Minus
     infinity where the server has refused a statement of it."""
+    kind: str | None = None
+    """What the error is called; None where nobody needs to be told of it."""
+    trace: str | None = None
+    """Where the handler's error came from."""
 
 
 class Snooze(JobsError):

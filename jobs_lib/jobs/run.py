@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from jobs_lib.jobs.forked import end_if_forked
 from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.jobs.lease import NotBegun
 from jobs_lib.jobs.model import (
+    FAILED,
     Cancel,
     Discard,
     Job,
@@ -30,7 +32,8 @@ from jobs_lib.jobs.model import (
     RetryAfter,
     Snooze,
 )
-from jobs_lib.masking import describe
+from jobs_lib.masking import describe, trace
+from jobs_lib.reasons import name_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,6 +47,10 @@ if TYPE_CHECKING:
 _RETRY = Retry()
 """For a job whose own policy fails."""
 _LONGEST_DELAY = 100 * 366 * 86_400.0
+_TIME_LIMIT = "time limit"
+"""What takes the place of the error's class."""
+_LONGEST_TRACE = 8_000
+"""Characters that are kept of a traceback, from its end."""
 _MISFIT_PAUSE = 60.0
 """Seconds, at the most, until a job that does not fit its handler is tried again."""
 
@@ -85,8 +92,7 @@ class Runner:
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""
-        if telemetry.listened():
-            telemetry.emit("job.started", job=job)
+        _tell_start(job)
         job.lend = self._lend
         outcome = None
         try:
@@ -114,8 +120,7 @@ class Runner:
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            if telemetry.listened():
-                telemetry.emit("job.started", job=job)
+            _tell_start(job)
             if job.group is not None and id(job.lane) in stopped:
                 # Order is order: it stands behind one that cannot be decoded.
                 ends[job.id] = Outcome(job, Result.SNOOZED)
@@ -185,8 +190,7 @@ class Runner:
 
     async def run_async(self, job: Job) -> Outcome | None:
         """The same for an async handler."""
-        if telemetry.listened():
-            telemetry.emit("job.started", job=job)
+        _tell_start(job)
         job.lend = self._lend
         outcome = None
         try:
@@ -220,10 +224,7 @@ class Runner:
         if outcome is None and job.group is not None:
             job.lane.done.append(job)
         if telemetry.listened():
-            said = outcome or Outcome(job, Result.COMPLETED)
-            telemetry.emit(
-                "job.ran", job=job, outcome=said.result.value, error=said.error
-            )
+            _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
 
     def _read_payload(self, job: Job) -> str:
@@ -244,8 +245,9 @@ class Runner:
                 # NaN fits no column, and the year 10,000 no timestamp.
                 if outcome.delay >= 0:
                     outcome.delay = min(float(outcome.delay), _LONGEST_DELAY)
-                    return outcome
-        return Outcome(job, Result.RETRIED, text, _RETRY.delay(job.attempt))
+                    return _add_cause(outcome, error)
+        delay = _RETRY.delay(job.attempt)
+        return _add_cause(Outcome(job, Result.RETRIED, text, delay), error)
 
     def _decide(self, job: Job, error: BaseException, text: str) -> Outcome:
         """What becomes of a job by its type's rules; raises what those raise."""
@@ -308,13 +310,36 @@ class Runner:
         job_type = self._types[job.type]
         text = f"the time limit of {job_type.time_limit:g} s is over"
         if job_type.retry.exhausted(job.attempt):
-            return Outcome(job, Result.DISCARDED, text)
-        return Outcome(job, Result.RETRIED, text, job_type.retry.delay(job.attempt))
+            return Outcome(job, Result.DISCARDED, text, kind=_TIME_LIMIT)
+        delay = job_type.retry.delay(job.attempt)
+        return Outcome(job, Result.RETRIED, text, delay, kind=_TIME_LIMIT)
 
     def fail(self, job: Job, error: BaseException) -> Outcome:
         """What becomes of a job whose thread or event loop an error has ended."""
         text = f"{describe(error)} has ended the thread that ran it"
         return self._explain(job, JobsError(text))
+
+
+def _tell_start(job: Job) -> None:
+    if telemetry.listened():
+        job.began = time.monotonic()
+        telemetry.emit("job.started", job=job)
+
+
+def _tell_end(job: Job, outcome: Outcome) -> None:
+    seconds = round(time.monotonic() - job.began, 6) if job.began else None
+    result, error = outcome.result.value, outcome.error
+    telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
+
+
+def _add_cause(outcome: Outcome, error: BaseException) -> Outcome:
+    """Note what is to be told of an attempt that failed, or may count as failed."""
+    has_failed = outcome.result in FAILED
+    if outcome.kind is None and (has_failed or type(error) is StoredPayloadError):
+        outcome.kind = name_class(error)
+    if has_failed or outcome.lost_since is not None:
+        outcome.trace = trace(error, theirs=True)[-_LONGEST_TRACE:]
+    return outcome
 
 
 def _surround(

@@ -22,6 +22,8 @@ SUSPECT = 2
 """After so many crashes a job runs with no other suspect beside it."""
 GUILTY = 3
 """So many count as failed attempts: in the last one no other suspect ran beside it."""
+_CRASH = "crash"
+"""What takes the place of the error's class."""
 
 
 class Suspects:
@@ -94,5 +96,6 @@ def explain_crashes(job: Job, policy: Retry) -> Outcome:
     error = f"the process died {job.crashes} times while this job may have been running"
     failed = job.attempt - 1
     if policy.exhausted(failed):
-        return Outcome(job, Result.DISCARDED, error, ran=False)
-    return Outcome(job, Result.RETRIED, error, policy.delay(failed), ran=False)
+        return Outcome(job, Result.DISCARDED, error, ran=False, kind=_CRASH)
+    delay = policy.delay(failed)
+    return Outcome(job, Result.RETRIED, error, delay, ran=False, kind=_CRASH)

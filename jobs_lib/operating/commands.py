@@ -12,6 +12,7 @@ import click
 from jobs_lib import operating
 from jobs_lib.db import Database
 from jobs_lib.errors import OperatingError
+from jobs_lib.masking import plain_lines
 from jobs_lib.operating import Filter, Listed
 from jobs_lib.operating.listing import LIMIT, STATES
 from jobs_lib.operating.owners import Owned
@@ -100,6 +101,8 @@ def show_(job: int, as_json: bool) -> None:
                 f"attempt {error['attempt']} failed at {error['at']}: {error['error']}"
             )
         )
+        if trace := error.get("trace"):
+            click.echo(plain_lines(trace))
 
 
 @jobs.command()

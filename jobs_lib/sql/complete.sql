@@ -79,13 +79,13 @@ select id from ended
 with own as materialized ({fence}),
 failed as materialized (
     -- A failure settles what crashes left open: they count as attempts from now on.
-    select row.ctid as at, d.delay, d.until, d.error, d.failed,
+    select row.ctid as at, d.delay, d.until, d.error, d.trace, d.failed,
         row.attempt + d.burnt + case when d.failed then row.crashes else 0 end as attempt
     from unnest(
         %(origins)s::text[], %(ids)s::bigint[], %(delays)s::float8[],
-        %(untils)s::timestamptz[], %(failures)s::text[], %(failed)s::bool[],
-        %(burnt)s::int[], %(counted)s::int[]
-    ) as d(origin, id, delay, until, error, failed, burnt, counted)
+        %(untils)s::timestamptz[], %(failures)s::text[], %(traces)s::text[],
+        %(failed)s::bool[], %(burnt)s::int[], %(counted)s::int[]
+    ) as d(origin, id, delay, until, error, trace, failed, burnt, counted)
     cross join lateral (
         select j.ctid, j.attempt, j.crashes from {schema}.jobs j
         where j.origin = d.origin and j.id = d.id offset 0
@@ -104,15 +104,21 @@ update {schema}.jobs j set
     errors = case when failed.error is null then j.errors else (
         -- The last ten are kept: a job that fails for a month must not grow for a month.
         select jsonb_agg(e order by n) from (
-            select e, n from jsonb_array_elements(
+            select
+                -- Of the tracebacks the newest one alone: each may be of 8,000 characters.
+                case when failed.trace is null then e else e - 'trace' end as e, n
+            from jsonb_array_elements(
                 -- What is put off again and again must not forget how it failed.
                 case when not failed.failed and j.errors -> -1 ->> 'error' = failed.error
-                    then j.errors - -1 else coalesce(j.errors, '[]')
-                end || jsonb_build_object(
-                    'attempt', failed.attempt,
-                    'at', clock_timestamp(), 'error', failed.error
-                )
-            ) with ordinality as t(e, n) order by n desc limit 10
+                    then j.errors - -1 else j.errors
+                end
+            ) with ordinality as t(e, n)
+            union all
+            select jsonb_strip_nulls(jsonb_build_object(
+                'attempt', failed.attempt, 'at', clock_timestamp(),
+                'error', failed.error, 'trace', failed.trace
+            )), 1 + coalesce(jsonb_array_length(j.errors), 0)
+            order by n desc limit 10
         ) last
     ) end
 from failed where j.ctid = failed.at
@@ -122,14 +128,15 @@ returning j.id
 with own as materialized ({fence}),
 failed as materialized (
     select d.* from unnest(
-        %(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[], %(burnt)s::int[]
-    ) as d(origin, id, error, burnt)
+        %(origins)s::text[], %(ids)s::bigint[], %(failures)s::text[], %(traces)s::text[],
+        %(burnt)s::int[]
+    ) as d(origin, id, error, trace, burnt)
     where d.origin in (select origin from own)
 ),
 removed as (
     delete from {schema}.jobs j using failed f
     where j.origin = f.origin and j.id = f.id
-    returning j.*, f.error, f.burnt
+    returning j.*, f.error, f.trace, f.burnt
 ),
 kept as (
     insert into {schema}.discarded (
@@ -138,9 +145,14 @@ kept as (
     )
     select id, origin, type, "group", attempt + crashes + burnt, priority, payload, headers,
         unique_key, enqueued_at,
-        coalesce(errors, '[]') || jsonb_build_object(
-            'attempt', attempt + crashes + burnt, 'at', clock_timestamp(), 'error', error
-        )
+        (
+            select coalesce(
+                jsonb_agg(case when trace is null then e else e - 'trace' end), '[]'
+            ) from jsonb_array_elements(errors) e
+        ) || jsonb_strip_nulls(jsonb_build_object(
+            'attempt', attempt + crashes + burnt, 'at', clock_timestamp(),
+            'error', error, 'trace', trace
+        ))
     from removed
 ),
 ended as (

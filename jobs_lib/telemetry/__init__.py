@@ -13,7 +13,10 @@
     role.joined        role, process                 it can do it again
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
-    job.ran            job, outcome, error           after the handler
+    job.ran            job, outcome, error, seconds  after the handler
+    job.failed         type, id, group, attempt,     a failed attempt is written;
+                       error, outcome, retry_in,     ``retry_in`` is seconds, ``trace``
+                       kind, trace                   where the error came from
     job.stuck          job, stack                    its time is over, and it goes on
     thread.ended       thread, error                 another one takes its place
     thread.silent      thread, seconds               it stands still: /livez says so
@@ -49,8 +52,10 @@ Each ``error`` is text, without secrets: the type of the error and what it says.
 refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an alarm.
 
 Listeners run in the thread that emits and must return at once. Nothing listens at
-first but the standard logger ``jobs_lib``, for the events that an operator must see; of
-``loop.failed`` one line in ten seconds for each loop, and of ``loop.blocked``.
+first but the standard logger ``jobs_lib``, for the events that an operator must see.
+The ``event`` and the ``fields`` of a record hold the same for a program. In ten seconds
+there is one line of ``loop.failed`` for each loop, one of ``loop.blocked``, and ten of
+``job.failed`` for each type of jobs and class of error, the first with a traceback.
 """
 
 from __future__ import annotations
@@ -59,10 +64,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jobs_lib.masking import PlainRecords, describe, spell
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.masking import PlainRecords, describe, one_line, spell
 
 Listener = Callable[[str, dict[str, Any]], None]
 
@@ -79,7 +85,9 @@ _LOGGED = {
     "origins.lost": logging.WARNING,
     "role.left": logging.WARNING,
     "role.joined": logging.INFO,
-    "jobs.discarded": logging.WARNING,
+    "job.started": logging.DEBUG,
+    "job.ran": logging.DEBUG,
+    "job.failed": logging.WARNING,
     "job.stuck": logging.ERROR,
     "thread.ended": logging.ERROR,
     "thread.silent": logging.ERROR,
@@ -98,11 +106,22 @@ _LOGGED = {
     "transaction.old": logging.WARNING,
 }
 _TELL_ERRORS = {"loop.failed", "thread.ended"}
-_RARELY = {"loop.failed", "loop.blocked"}
-_LOG_PAUSE = 10.0
-"""Seconds between two lines about one failing loop: an outage must not fill the log."""
-_listeners: list[Listener] = []
-_logged_at: dict[str, float] = {}
+_EACH_JOB = {"job.started", "job.ran"}
+_PAUSE = 10.0
+"""Seconds in which few lines are about one subject: an outage must not fill the log."""
+_MOST_LINES = {"loop.failed": 1, "loop.blocked": 1, "job.failed": 10}
+_MOST_SUBJECTS = 1_000
+_MOST_ITEMS = 5
+_UNTOLD = {"trace", "stack", "kind"}
+"""Fields that a line leaves out: it holds them in another way."""
+_OF_JOB = ("type", "id", "group", "attempt")
+_LISTS = {list, tuple, set, frozenset}
+_NUMBERS = {int, float, bool}
+_listeners: list[tuple[Listener, frozenset[str]]] = []
+"""Each with the events that it wants."""
+_is_each_job_heard = False
+_lines: dict[str, tuple[float, int]] = {}
+"""Of each subject: since when its lines are counted, and how many there were."""
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -113,7 +132,9 @@ def emit(event: str, **fields: Any) -> None:
             fields["sqlstate"] = _find_state(error)
         # Not the error itself: its text, and those of its causes, may hold a secret.
         fields["error"] = describe(error)
-    for listener in _listeners:
+    for listener, wanted in _listeners:
+        if event not in wanted:
+            continue
         try:
             listener(event, fields)
         # Whatever it raises, it must not end the thread that emits.
@@ -121,27 +142,87 @@ def emit(event: str, **fields: Any) -> None:
             if _is_interrupted(error):
                 raise
             # It may fail at every event of a busy pod.
-            if not _is_recent(f"listener {event}"):
+            if _count_line(f"listener {event}") == 1:
                 _log(logging.ERROR, "a listener failed on %s", event, exc_info=True)
     level = _LOGGED.get(event)
-    if (
-        level is not None
-        and logger.isEnabledFor(level)
-        and not _is_repeated(event, fields)
-    ):
-        text = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
-        _log(level, "%s %s", event, text, extra={"event": event})
+    if level is not None and logger.isEnabledFor(level):
+        _tell(level, event, fields)
 
 
 def listened() -> bool:
-    """Whether anybody listens: spares hot loops the call."""
-    return bool(_listeners)
+    """Whether the events of each single job are told: spares hot loops the call."""
+    return _is_each_job_heard or logger.isEnabledFor(logging.DEBUG)
 
 
-def listen(listener: Listener) -> Callable[[], None]:
-    """Add a listener; returns the function that removes it."""
-    _listeners.append(listener)
-    return lambda: _listeners.remove(listener)
+def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], None]:
+    """Call a function at each event, with its name and its fields.
+
+    Args:
+        listener: is called in the thread that emits and must return at once; what it
+            raises is logged.
+        only: the events that it wants; by default all. Leave out ``job.started`` and
+            ``job.ran`` where you can: both come once for each job.
+
+    Returns:
+        The function that removes the listener.
+
+    Raises:
+        ConfigurationError: there is no such event.
+    """
+    wanted = frozenset(only)
+    if unknown := sorted(wanted - EVENTS):
+        raise ConfigurationError(
+            f"there is no event {unknown[0]!r} to listen to: the events are "
+            f"{', '.join(sorted(EVENTS))}"
+        )
+    entry = (listener, wanted)
+    _listeners.append(entry)
+    _note_listeners()
+
+    def remove() -> None:
+        _listeners.remove(entry)
+        _note_listeners()
+
+    return remove
+
+
+def _note_listeners() -> None:
+    global _is_each_job_heard
+    _is_each_job_heard = any(wanted & _EACH_JOB for _, wanted in _listeners)
+
+
+def _tell(level: int, event: str, fields: dict[str, Any]) -> None:
+    """Log an event, unless there were lines enough about its subject."""
+    trace = fields.get("trace") or fields.get("stack")
+    told = dict(_choose_fields(fields))
+    if most := _MOST_LINES.get(event):
+        count = _count_line(f"{event} {_name_subject(fields)}")
+        if count > most:
+            return
+        if count > 1:
+            trace = None
+        if count == most > 1:
+            told["more"] = f"left out for {_PAUSE:g} s"
+    text = " ".join(f"{key}={_short(value)}" for key, value in told.items())
+    plain = {key: _plain(value) for key, value in told.items()}
+    extra = {"event": event, "fields": plain, "trace": trace}
+    _log(level, "%s %s", event, text, extra=extra)
+
+
+def _choose_fields(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields that a line tells; of a job what tells it from others."""
+    for name, value in fields.items():
+        if name == "job":
+            yield from ((one, getattr(value, one)) for one in _OF_JOB)
+        elif name not in _UNTOLD:
+            yield name, value
+
+
+def _name_subject(fields: dict[str, Any]) -> str:
+    """What the lines that are alike have in common."""
+    if "loop" in fields:
+        return str(fields["loop"])
+    return f"{fields.get('type')} {fields.get('kind')}"
 
 
 def _log(level: int, text: str, *values: str, **more: Any) -> None:
@@ -168,24 +249,30 @@ def _find_state(error: BaseException) -> Any:
         return None
 
 
-def _is_repeated(event: str, fields: dict[str, Any]) -> bool:
-    if event not in _RARELY:
-        return False
-    return _is_recent(str(fields.get("loop", event)))
-
-
-def _is_recent(subject: str) -> bool:
-    """Whether there was a line about it a short time ago; if not, now there is."""
+def _count_line(subject: str) -> int:
+    """How many lines there are about a subject in these seconds, with this one."""
     now = time.monotonic()
-    if now < _logged_at.get(subject, -_LOG_PAUSE) + _LOG_PAUSE:
-        return True
-    _logged_at[subject] = now
-    return False
+    since, count = _lines.get(subject, (-_PAUSE, 0))
+    if now >= since + _PAUSE:
+        since, count = now, 0
+        if len(_lines) >= _MOST_SUBJECTS:
+            _lines.clear()
+    _lines[subject] = since, count + 1
+    return count + 1
 
 
 def _short(value: Any) -> str:
     # Not by isinstance, which asks the value, and an error may fail at that.
-    if type(value) in (list, tuple, set, frozenset) and len(value) > 5:
-        few = ", ".join(map(spell, list(value)[:5]))
+    if type(value) in _LISTS and len(value) > _MOST_ITEMS:
+        few = ", ".join(map(spell, list(value)[:_MOST_ITEMS]))
         return f"[{few}, … {len(value)} in all]"
     return spell(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value for a program: a number, a text, or a list of them."""
+    if value is None or type(value) in _NUMBERS:
+        return value
+    if type(value) in _LISTS:
+        return [_plain(one) for one in list(value)[:_MOST_ITEMS]]
+    return one_line(spell(value))
