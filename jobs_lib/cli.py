@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
-from jobs_lib.masking import mask, one_line, plain_lines, trace
+from jobs_lib.masking import plain_lines, trace
 from jobs_lib.settings import default_settings
+from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
 from jobs_lib.terminal import json_option, show
 
 if TYPE_CHECKING:
@@ -31,17 +31,8 @@ processes_option = click.option(
 )
 
 
-class _Formatter(logging.Formatter):
-    """Hides secrets in what any library logs, and keeps each record in one line.
-
-    Only a traceback has lines of its own, which are set in.
-    """
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(mask(super().formatMessage(record)))
-
-    def formatException(self, ei: Any) -> str:
-        return plain_lines(trace(ei[1]))
+_RUNNING = {"run", "executor", "relay"}
+"""The commands in which the code of an application runs."""
 
 
 class LazyGroup(click.Group):
@@ -73,19 +64,33 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="jobs-lib")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def cli(verbose: bool) -> None:
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Log the start and the end of each job, too."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    envvar="JOBS_LIB_LOG_LEVEL",
+    help="Of all that is logged, by the application too.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    envvar="JOBS_LIB_LOG_FORMAT",
+    help="A line of text for each record, or an object of JSON.",
+)
+@click.pass_context
+def cli(context: click.Context, verbose: bool, log_level: str, log_format: str) -> None:
     """Jobs and a transactional outbox on PostgreSQL, for services that talk over Kafka.
 
     Settings come from JOBS_LIB_* variables or jobs_lib.toml.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(handlers=[handler])
-    # The others, the application's too, keep the level that they have.
-    logging.getLogger("jobs_lib").setLevel(logging.DEBUG if verbose else logging.INFO)
-    # librdkafka tells at INFO what only its authors need.
-    logging.getLogger("jobs_lib.kafka").setLevel(logging.WARNING)
+    runs_app = context.invoked_subcommand in _RUNNING
+    set_up_logging(log_level, log_format, verbose=verbose, app=runs_app)
 
 
 @cli.command()
@@ -189,9 +194,16 @@ def _run_part(
     # Of several, too: an app that does not load says so once.
     loaded = load_app(app)
     if processes > 1:
-        command = [sys.executable, "-m", "jobs_lib.cli", part, app]
+        command = [sys.executable, "-m", "jobs_lib.cli", *_log_options(), part, app]
         sys.exit(Supervisor(command, processes).run())
     sys.exit(Service(loaded, [part], sidecar=sidecar).run())
+
+
+def _log_options() -> list[str]:
+    """The options by which a child logs as its parent does."""
+    given = click.get_current_context().find_root().params
+    options = ["--log-level", given["log_level"], "--log-format", given["log_format"]]
+    return [*options, "--verbose"] if given["verbose"] else options
 
 
 @cli.group()

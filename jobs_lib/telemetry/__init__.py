@@ -74,6 +74,8 @@ Listener = Callable[[str, dict[str, Any]], None]
 
 logger = logging.getLogger("jobs_lib")
 logger.addFilter(PlainRecords())
+# An application that sets up no logging gets no lines of ours.
+logger.addHandler(logging.NullHandler())
 
 EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z_]+) ", __doc__ or "", re.MULTILINE))
 _LOGGED = {
@@ -274,5 +276,7 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in _NUMBERS:
         return value
     if type(value) in _LISTS:
-        return [_plain(one) for one in list(value)[:_MOST_ITEMS]]
+        few = [_plain(one) for one in list(value)[:_MOST_ITEMS]]
+        left_out = len(value) > _MOST_ITEMS
+        return [*few, f"… {len(value)} in all"] if left_out else few
     return one_line(spell(value))

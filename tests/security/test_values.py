@@ -20,11 +20,12 @@ from sqlalchemy.orm import Session
 
 import jobs_lib
 from jobs_lib import App, PayloadError, exponential, masking, operating, telemetry
-from jobs_lib.cli import _Formatter, main
+from jobs_lib.cli import main
 from jobs_lib.errors import JobsError, StoredPayloadError
 from jobs_lib.jobs.payload import Payload
 from jobs_lib.schemas.codec import JsonCodec, make_decoder
 from jobs_lib.settings import load_settings
+from jobs_lib.telemetry.logs import TextFormatter
 from tests.support.apps import make_app, running
 from tests.support.canary import VALUE, watching_events
 from tests.support.records import produce
@@ -635,7 +636,7 @@ def test_a_text_cannot_forge_a_line_of_the_log(caplog, monkeypatch):
     except ValueError as error:
         failure = (type(error), error, error.__traceback__)
     record = logging.LogRecord("x", 40, "x", 1, "it: %s", (forged,), failure)
-    lines = _Formatter("%(levelname)s %(message)s").format(record).splitlines()
+    lines = TextFormatter("%(levelname)s %(message)s").format(record).splitlines()
     assert all(line.startswith("    ") for line in lines[1:])
     assert "hunter2" not in str(lines)
 
