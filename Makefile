@@ -27,6 +27,7 @@ check: venv ## Lint, types, import direction, dead links, generated pages
 	$(BIN)/python -m scripts.links
 	$(BIN)/python -m scripts.guarantees --check
 	$(BIN)/python -m scripts.settings --check
+	$(BIN)/python -m scripts.observe --check
 
 test: check ## check, and the everyday tests (report: build/junit.xml)
 	$(BIN)/python -m scripts.tests
@@ -52,6 +53,7 @@ bench-ownership: venv ## Measure take-overs, rebalances, zombies and several exe
 docs: venv ## Write the generated pages of docs/ anew
 	$(BIN)/python -m scripts.guarantees
 	$(BIN)/python -m scripts.settings
+	$(BIN)/python -m scripts.observe
 
 clean: ## Remove .venv and all that was built
 	rm -rf .venv build dist .*_cache

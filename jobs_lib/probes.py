@@ -1,4 +1,4 @@
-"""What an orchestrator asks a process: does it live, and is it ready?
+"""What an orchestrator asks a process: does it live, is it ready, what has it counted?
 
 ``/livez`` never asks a server: an outage of the database must not restart the pods.
 """
@@ -16,6 +16,10 @@ from jobs_lib.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+NO_METRICS = (
+    "metrics need the extra: pip install 'jobs-lib[metrics]', and JOBS_LIB_METRICS "
+    "must not be false"
+)
 _STOP_WITHIN = 2.0
 _TICK = 0.1
 _AT_ONCE = 32
@@ -32,6 +36,7 @@ class Probes:
         port: int,
         is_ready: Callable[[], bool],
         find_silent: Callable[[], list[str]] = list,
+        render: Callable[[], tuple[str, bytes]] | None = None,
     ) -> None:
         """Take the port.
 
@@ -39,6 +44,8 @@ class Probes:
             port: on all addresses, IPv6's too, since it is the node that asks.
             is_ready: whether ``/readyz`` answers 200, else it is 503.
             find_silent: the threads that stand still: ``/livez`` answers 503 for them.
+            render: makes the content type and the text of ``/metrics``; None where they
+                are not to be had.
 
         Raises:
             ConfigurationError: the port is taken.
@@ -50,7 +57,7 @@ class Probes:
                 f"port {port} for the probes cannot be had: {error.strerror}. Set "
                 "JOBS_LIB_PROBES_PORT to another one"
             ) from None
-        self._server = _Server(listener, is_ready, find_silent)
+        self._server = _Server(listener, is_ready, find_silent, render)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_TICK,),
@@ -80,12 +87,14 @@ class _Server(ThreadingHTTPServer):
         listener: socket.socket,
         is_ready: Callable[[], bool],
         find_silent: Callable[[], list[str]],
+        render: Callable[[], tuple[str, bytes]] | None,
     ) -> None:
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()  # the base class has made one, for IPv4 alone
         self.socket = listener
         self.is_ready = is_ready
         self.find_silent = find_silent
+        self.render = render
         self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -122,8 +131,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/readyz":
             ready = self._is_ready()
             self._answer(*((200, "ready") if ready else (503, "starting or stopping")))
+        elif path == "/metrics" and self.server.render is not None:
+            content_type, body = self.server.render()
+            self._send(200, content_type, body)
+        elif path == "/metrics":
+            self._answer(404, NO_METRICS)
         else:
-            self._answer(404, "there are /livez and /readyz")
+            self._answer(404, "there are /livez, /readyz and /metrics")
 
     do_HEAD = do_GET
 
@@ -135,9 +149,11 @@ class _Handler(BaseHTTPRequestHandler):
             return False
 
     def _answer(self, status: int, text: str) -> None:
-        body = text.encode()
+        self._send(status, "text/plain; charset=utf-8", text.encode())
+
+    def _send(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":

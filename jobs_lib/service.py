@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.declared import Declared
     from jobs_lib.errors import JobsError
     from jobs_lib.liveness import Pulse
+    from jobs_lib.operating.metrics import ServiceMetrics
     from jobs_lib.ownership import Holder, Source
 
 T = TypeVar("T")
@@ -110,6 +111,7 @@ class Service:
         self._maintenance = Maintenance(self.database, self._kept_days())
         self._stopping = threading.Event()
         self._probes: Probes | None = None
+        self._metrics = self._make_metrics()
         settings = self.settings
         longest = max(settings.poll_interval, settings.relay_poll_interval)
         silent = max(SILENT, 4 * settings.database_timeout, 20 * longest)
@@ -135,7 +137,10 @@ class Service:
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
             silent = self._liveness.find_silent
-            self._probes = Probes(self._probes_port(), lambda: self.is_ready, silent)
+            render = self._metrics.render if self._metrics is not None else None
+            self._probes = Probes(
+                self._probes_port(), lambda: self.is_ready, silent, render
+            )
             self._probes.start()
         if self.settings.kafka_bootstrap_servers:
             # A setting that nobody knows is told now, and not by each part for ever.
@@ -172,6 +177,8 @@ class Service:
             self._patiently(self._refuse_strangers)
         self._has_begun = True
         self._maintenance.start()
+        if self._metrics is not None:
+            self._metrics.start()
         for group, of_group in groups.items():
             self._add_consumer(group, of_group)
         if executes:
@@ -199,9 +206,8 @@ class Service:
         self.is_ready = False
         unfinished = [
             job_id
-            for worker in self._workers
-            if isinstance(worker, Executor)
-            for job_id in worker.quiesce(self.settings.shutdown_timeout)
+            for executor in self._executors
+            for job_id in executor.quiesce(self.settings.shutdown_timeout)
         ]
         if unfinished:
             telemetry.emit("jobs.released", ids=unfinished)
@@ -216,6 +222,8 @@ class Service:
             worker.stop()
         if self._has_begun:
             self._maintenance.stop()
+            if self._metrics is not None:
+                self._metrics.stop()
             self.process.stop()
         self.app.close_registry()
         if self._probes is not None:
@@ -281,8 +289,26 @@ class Service:
         share, _ = read_share() or (1, 1)
         return self.settings.probes_port + share - 1
 
+    def _make_metrics(self) -> ServiceMetrics | None:
+        """The metrics, if somebody can ask for them."""
+        if not (self.settings.probes_port and self.settings.metrics):
+            return None
+        try:
+            from jobs_lib.operating.metrics import ServiceMetrics
+        except ImportError:  # the extra is not installed: /metrics says so
+            return None
+        return ServiceMetrics(
+            self.database,
+            lambda: [meter for one in self._executors for meter in one.meters],
+            lambda: {one.role: len(one.owned) for one in self._ownerships},
+        )
+
+    @property
+    def _executors(self) -> list[Executor]:
+        return [one for one in self._workers if isinstance(one, Executor)]
+
     def _count_ran(self) -> int:
-        return sum(w.ran for w in self._workers if isinstance(w, Executor))
+        return sum(one.ran for one in self._executors)
 
     def _kept_days(self) -> set[int]:
         """For how many days finished jobs are kept, by any type or by command."""
@@ -402,6 +428,7 @@ class Service:
             self.settings,
             self.app.around,
             lambda: self.process.lease,
+            is_measured=self._metrics is not None,
         )
         handled = self._handled
         if self.settings.origins:

@@ -239,7 +239,13 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=65_535,
-        description="Where a process answers `/livez` and `/readyz`; 0 for nowhere.",
+        description="Where a process answers `/livez`, `/readyz` and `/metrics`; 0 for "
+        "nowhere.",
+    )
+    metrics: bool = Field(
+        True,
+        description="Whether `/metrics` is answered, where the extra `metrics` is "
+        "installed.",
     )
     max_memory: float = Field(
         0.0,

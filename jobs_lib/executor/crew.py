@@ -39,6 +39,8 @@ class Crew:
         settings: Settings,
         around: Sequence[Around],
         starving: Callable[[], None],
+        *,
+        is_timed: bool = False,
     ) -> None:
         # One connection more than workers, so that handlers cannot starve each other.
         self._pool = database.pool("handlers", settings.workers + 1)
@@ -52,7 +54,8 @@ class Crew:
             database.timeout,
             keeps_server=database.prepares,
         )
-        self._runner = Runner(types, lender, around, Throttle(types, lender))
+        throttle = Throttle(types, lender)
+        self._runner = Runner(types, lender, around, throttle, is_timed=is_timed)
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
         self._workers = Workers(
             settings.workers, self._runner, limits, starving, self._put_lane

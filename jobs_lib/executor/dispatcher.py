@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jobs_lib.executor.pace import Pace
     from jobs_lib.jobs.claim import Claimer, Item
     from jobs_lib.jobs.complete import Completer, Settlement
+    from jobs_lib.jobs.meter import Meter
     from jobs_lib.jobs.model import Job, Lane, Outcome
 
 _SETTLE_WITHIN = 0.005
@@ -58,6 +59,7 @@ class Dispatcher:
         poll_interval: float,
         hinted: Callable[[str], None] | None,
         hears: Callable[[], bool],
+        meter: Meter | None = None,
     ) -> None:
         """Prepare to dispatch.
 
@@ -71,6 +73,7 @@ class Dispatcher:
             hinted: is told the hints that may be others' business; None not to listen
                 to any.
             hears: says whether hints can come now, whoever listens.
+            meter: counts what becomes of the jobs; None not to count.
         """
         self._database = database
         self._claimer = claimer
@@ -83,6 +86,7 @@ class Dispatcher:
         self._turns = 0
         self._hinted = hinted
         self._hears = hears
+        self._meter = meter
         self._ended = claimer.ended
         self._ended.wake = self._wakeup.set
         self._commands: deque[Callable[[], None]] = deque()
@@ -395,7 +399,11 @@ class Dispatcher:
 
     def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
         for settlement, rows in zip(settlements, answer, strict=False):
-            self._completer.read(settlement, rows, again=self._doubtful)
+            jobs = self._completer.read(settlement, rows, again=self._doubtful)
+            if self._meter:
+                self._meter.count(settlement.result.value, jobs)
+        if self._meter:
+            self._measure(self._meter)
         self._losses.note(self._completed, self._judged)
         tell_failures(self._judged)
         flight = self._claimer.flight
@@ -424,6 +432,13 @@ class Dispatcher:
         for event in self._leaving:
             event.set()
         self._leaving.clear()
+
+    def _measure(self, meter: Meter) -> None:
+        """Count what its own transaction has completed, and time all that has ended."""
+        own = Result.COMMITTED
+        meter.count("completed", [o.job for o in self._outcomes if o.result is own])
+        meter.time(self._completed)
+        meter.time([outcome.job for outcome in self._outcomes if outcome.ran])
 
     def _claimed(self, answer: Answer) -> None:
         items, outcomes = self._claimer.read(answer[0])

@@ -12,6 +12,7 @@ from jobs_lib.executor.pace import Pace
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.lease import UNLIMITED
+from jobs_lib.jobs.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,8 +41,15 @@ class Executor:
         settings: Settings,
         around: Sequence[Around] = (),
         lease: Callable[[], Lease] = lambda: UNLIMITED,
+        *,
+        is_measured: bool = False,
     ) -> None:
-        self._crew = Crew(database, types, owner, settings, around, self._wake)
+        self._crew = Crew(
+            database, types, owner, settings, around, self._wake, is_timed=is_measured
+        )
+        meters = [Meter() if is_measured else None for _ in range(_DISPATCHERS)]
+        self.meters = [meter for meter in meters if meter is not None]
+        """The figures of its jobs; none where nobody wants them."""
         alone = threading.Lock()
         self._dispatchers = [
             Dispatcher(
@@ -54,6 +62,7 @@ class Executor:
                 # One listens for all.
                 None if first else self._hint,
                 self._hears,
+                meters[first],
             )
             for first in range(_DISPATCHERS)
         ]

@@ -37,6 +37,7 @@ class Settlement:
     query: str
     parameters: dict[str, Any]
     jobs: Sequence[Job]
+    result: Result
 
 
 class Completer:
@@ -67,13 +68,14 @@ class Completer:
         if left:
             parameters = self._address(left, epochs) | self._kept
             parameters["places"] = text_array([job.place for job in left])
-            settlements.append(Settlement("complete", parameters, left))
-        batches: dict[tuple[str, str], list[Outcome]] = {}
+            result = Result.COMPLETED
+            settlements.append(Settlement("complete", parameters, left, result))
+        batches: dict[Result, list[Outcome]] = {}
         for outcome in outcomes:
-            if query := _QUERIES.get(outcome.result):
-                kind = outcome.result.value if query == "remove" else ""
-                batches.setdefault((query, kind), []).append(outcome)
-        for (query, kind), batch in batches.items():
+            if outcome.result in _QUERIES:
+                batches.setdefault(outcome.result, []).append(outcome)
+        for result, batch in batches.items():
+            query = _QUERIES[result]
             jobs = [outcome.job for outcome in batch]
             parameters = self._address(jobs, epochs)
             if query == "retry":
@@ -87,20 +89,20 @@ class Completer:
             else:
                 parameters |= self._kept
             if query == "remove":
-                parameters["outcome"] = kind
+                parameters["outcome"] = result.value
             else:
                 parameters["failures"] = [outcome.error for outcome in batch]
                 parameters["traces"] = [outcome.trace for outcome in batch]
                 parameters["burnt"] = int_array(
                     int(o.ran and o.result is not Result.SNOOZED) for o in batch
                 )
-            settlements.append(Settlement(query, parameters, jobs))
+            settlements.append(Settlement(query, parameters, jobs, result))
         return settlements
 
     def read(
         self, settlement: Settlement, rows: Iterable[tuple[int]], *, again: bool
-    ) -> None:
-        """Tell what was written, and what was refused.
+    ) -> Sequence[Job]:
+        """Tell what was written, and what was refused; returns the jobs of the former.
 
         Args:
             settlement: what was sent.
@@ -114,6 +116,10 @@ class Completer:
             expected = {job.id for job in settlement.jobs if not job.carried}
             if missing := expected - set(written):
                 telemetry.emit("jobs.fenced", ids=sorted(missing))
+        if len(written) == len(settlement.jobs):
+            return settlement.jobs
+        found = set(written)
+        return [job for job in settlement.jobs if job.id in found]
 
     def _address(
         self, jobs: Sequence[Job], epochs: Mapping[str, int]

@@ -116,6 +116,7 @@ class Job:
     deadline: float = math.inf
     began: float = field(default=0.0, repr=False)
     """When its handler began, by the clock of this process; 0 where nobody asks."""
+    ended: float = field(default=0.0, repr=False)
     lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
 
     @property

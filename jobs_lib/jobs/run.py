@@ -64,6 +64,8 @@ class Runner:
         lender: Lender,
         around: Sequence[Around] = (),
         throttle: Throttle | None = None,
+        *,
+        is_timed: bool = False,
     ) -> None:
         """Prepare to run.
 
@@ -73,9 +75,11 @@ class Runner:
             around: called around each handler, the first outermost; those that are
                 async functions around async handlers, the others around plain ones.
             throttle: holds the types' rates; None to let everything start.
+            is_timed: note in each job when its handler began and ended.
         """
         self.stopping = False
         """Whether the executor stops: it is what cancels handlers from now on."""
+        self._is_timed = is_timed
         self._lender = lender
         self._lend = lender.lend
         self._types = types
@@ -92,7 +96,7 @@ class Runner:
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""
-        _tell_start(job)
+        self._begin(job)
         job.lend = self._lend
         outcome = None
         try:
@@ -120,7 +124,7 @@ class Runner:
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            _tell_start(job)
+            self._begin(job)
             if job.group is not None and id(job.lane) in stopped:
                 # Order is order: it stands behind one that cannot be decoded.
                 ends[job.id] = Outcome(job, Result.SNOOZED)
@@ -190,7 +194,7 @@ class Runner:
 
     async def run_async(self, job: Job) -> Outcome | None:
         """The same for an async handler."""
-        _tell_start(job)
+        self._begin(job)
         job.lend = self._lend
         outcome = None
         try:
@@ -215,6 +219,13 @@ class Runner:
             payload = self._read_payload(job)
         return self._types[job.type].payload.decode(payload)
 
+    def _begin(self, job: Job) -> None:
+        if self._is_timed:
+            job.began = time.monotonic()
+        if telemetry.listened():
+            job.began = time.monotonic()
+            telemetry.emit("job.started", job=job)
+
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
         end_if_forked(self._lender.forks)
         job.lend = None
@@ -223,6 +234,8 @@ class Runner:
             outcome = Outcome(job, Result.COMMITTED, outcome.error if outcome else None)
         if outcome is None and job.group is not None:
             job.lane.done.append(job)
+        if job.began:
+            job.ended = time.monotonic()
         if telemetry.listened():
             _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
@@ -320,14 +333,8 @@ class Runner:
         return self._explain(job, JobsError(text))
 
 
-def _tell_start(job: Job) -> None:
-    if telemetry.listened():
-        job.began = time.monotonic()
-        telemetry.emit("job.started", job=job)
-
-
 def _tell_end(job: Job, outcome: Outcome) -> None:
-    seconds = round(time.monotonic() - job.began, 6) if job.began else None
+    seconds = round(job.ended - job.began, 6)
     result, error = outcome.result.value, outcome.error
     telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
 

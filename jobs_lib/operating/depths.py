@@ -1,0 +1,78 @@
+"""How much waits, read at a price that does not grow with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from jobs_lib.operating.session import bounded
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from jobs_lib.db import Database
+
+_PAGES = 1_000
+"""Of a larger table a sample of so many pages is read, and the rest inferred."""
+
+
+@dataclass(slots=True)
+class Depths:
+    """What waits in the database: of large tables an estimate by a sample of pages."""
+
+    jobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Unfinished jobs by type and state, ``available`` or ``scheduled``."""
+    oldest_job: float = 0.0
+    """Seconds since the oldest job that may run was enqueued, or became due."""
+    discarded: int = 0
+    outbox: int = 0
+    """Rows that are not in Kafka yet."""
+    oldest_row: float = 0.0
+    """Seconds since the oldest of them was written."""
+    held: int = 0
+    """Keys, and rows without one, that Kafka has refused."""
+
+
+def read_depths(database: Database) -> Depths:
+    """Read them all.
+
+    Raises:
+        UnavailableError: the database does not answer.
+        OperatingError: the role that connects may not read the tables.
+    """
+    found = Depths()
+    with database.connect("metrics") as connection, bounded(connection, database):
+        sample = _Sample(connection, database)
+        for type_, state, count, age in sample.read("jobs"):
+            found.jobs[type_, state] = round(count * sample.scale)
+            found.oldest_job = max(found.oldest_job, age or 0.0)
+        for (count,) in sample.read("discarded"):
+            found.discarded = round(count * sample.scale)
+        for count, age in sample.read("outbox"):
+            found.outbox = round(count * sample.scale)
+            found.oldest_row = max(0.0, age or 0.0)
+        for (count,) in sample.read("holds"):
+            found.held = round(count * sample.scale)
+    return found
+
+
+class _Sample:
+    """Reads a share of each table's pages."""
+
+    def __init__(self, connection: psycopg.Connection[Any], database: Database) -> None:
+        self.scale = 1.0
+        """So many rows stand for each one that was read."""
+        self._connection = connection
+        self._queries = database.queries
+        schema = sql.Identifier(database.schema).as_string(None)
+        pages = connection.execute(self._queries["count_pages"], {"schema": schema})
+        self._pages: dict[str, int] = dict(pages.fetchall())
+
+    def read(self, table: str) -> list[tuple[Any, ...]]:
+        """The answer to the query about a table."""
+        self.scale = max(1.0, self._pages[table] / _PAGES)
+        parameters = {"percent": 100.0 / self.scale}
+        query = self._queries[f"sample_{table}"]
+        return self._connection.execute(query, parameters).fetchall()

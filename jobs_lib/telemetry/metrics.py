@@ -1,0 +1,138 @@
+"""Metrics for Prometheus: what the events count, and what others have to add.
+
+Names have the prefix ``jobs_lib_``, base units, and ``_total`` where they only grow. No
+label holds an id, a group of jobs or a key: each would be a time series of its own.
+
+This needs the extra ``metrics``; import it only where that is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+
+from jobs_lib import telemetry
+
+PREFIX = "jobs_lib_"
+Source = Callable[[], Iterable[Metric]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter that an event raises."""
+
+    event: str
+    name: str
+    """Without the prefix and ``_total``."""
+    text: str
+    amount: str = ""
+    """The field that says by how much: a number, or what it holds is counted. Without
+    one each event is one."""
+    labels: tuple[str, ...] = ()
+    """Fields of the event."""
+
+
+COUNTED = (
+    Counted("jobs.claimed", "jobs_claimed", "Jobs claimed from the table.", "count"),
+    Counted("job.failed", "job_failures", "Attempts that failed.", labels=("type",)),
+    Counted("jobs.fenced", "jobs_fenced", "Jobs that others have taken.", "ids"),
+    Counted("jobs.released", "jobs_released", "Jobs cut off by a stop.", "ids"),
+    Counted("jobs.dropped", "jobs_dropped", "Jobs claimed, not begun in time.", "ids"),
+    Counted("job.stuck", "jobs_stuck", "Jobs running beyond their time limit."),
+    Counted("ticks.enqueued", "ticks", "Periodic jobs.", "ticks", ("schedule",)),
+    Counted("ticks.dropped", "ticks_dropped", "Gaps in a schedule.", "", ("schedule",)),
+    Counted("origins.taken", "origins_taken", "Origins taken.", "origins", ("role",)),
+    Counted("origins.lost", "origins_lost", "Origins lost.", "origins", ("role",)),
+    Counted("block.deleted", "outbox_relayed", "Rows relayed to Kafka.", "rows"),
+    Counted("rows.held", "outbox_holds", "Keys or rows refused.", labels=("topic",)),
+    Counted(
+        "records.applied",
+        "records_applied",
+        "Records handled; what is not committed is handled, and counted, again.",
+        amount="count",
+        labels=("group",),
+    ),
+    Counted("record.failed", "record_failures", "Failed records.", labels=("group",)),
+    Counted(
+        "loop.failed",
+        "loop_failures",
+        "Failed rounds of a loop, such as in an outage.",
+        labels=("loop", "sqlstate"),
+    ),
+    Counted("thread.ended", "threads_ended", "Threads that an error has ended."),
+    Counted("thread.silent", "threads_silent", "Threads found to stand still."),
+)
+
+
+class Metrics:
+    """What this process measures. A listener to events from :meth:`start` on."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, tuple[Counted, Counter]] = {
+            one.event: (
+                one,
+                Counter(
+                    f"{PREFIX}{one.name}",
+                    one.text,
+                    one.labels,
+                    registry=self.registry,
+                ),
+            )
+            for one in COUNTED
+        }
+        self._stop: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._stop = telemetry.listen(self._count, self._counters)
+
+    def stop(self) -> None:
+        """Count no more."""
+        self._stop()
+
+    def add(self, source: Source) -> None:
+        """Ask a function for more at each look."""
+        self.registry.register(_Collector(source))
+
+    def render(self) -> tuple[str, bytes]:
+        """The content type and the text: ours, and what the application registered."""
+        own = generate_latest(self.registry)
+        return CONTENT_TYPE_LATEST, own + generate_latest(REGISTRY)
+
+    def _count(self, event: str, fields: dict[str, Any]) -> None:
+        counted, counter = self._counters[event]
+        if counted.labels:
+            values = (fields.get(one) for one in counted.labels)
+            counter = counter.labels(*("" if v is None else str(v) for v in values))
+        counter.inc(_measure(fields.get(counted.amount, 1)))
+
+
+class _Collector:
+    """What prometheus_client asks at each look."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: no names are to be compared, as there are no two sources alike."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of the source."""
+        return self._source()
+
+
+def _measure(amount: Any) -> float:
+    """A number as it is; of what holds others their number."""
+    return float(amount if isinstance(amount, int | float) else len(amount))

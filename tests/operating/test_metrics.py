@@ -1,0 +1,148 @@
+"""Metrics: their totals equal what the database has, and labels are few."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs_lib import Discard, Job, telemetry
+from jobs_lib.devstack.ports import free_port
+from jobs_lib.operating import metrics as service_metrics
+from jobs_lib.operating.depths import Depths
+from jobs_lib.operating.metrics import describe_depths, describe_jobs
+from jobs_lib.probes import NO_METRICS
+from jobs_lib.telemetry.metrics import COUNTED, PREFIX
+from tests.support.apps import count, make_app, running
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+NAME = re.compile(r"jobs_lib(_[a-z]+)+")
+LABELS = {"type", "result", "state", "role", "schedule", "topic", "group", "loop"}
+LABELS |= {"sqlstate", "le", "version"}
+
+
+def scrape(port: int) -> dict[str, Metric]:
+    """What a process answers, by the names of the metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        families = text_string_to_metric_families(answer.read().decode())
+        return {family.name: family for family in families}
+
+
+def read(found: dict[str, Metric], name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric, by its labels' values in the order of their names."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for sample in found[name].samples
+        if not sample.name.endswith("_created")
+    }
+
+
+@pytest.mark.guarantee("O3")
+def test_totals_equal_what_the_database_has_counted(
+    database_url, admin, connect, wait_for
+):
+    port = free_port()
+    app = make_app(database_url, probes_port=port)
+
+    @app.job(retry=2)
+    def charge(job: Job, n: int) -> None:
+        if n % 10 == 0:
+            raise LookupError(n)
+
+    @app.job(group="g")
+    def store(job: Job, g: str) -> None:
+        with job.transaction() as connection:
+            connection.execute("select 1")
+
+    @app.job()
+    async def mail(job: Job, n: int) -> None:
+        if n == 3:
+            raise Discard("no address")
+
+    with connect() as connection:
+        charge.enqueue_many(connection, [{"n": n} for n in range(100)])
+        store.enqueue_many(connection, [{"g": f"g{n % 5}"} for n in range(50)])
+        mail.enqueue_many(connection, [{"n": n} for n in range(20)])
+    with running(app, "executor"):
+        wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all have ended")
+        rows = admin.execute(
+            "select outcome, type, count(*) from jobs_lib.history group by 1, 2"
+        )
+        expected = {(outcome, type_): number for outcome, type_, number in rows}
+
+        def finished() -> dict[tuple[str, ...], float]:
+            return read(scrape(port), "jobs_lib_jobs_finished")
+
+        retried = {("retried", "charge"): 10}
+        wait_for(lambda: finished() == {**expected, **retried}, what=finished)
+        found = scrape(port)
+    assert expected == {
+        ("completed", "charge"): 90,
+        ("discarded", "charge"): 10,
+        ("completed", "store"): 50,
+        ("completed", "mail"): 19,
+        ("discarded", "mail"): 1,
+    }
+    assert read(found, "jobs_lib_job_failures") == {("charge",): 20, ("mail",): 1}
+    assert sum(read(found, "jobs_lib_jobs_claimed").values()) == 180
+    for name in ("job_duration_seconds", "job_start_delay_seconds"):
+        counts = {
+            sample.labels["type"]: sample.value
+            for sample in found[PREFIX + name].samples
+            if sample.name.endswith("_count")
+        }
+        assert counts == {"charge": 110, "store": 50, "mail": 20}
+    assert read(found, "jobs_lib_owned_origins")["execute",] == 16
+    assert read(found, "jobs_lib_build_info") != {}
+    for family in found.values():
+        if family.name.startswith(PREFIX):
+            assert NAME.fullmatch(family.name), family.name
+            assert all({*s.labels} <= LABELS for s in family.samples), family.name
+
+
+def test_what_waits_is_shown_and_looked_at_rarely(
+    database_url, admin, connect, wait_for, monkeypatch
+):
+    looks = []
+
+    def look(_):
+        looks.append(1)
+        return Depths(jobs={("work", "available"): 3}, outbox=5)
+
+    monkeypatch.setattr(service_metrics, "read_depths", look)
+    port = free_port()
+    app = make_app(database_url, probes_port=port)
+    app.job(name="work")(lambda job: None)
+    with running(app, "executor"):
+        wait_for(lambda: looks, what="it has looked")
+        for _ in range(5):
+            found = scrape(port)
+    assert read(found, "jobs_lib_queue_depth") == {("available", "work"): 3}
+    assert read(found, "jobs_lib_outbox_backlog") == {(): 5}
+    assert len(looks) == 1
+
+
+def test_metrics_can_be_left_out(database_url, wait_for):
+    port = free_port()
+    app = make_app(database_url, probes_port=port, metrics=False)
+    app.job(name="work")(lambda job: None)
+    with running(app, "executor"), pytest.raises(urllib.error.HTTPError) as refused:
+        scrape(port)
+    assert refused.value.code == 404
+    assert refused.value.read().decode() == NO_METRICS
+
+
+def test_each_counted_event_is_emitted_with_what_is_counted():
+    assert {one.event for one in COUNTED} <= telemetry.EVENTS
+    assert len({one.name for one in COUNTED}) == len(COUNTED)
+
+
+def test_nothing_is_shown_of_what_is_not_known():
+    assert not [s for family in describe_depths(None) for s in family.samples]
+    assert not [s for family in describe_jobs([]) for s in family.samples]
