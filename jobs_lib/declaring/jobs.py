@@ -103,7 +103,8 @@ class JobDeclarations:
                 then; a plain one goes on, but can commit nothing any more.
             rate: how many may start in how many seconds, over all pods; the others wait
                 as scheduled jobs, and no attempt is counted. Defaults to no limit.
-            last_only: of the jobs of a group that wait, only the newest runs.
+            last_only: of the jobs of this type that wait in a group, only the newest
+                runs, whatever else waits there.
             debounce: seconds of quiet in its group before the newest one runs.
             max_wait: seconds after which one runs even without such a quiet.
             history: how long finished jobs can be looked up, in whole days; False for

@@ -416,6 +416,8 @@ class Dispatcher:
                 freed.append(outcome.frees)
             if outcome.result is Result.DROPPED:
                 self._claimer.look_again(outcome.job)
+            elif outcome.result is Result.RETRIED:
+                self._claimer.note_failed(outcome.job)
         # What the claim of this same round has given back is still to be told.
         del self._claimer.given_back[: self._trimmed]
         self._trimmed = 0

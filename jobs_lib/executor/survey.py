@@ -139,7 +139,7 @@ class Survey:
         )
         if parameters is None:
             return [("horizon", {})]
-        return [("horizon", {}), ("sweep", parameters)]
+        return [("horizon", {}), ("sweep", parameters | claimer.lasts)]
 
     def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
         paused: dict[str, set[str]] = {}

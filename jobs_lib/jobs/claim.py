@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Item: TypeAlias = Job | Lane
 """What a worker takes: a job without a group, or a group's lane."""
 # The kinds of the rows that the query `claim` returns besides jobs.
-_WINDOW, _PASSED, _UNKNOWN, _SKIPPED = 1, 2, 3, 5
+_WINDOW, _PASSED, _UNKNOWN, _SKIPPED, _NEWER = 1, 2, 3, 5, 6
 SKIP_PAUSE = 0.02
 """Seconds until an origin is asked again that somebody had locked, such as a cancel."""
 
@@ -56,6 +56,9 @@ class _Found:
         self.lanes: dict[Group, Lane] = {}
         self.ages: dict[int, tuple[bool, float]] = {}
         """Of what runs last only: is it delayed, and seconds since its enqueue."""
+        self.newer: dict[Group, int] = {}
+        """Groups whose lane begins with what runs last only: the id of the next one of
+        its type, out of sight."""
         self.looks: list[tuple[Any, ...]] = []
         """The other rows: where it has looked."""
         self.skipped: set[str] = set()
@@ -170,6 +173,11 @@ class Claimer:
         return {origin: position.epoch for origin, position in self.positions.items()}
 
     @property
+    def lasts(self) -> dict[str, Any]:
+        """The parameter of queries that says which types run last only."""
+        return {"last_types": list(self._last)}
+
+    @property
     def types(self) -> list[str]:
         """The types that may run now."""
         paused = self._paused.get("type", frozenset())
@@ -256,7 +264,7 @@ class Claimer:
         return "claim", {
             **shared,
             "known": self._known,
-            "last_types": list(self._last),
+            **self.lasts,
             "suspect": suspect,
             "room": max(room, 1),
             "lane": max(2, min(room, _LONGEST_LANE)),
@@ -321,7 +329,7 @@ class Claimer:
         # Read only where something is stuck: this is asked in every round.
         busy = chain(self.flight.lanes, self.flight.behind)
         asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
-        return ("jump", asked) if asked else None
+        return ("jump", asked | self.lasts) if asked else None
 
     def read_jump(
         self, asked: Mapping[str, Any], row: tuple[list[int], int | None, int]
@@ -380,7 +388,7 @@ class Claimer:
         outcomes = [
             outcome
             for lane in found.lanes.values()
-            for outcome in self._settle_early(lane, found.ages)
+            for outcome in self._settle_early(lane, found)
         ]
         outcomes += [
             explain_crashes(job, self._types[job.type].retry)
@@ -391,6 +399,8 @@ class Claimer:
         if outcomes:
             held = {id(o.frees) for o in outcomes} | {id(o.job) for o in outcomes}
             items = [item for item in items if id(item) not in held]
+        if found.ages:
+            items = [item for item in items if _head(item)]
         if self._tried:
             # They came before what the windows have found.
             asked = {*self._tried}
@@ -436,6 +446,8 @@ class Claimer:
             if kind:
                 if kind == _SKIPPED:
                     found.skipped.add(origin)
+                elif kind == _NEWER:
+                    found.newer[origin, group] = job_id
                 else:
                     found.looks.append(row)
                 continue
@@ -504,9 +516,7 @@ class Claimer:
         else:
             self._suspects.add(job_id, origin)
 
-    def _settle_early(
-        self, lane: Lane, ages: Mapping[int, tuple[bool, float]]
-    ) -> list[Outcome]:
+    def _settle_early(self, lane: Lane, found: _Found) -> list[Outcome]:
         """What of a lane is settled before the rest of it may start."""
         head = lane.jobs[0]
         before = list(lane.jobs)
@@ -515,15 +525,9 @@ class Claimer:
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
         # A suspect is alone in its lane, so whether it is the last is not to be seen.
-        elif (last := self._last.get(head.type)) and head.crashes < SUSPECT:
-            key = lane.origin, str(lane.group)
-            since = self._piles.take(key, head)
-            ends = keep_last(lane, last, ages, since)
-            if not lane.failed and not lane.jobs:
-                # The newest was not in sight.
-                self._piles.keep(key, lane.last + 1, since)
-            elif not lane.jobs and since < head.enqueued_at:
-                self._piles.keep(key, head.id, since)
+        elif found.ages and head.crashes < SUSPECT:
+            newer = found.newer.get((lane.origin, str(lane.group)))
+            ends = keep_last(lane, self._last, found.ages, self._piles, newer)
         else:
             return []
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}
@@ -532,7 +536,13 @@ class Claimer:
                 self.give_back(job)
         if ends:
             ends[-1].frees = lane
+        elif not lane.jobs:
+            self.flight.end_lane(lane)
         return ends
+
+    def note_failed(self, job: Job) -> None:
+        """A job waits for its next attempt: one that runs last only may give way."""
+        job.lane.yields = job.type in self._last
 
     def give_back(self, job: Job) -> None:
         """A claimed job will not run now: take it out of its claim."""

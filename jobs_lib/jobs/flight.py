@@ -69,6 +69,8 @@ class Flight:
                     self.behind[key] = 0
             elif lane.anew and not lane.dropped:
                 self.behind[key] = 0
+            elif lane.failed and lane.yields and lane.more and not lane.dropped:
+                self.behind[key] = 0
             elif lane.after is not None and not lane.dropped:
                 self.behind[key] = lane.after
             elif lane.more and not (lane.failed or lane.dropped):

@@ -31,10 +31,10 @@ class Last:
 
 
 class Piles:
-    """Groups of which the oldest job is superseded and the last one still waits."""
+    """Groups in which what runs last only is waited for, by its type."""
 
     def __init__(self) -> None:
-        self._since: dict[Group, tuple[int, datetime]] = {}
+        self._since: dict[Group, dict[str, tuple[int, datetime]]] = {}
         """The job that is waited for, and when the oldest was enqueued."""
 
     def __contains__(self, group: Group) -> bool:
@@ -45,14 +45,17 @@ class Piles:
 
     def take(self, group: Group, head: Job) -> datetime:
         """When the oldest of the pile was enqueued that ``head`` stands for."""
-        awaited, since = self._since.pop(group, (0, head.enqueued_at))
+        types = self._since.get(group, {})
+        awaited, since = types.pop(head.type, (0, head.enqueued_at))
+        if not types:
+            self._since.pop(group, None)
         # Else the one that was waited for has ended without us, such as by a cancel.
         return since if head.id <= awaited else head.enqueued_at
 
-    def keep(self, group: Group, awaited: int, since: datetime) -> None:
+    def keep(self, group: Group, type_: str, awaited: int, since: datetime) -> None:
         """The group waits for a job; the oldest of its pile was enqueued ``since``."""
-        self._since.pop(group, None)
-        self._since[group] = awaited, since
+        types = self._since.pop(group, {})
+        self._since[group] = types | {type_: (awaited, since)}
         # Whoever is cancelled while it waits is never asked for again. A pile that is
         # forgotten too early waits from the last one's own enqueue on.
         if len(self._since) > _MOST:
@@ -65,51 +68,96 @@ class Piles:
 
 def keep_last(
     lane: Lane,
-    last: Last,
+    types: Mapping[str, Last],
     ages: Mapping[int, tuple[bool, float]],
-    since: datetime,
+    piles: Piles,
+    newer: int | None,
 ) -> list[Outcome]:
-    """Leave of the jobs at the lane's head only the newest; returns the others' ends.
+    """Leave of the lane's jobs what may start now; returns the ends of others.
 
-    The lane starts once these are written: an older one must not run after it.
+    A job that runs last only starts at the head of a lane and nowhere else, so that the
+    claim has seen what came until then. Each that has a newer one of its type behind it
+    ends, whatever stands between. The lane starts once that is written: an older job
+    must not run after it.
 
     Args:
-        lane: its head is of a type that runs last only.
-        last: how the type waits.
-        ages: of its jobs by id: whether it still waits, and the seconds since enqueued.
-        since: when the oldest was enqueued, which may be superseded by now.
+        lane: of a group.
+        types: those that run last only, and how each waits.
+        ages: of their jobs by id: whether it still waits, and the seconds since enqueued.
+        piles: what groups wait for.
+        newer: the next job out of sight that is of the same type as the lane's head.
     """
-    name = lane.jobs[0].type
-    pile = list(takewhile(lambda job: job.type == name, lane.jobs))
-    head, newest = pile[0], pile[-1]
-    behind = deque(list(lane.jobs)[len(pile) :])
-    if lane.more and not behind:
-        # The newest is not in sight: the next lane of the group begins with this one.
-        lane.jobs, lane.last = deque(), newest.id - 1
-        frees = None
-    elif _is_early(ages[newest.id], last) and not _waited_enough(
-        ages[head.id][1] + (head.enqueued_at - since).total_seconds(), last
-    ):
-        until = newest.enqueued_at + timedelta(seconds=last.debounce)
-        if newest.run_at is not None:
-            until = max(until, newest.run_at)
-        if last.max_wait is not None:
-            until = min(until, since + timedelta(seconds=last.max_wait))
-        lane.jobs, lane.failed = deque(), True
-        return [Outcome(head, Result.SNOOZED, until=until)]
-    else:
-        behind.appendleft(newest)
-        lane.jobs, frees = behind, lane
-    ends = [Outcome(job, Result.SUPERSEDED) for job in pile[:-1]]
-    if ends:
-        ends[-1].frees = frees
+    key = lane.origin, str(lane.group)
+    jobs, head = [*lane.jobs], lane.jobs[0]
+    seen: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.type in types:
+            seen.setdefault(job.type, []).append(job)
+    since = {name: piles.take(key, pile[0]) for name, pile in seen.items()}
+    for name, pile in seen.items():
+        piles.keep(key, name, pile[-1].id, since[name])
+    ends: list[Outcome] = []
+    starts: Job | None = None
+    if last := types.get(head.type):
+        pile = seen[head.type]
+        if newer is not None:
+            piles.keep(key, head.type, newer, since[head.type])
+            ends.append(Outcome(pile[-1], Result.SUPERSEDED))
+        elif jobs[len(pile) - 1] is pile[-1]:
+            starts = pile[-1]
+            piles.take(key, starts)
+            if _must_wait(pile, last, ages, since[head.type]):
+                lane.jobs, lane.failed = deque(), True
+                return _put_off(pile, last, ages, since[head.type], piles)
+        older = (job for pile in seen.values() for job in pile[:-1])
+        ends += [Outcome(job, Result.SUPERSEDED) for job in older]
+    ended = {end.job.id for end in ends}
+    left = [job for job in jobs if job.id not in ended]
+    going = list(takewhile(lambda j: j is starts or j.type not in types, left))
+    if len(going) < len(left):
+        lane.more, lane.last = True, left[len(going)].id - 1
+    elif ends:
+        lane.last = jobs[-1].id
+    lane.jobs = deque(going)
     return ends
 
 
-def _is_early(newest: tuple[bool, float], last: Last) -> bool:
-    waits, age = newest
-    return waits or age < last.debounce
+def _must_wait(
+    pile: list[Job],
+    last: Last,
+    ages: Mapping[int, tuple[bool, float]],
+    since: datetime,
+) -> bool:
+    head, newest = pile[0], pile[-1]
+    waits, age = ages[newest.id]
+    if waits and newest is head:
+        return True
+    waited = ages[head.id][1] + (head.enqueued_at - since).total_seconds()
+    enough = last.max_wait is not None and waited >= last.max_wait
+    return (waits or age < last.debounce) and not enough
 
 
-def _waited_enough(age: float, last: Last) -> bool:
-    return last.max_wait is not None and age >= last.max_wait
+def _put_off(
+    pile: list[Job],
+    last: Last,
+    ages: Mapping[int, tuple[bool, float]],
+    since: datetime,
+    piles: Piles,
+) -> list[Outcome]:
+    """The newest must wait: one job of the pile holds the group up until then."""
+    head, newest = pile[0], pile[-1]
+    waits = ages[head.id][0]
+    if waits and newest is head:
+        return []
+    until = newest.enqueued_at + timedelta(seconds=last.debounce)
+    if newest.run_at is not None:
+        until = max(until, newest.run_at)
+    if last.max_wait is not None:
+        until = min(until, since + timedelta(seconds=last.max_wait))
+    # A head that has failed gives way, or each newer job would ask for it to do so.
+    older = pile[:-1] if waits and head.attempt > 1 else []
+    holds = newest if older else head
+    if since < holds.enqueued_at:
+        piles.keep((head.origin, str(head.group)), head.type, holds.id, since)
+    ends = [Outcome(job, Result.SUPERSEDED) for job in older]
+    return [*ends, Outcome(holds, Result.SNOOZED, until=until)]

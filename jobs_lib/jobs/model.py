@@ -59,6 +59,8 @@ class Lane:
     """Set when a job of it runs on after its origin was given up."""
     failed: bool = False
     """Set when its head waits for another attempt: the group waits with it."""
+    yields: bool = False
+    """Whether the one that has failed gives way to a newer one of its type."""
     done: list[Job] = field(default_factory=list)
     """Of a group: ran to their end, their completion not yet known to be committed."""
 

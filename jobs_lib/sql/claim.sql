@@ -103,6 +103,19 @@ returning j.origin, j.id, j."group"
     where seen.role = o.role and seen.origin = o.origin
 ))
 
+-- part: yields
+-- Whether the group's head has failed and waits for its next attempt, while newer ones of
+-- its type wait that run last only: `f.lasts` are the types of such ones.
+exists (
+    select from (
+        select j.type, j.state, j.attempt from {schema}.jobs j
+        where j.origin = f.origin
+            and (j."group", j.id) > (f."group", f.floor) and j."group" <= f."group"
+        order by j."group", j.id limit 1
+    ) head
+    where head.state = 'scheduled' and head.attempt > 0 and head.type = any (f.lasts)
+)
+
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone
 -- in its origins, so a cursor per origin says what it has looked at. Behind the cursor a
@@ -170,7 +183,8 @@ first as materialized (
         busy.origin is not null as busy
     from (
         select origin, "group", min(id) as id,
-            (array_agg(type order by id))[1] = any (%(last_types)s::text[]) as pile
+            (array_agg(type order by id))[1] = any (%(last_types)s::text[]) as pile,
+            array_agg(type) filter (where type = any (%(last_types)s::text[])) as lasts
         from looked
         where runs and "group" is not null group by origin, "group"
     ) f
@@ -200,6 +214,15 @@ starts as materialized (
                 and (j."group", j.id) > (f."group", f.floor) and j."group" <= f."group"
             order by j."group", j.id limit 1
         ) end
+    union all
+    -- Groups whose head has failed, and gives way to a newer one.
+    select f.origin, f."group", f.floor, true from first f
+    where f.lasts is not null and not f.busy
+        and not exists (
+            select from {schema}.pauses p
+            where p.kind = 'group' and p.name = f."group" offset 0
+        )
+        and {yields}
     union all
     -- Groups whose lane has just ended and has more behind it: no probe needed.
     select h.origin, h."group", h.after, h.pile
@@ -306,6 +329,25 @@ from (
 ) l
 where l.state = 'available' and l.crashes > 1 and not l.runs
 union all
+-- Of lanes that begin with what runs last only, and end before all of their group: the
+-- next one of its type, however much of other types stands between.
+select 6, h.origin, newer.id, h.type, h."group", null, null, null, null, null, null, null,
+    null, null, null, null
+from (
+    select l.origin, l."group", (array_agg(l.type order by l.place))[1] as type,
+        max(l.id) filter (where l.runs) as last
+    from lanes l where cardinality(%(last_types)s::text[]) > 0
+    group by l.origin, l."group"
+    having bool_or(l.cut or not l.runs)
+) h
+cross join lateral (
+    select j.id from {schema}.jobs j
+    where j.origin = h.origin and (j."group", j.id) > (h."group", h.last)
+        and j."group" <= h."group" and j.type = h.type
+    order by j."group", j.id limit 1
+) newer
+where h.type = any (%(last_types)s::text[])
+union all
 -- Origins that were skipped: what was asked for in them is asked for again.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
     null, null
@@ -362,9 +404,12 @@ from looked l having count(*) > 0 or not exists (select from own)
 -- that no round takes long.
 with first as materialized (
     select r."group", min(r.id) as head, min(r.id) filter (where r.free) as id,
+        min(r.id) filter (where r.free and r.last) as last_id,
+        array_agg(r.type) filter (where r.free and r.last) as lasts,
         max(r.id) as furthest, count(*) as count
     from (
-        select j.id, j."group", j.state = 'available' and j.priority = 0 as free
+        select j.id, j."group", j.type, j.state = 'available' and j.priority = 0 as free,
+            j.type = any (%(last_types)s::text[]) as last
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
     ) r
@@ -372,29 +417,37 @@ with first as materialized (
     group by r."group", case when r."group" is null then r.id end
 ),
 candidates as materialized (
-    select f."group", f.id, least(coalesce(floor.id, 0), f.id - 1) as floor
+    select %(origin)s::text as origin, f."group", c.id, c.lasts,
+        least(coalesce(floor.id, 0), c.id - 1) as floor
     from first f
+    cross join lateral (
+        select f.id, null::text[] as lasts where f.id = f.head
+        union all
+        -- To it the group's head may give way.
+        select f.last_id, f.lasts where f."group" is not null and f.last_id is not null
+    ) c
     left join unnest(%(floor_groups)s::text[], %(floor_ids)s::bigint[])
         as floor("group", id) using ("group")
     left join unnest(%(groups)s::text[]) as busy("group") using ("group")
-    where busy."group" is null and f.id = f.head
-    order by f.id
+    where busy."group" is null
+    order by c.id
 )
 select
     array(
         -- In the order in which they were stored, up to the last that there is room for.
-        select c.id from candidates c
+        select f.id from candidates f
         where case
-            when c."group" is null then true
+            when f."group" is null then true
             when exists (
                 select from {schema}.pauses p
-                where p.kind = 'group' and p.name = c."group" offset 0
+                where p.kind = 'group' and p.name = f."group" offset 0
             ) then false
-            else c.id = (
+            when f.lasts is not null then {yields}
+            else f.id = (
                 select j.id from {schema}.jobs j
                 where j.origin = %(origin)s
-                    and (j."group", j.id) > (c."group", c.floor)
-                    and j."group" <= c."group"
+                    and (j."group", j.id) > (f."group", f.floor)
+                    and j."group" <= f."group"
                 order by j."group", j.id limit 1
             )
         end
@@ -413,13 +466,12 @@ select payload::text from {schema}.jobs where origin = %(origin)s and id = %(id)
 -- flight are left out after the limit, which leaves room for them: inside, they would
 -- turn the walk along the index into a sort of all that lies behind the cursor.
 with slice as materialized (
-    select o.origin, s.id, s."group"
-    from unnest(
+    select o.origin, s.id, s."group", s.type from unnest(
         %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
         %(highs)s::bigint[], %(batches)s::bigint[]
     ) as o(origin, start, "end", high, batch)
     cross join lateral (
-        select j.id, j."group" from {schema}.jobs j
+        select j.id, j."group", j.type from {schema}.jobs j
         where j.origin = o.origin and j.id > o.start and j.id <= o."end"
             and j.state = 'available'
             -- What its own priority's windows have not come to is not late.
@@ -441,7 +493,20 @@ where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id =
         where j.origin = s.origin and (j."group", j.id) < (s."group", s.id)
             and j."group" >= s."group"
         order by j."group" desc, j.id desc limit 1
-    ) is null else true end
+    ) is null
+        -- Or a failed one gives way to it: see `yields`. Of that one's type it is the
+        -- first to come, so the two hardly ever stand apart.
+        or s.type = any (%(last_types)s::text[]) and exists (
+            select from (
+                select j.type, j.state, j.attempt from {schema}.jobs j
+                where j.origin = s.origin and (j."group", j.id) < (s."group", s.id)
+                    and j."group" >= s."group"
+                order by j."group" desc, j.id desc limit 1
+            ) before
+            where before.state = 'scheduled' and before.attempt > 0
+                and before.type = s.type
+        )
+        else true end
 union all
 -- How far it went.
 select s.origin, min(s.id), null, count(*)::int from slice s group by s.origin

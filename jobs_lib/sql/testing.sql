@@ -5,14 +5,22 @@ select id, type, "group", attempt, payload::text, run_at from {schema}.jobs orde
 
 -- name: kit_next
 -- The job that runs next when one process runs all of them, one by one: what is due in
--- the order of enqueue, then what is due first. Only the head of a group, as always.
+-- the order of enqueue, then what is due first. Only the head of a group, as always. One
+-- that runs last only gives way to a newer one of its type, and at once if it has failed.
 select
     j.id, j.type, j.origin, j."group", j.attempt, j.payload::text, j.run_at,
-    j.enqueued_at, j.headers,
-    case j.state when 'scheduled'
+    j.enqueued_at, j.headers, newer.is_there as superseded,
+    case when j.state = 'scheduled' and not (newer.is_there and j.attempt > 0)
         then greatest(extract(epoch from j.run_at - clock_timestamp())::float8, 0) else 0
     end as wait
 from {schema}.jobs j
+cross join lateral (
+    select j.type = any (%(last_types)s::text[]) and exists (
+        select from {schema}.jobs n
+        where n.origin = j.origin and n."group" = j."group" and n.type = j.type
+            and n.id > j.id
+    ) as is_there
+) newer
 where j.type = any (%(types)s::text[])
     and not exists (
         select from {schema}.jobs e
@@ -28,7 +36,7 @@ order by wait, j.priority desc, j.id limit 1
 -- name: kit_read
 select
     j.id, j.type, j.origin, j."group", j.attempt, j.payload::text, j.run_at,
-    j.enqueued_at, j.headers, 0::float8 as wait
+    j.enqueued_at, j.headers, false as superseded, 0::float8 as wait
 from {schema}.jobs j where j.id = %(id)s and j.state = 'available'
 
 -- name: kit_remove

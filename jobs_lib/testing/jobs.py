@@ -153,7 +153,8 @@ class Jobs:
 
         They run one by one, in the order of enqueue, and with them what they enqueue.
         Paused jobs, jobs behind one of their group that is not due, and types that the
-        app does not have stay where they are.
+        app does not have stay where they are. What runs last only is superseded by a
+        newer one of its type, and does not count; no debounce is waited for.
 
         Args:
             until: run what becomes due until that time, too, each job at its time:
@@ -172,6 +173,9 @@ class Jobs:
                 if row.wait:
                     self.travel(row.wait)
                     left -= row.wait
+                    continue
+                if row.superseded:
+                    runner.supersede(self._connection, row)
                     continue
                 if ran == limit:
                     raise AssertionError(
@@ -243,10 +247,13 @@ class Jobs:
         return connection
 
     def _next(self) -> Row | None:
+        types = self.app.jobs
+        asked = {
+            "types": list(types),
+            "last_types": [name for name, one in types.items() if one.last_only],
+        }
         with self._connection.cursor(row_factory=class_row(Row)) as cursor:
-            return cursor.execute(
-                self._database.queries["kit_next"], {"types": list(self.app.jobs)}
-            ).fetchone()
+            return cursor.execute(self._database.queries["kit_next"], asked).fetchone()
 
     def _list(self) -> Iterator[Enqueued]:
         for job_id, type_, group, attempt, text, run_at in self.query("kit_list"):

@@ -22,7 +22,7 @@ from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.model import Discard, Job, Lane, Result, Snooze
+from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
 
@@ -54,6 +54,8 @@ class Row:
     run_at: datetime | None
     enqueued_at: datetime
     headers: dict[str, str] | None
+    superseded: bool
+    """Whether a newer job stands for it: its type runs last only."""
     wait: float
     """Seconds until it is due."""
 
@@ -96,13 +98,7 @@ class OneByOne:
 
         Raised by the handler on purpose, a ``Snooze`` or ``Discard`` is no error.
         """
-        owned = connection.execute(
-            self._database.queries["kit_own"],
-            {"origin": row.origin, "owner": self._owner},
-        ).fetchone()
-        epoch = cast("tuple[int]", owned)[0]
-        installation = read_installation(connection, self._database.queries)
-        job = make_job(row, installation, epoch)
+        job = self._own(connection, row)
         job.enqueued = self._enqueued.setdefault(job.id, job.enqueued)
         self._raised.clear()
         if self._runner.batch_size(job) > 1:
@@ -111,16 +107,7 @@ class OneByOne:
             outcome = asyncio.run(self._runner.run_async(job))
         else:
             outcome = self._runner.run(job)
-        settlements = self._completer.prepare(
-            [job] if outcome is None else [],
-            [] if outcome is None else [outcome],
-            {row.origin: epoch},
-        )
-        for settlement in settlements:
-            written = connection.execute(
-                self._database.queries[settlement.query], settlement.parameters
-            )
-            self._completer.read(settlement, written.fetchall(), again=False)
+        self._settle(connection, job, outcome)
         if self._raised:
             error = self._raised[0]
             return None if isinstance(error, Snooze | Discard) else error
@@ -131,6 +118,35 @@ class OneByOne:
         if outcome is None or outcome.result in _FINE:
             return None
         return JobsError(outcome.error)
+
+    def supersede(self, connection: psycopg.Connection[Any], row: Row) -> None:
+        """End a job without a run: a newer one stands for it."""
+        job = self._own(connection, row)
+        self._settle(connection, job, Outcome(job, Result.SUPERSEDED))
+
+    def _own(self, connection: psycopg.Connection[Any], row: Row) -> Job:
+        """The job, under an epoch of ours."""
+        owned = connection.execute(
+            self._database.queries["kit_own"],
+            {"origin": row.origin, "owner": self._owner},
+        ).fetchone()
+        epoch = cast("tuple[int]", owned)[0]
+        installation = read_installation(connection, self._database.queries)
+        return make_job(row, installation, epoch)
+
+    def _settle(
+        self, connection: psycopg.Connection[Any], job: Job, outcome: Outcome | None
+    ) -> None:
+        settlements = self._completer.prepare(
+            [job] if outcome is None else [],
+            [] if outcome is None else [outcome],
+            {job.origin: job.lane.epoch},
+        )
+        for settlement in settlements:
+            written = connection.execute(
+                self._database.queries[settlement.query], settlement.parameters
+            )
+            self._completer.read(settlement, written.fetchall(), again=False)
 
     def _watched(self, job_type: JobType[Any]) -> JobType[Any]:
         """The type with a handler whose errors are kept: an outcome has their text."""

@@ -17,14 +17,15 @@ def jump(database_url, admin):
     """A function that jumps over rows: group, state, priority, crashes of each."""
     queries = make_app(database_url).database().queries
 
-    def jump(rows, *, cursor=0, limit=100, room=1, groups=(), floors=()):
+    def jump(rows, *, cursor=0, limit=100, room=1, groups=(), floors=(), lasts=()):
         ids = [
             admin.execute(
                 'insert into jobs_lib.jobs (origin, type, "group", state, priority,'
-                " crashes, run_at, payload) values (%s, 'work', %s, %s, %s, %s,"
+                " crashes, attempt, run_at, payload)"
+                " values (%s, 'work', %s, %s, %s, %s, (%s = 'scheduled')::int,"
                 " case when %s = 'scheduled' then now() + interval '1 day' end, '{}')"
                 " returning id",
-                (ORIGIN, *row, row[1]),
+                (ORIGIN, *row, row[1], row[1]),
             ).fetchone()[0]
             for row in rows
         ]
@@ -38,6 +39,7 @@ def jump(database_url, admin):
                 "groups": list(groups),
                 "floor_groups": [group for group, _ in floors],
                 "floor_ids": [ids[at] for _, at in floors],
+                "last_types": list(lasts),
             },
         ).fetchone()
         place = {job_id: n for n, job_id in enumerate(ids)} | {None: None}
@@ -68,6 +70,13 @@ def test_a_jump_finds_the_first_row_that_a_claim_might_take(jump, rows, found):
 def test_a_head_before_the_jump_blocks_what_it_sees(jump):
     assert jump([*BLOCKED, FREE], cursor=1) == ([2], 2, 2)
     assert jump([("h", "available", 0, 0)] * 2, cursor=1) == ([], 1, 1)
+
+
+@pytest.mark.parametrize("cursor", [0, 1])
+def test_a_jump_finds_what_a_failed_job_gives_way_to(jump, cursor):
+    rows = [*BLOCKED, BLOCKED[1]]
+    assert jump(rows, cursor=cursor, lasts=["work"])[0] == [1]
+    assert jump(rows, cursor=cursor, lasts=["other"])[0] == []
 
 
 def test_a_jump_passes_over_groups_in_flight_and_starts_at_floors(jump):

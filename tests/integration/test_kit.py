@@ -53,6 +53,13 @@ def remind(job: Job, n: int) -> None:
             remind.options(run_at=soon).enqueue(conn, n=11)
 
 
+@app.job(group="customer", last_only=True, debounce=60, retry=exponential(first=600))
+def publish(job: Job, customer: str, n: int) -> None:
+    ran.append(("publish", n))
+    if n == 0:
+        raise ConnectionError("the broker does not answer")
+
+
 @app.consumer("orders", group="tracker")
 def track(record, conn) -> None:
     conn.execute("insert into placed values (%s, null)", (record.value["order"],))
@@ -298,3 +305,34 @@ def test_it_works_with_the_users_own_engine(jobs: Jobs):
     engine.dispose()
     assert jobs.drain() == 2
     assert [entry[2] for entry in ran] == [1, 2]
+
+
+@pytest.mark.parametrize("first", ["publish", "ship"])
+def test_of_what_runs_last_only_the_newest_of_its_type_runs(jobs: Jobs, first):
+    with jobs.transaction() as conn:
+        for n in range(1, 5):
+            if first == "ship":
+                ship.enqueue(conn, customer="ada", order=n)
+            publish.enqueue(conn, customer="ada", n=n)
+            if first == "publish":
+                ship.enqueue(conn, customer="ada", order=n)
+    assert jobs.drain() == 5
+    assert [one[0] for one in ran].count("publish") == 1
+    assert ran[4 if first == "ship" else 3] == ("publish", 4)
+    with jobs.connect() as conn:
+        ends = conn.execute(
+            "select outcome, count(*) from jobs_lib.history group by 1 order by 1"
+        ).fetchall()
+    assert ends == [("completed", 5), ("superseded", 3)]
+
+
+def test_what_has_failed_gives_way_to_a_newer_one_of_its_type(jobs: Jobs):
+    with jobs.transaction() as conn:
+        publish.enqueue(conn, customer="ada", n=0)
+    assert jobs.drain(raises=False) == 1
+    assert jobs.drain() == 0
+    with jobs.transaction() as conn:
+        publish.enqueue(conn, customer="ada", n=1)
+    assert jobs.drain() == 1
+    assert ran == [("publish", 0), ("publish", 1)]
+    assert jobs.enqueued() == []

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from jobs_lib import Job
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import Claimer
@@ -175,7 +176,13 @@ def use_enqueue(database, connection) -> None:
 
 def use_jobs(database, connection) -> None:
     """Every statement of an executor's round."""
-    types = {"work": make_app("").job(name="work")(lambda job: None)}
+    app = make_app("")
+    app.job(name="work")(lambda job: None)
+
+    @app.job(name="last", group="key", last_only=True)
+    def last(job: Job, key: str) -> None: ...
+
+    types = app.jobs
     claimer = Claimer(OWNER, UUID(int=1), types)
     completer = Completer(OWNER, types)
     survey = Survey(claimer, 0.01)

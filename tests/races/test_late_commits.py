@@ -32,6 +32,23 @@ def test_a_job_that_is_committed_behind_the_cursor_runs(scene, group, commits):
     assert run(pod) == ([late] if commits else [])
 
 
+def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
+    failed = scene.enqueue(type_="last", group="g", ordered=False)
+    slow = scene.begin()
+    late = scene.enqueue(slow, "last", "g", ordered=False)
+    early = scene.enqueue(ordered=False)
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    for job in (pod.start(), pod.start()):
+        pod.finish(job, RetryAfter(3600) if job.id == failed else None)
+    pod.round()
+    assert late < early == pod.claimer.positions[ORIGIN].cursor
+    assert run(pod) == []
+    slow.commit()
+    assert run(pod) == [late]
+    assert scene.ends(failed) == ["superseded"]
+
+
 def test_a_lower_id_comes_into_a_group_whose_lane_is_in_flight(scene):
     slow = scene.begin()
     late = scene.enqueue(slow, group="g", ordered=False)

@@ -13,14 +13,15 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GROUP = ("local/1", "g")
 
 
-def job(number: int) -> Any:
+def job(number: int, type_: str = "publish") -> Any:
     """Job 1 was enqueued at noon, each further one a minute later."""
-    return SimpleNamespace(id=number, enqueued_at=NOON + timedelta(minutes=number - 1))
+    enqueued_at = NOON + timedelta(minutes=number - 1)
+    return SimpleNamespace(id=number, type=type_, enqueued_at=enqueued_at)
 
 
 def test_a_pile_waits_since_its_oldest_even_if_that_is_superseded():
     piles = Piles()
-    piles.keep(GROUP, 3, NOON)
+    piles.keep(GROUP, "publish", 3, NOON)
     assert GROUP in piles
     assert piles.take(GROUP, job(3)) == NOON
     assert GROUP not in piles
@@ -28,16 +29,26 @@ def test_a_pile_waits_since_its_oldest_even_if_that_is_superseded():
 
 def test_who_comes_after_the_one_that_was_waited_for_waits_since_its_own_enqueue():
     piles = Piles()
-    piles.keep(GROUP, 3, NOON)
+    piles.keep(GROUP, "publish", 3, NOON)
     # Job 3 was cancelled meanwhile.
     assert piles.take(GROUP, job(4)) == job(4).enqueued_at
+
+
+def test_each_type_of_a_group_has_a_pile_of_its_own():
+    piles = Piles()
+    piles.keep(GROUP, "publish", 3, NOON)
+    piles.keep(GROUP, "index", 4, NOON + timedelta(seconds=1))
+    assert piles.take(GROUP, job(4, "index")) == NOON + timedelta(seconds=1)
+    assert GROUP in piles
+    assert piles.take(GROUP, job(3)) == NOON
+    assert GROUP not in piles
 
 
 def test_what_is_never_asked_for_again_does_not_stay_for_ever(monkeypatch):
     monkeypatch.setattr(last, "_MOST", 3)
     piles = Piles()
     for n in range(10):
-        piles.keep(("local/1", f"g{n}"), n, NOON)
+        piles.keep(("local/1", f"g{n}"), "publish", n, NOON)
     assert len(piles) == 3
     assert ("local/1", "g9") in piles
     piles.leave({"local/1"})
