@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from jobs_lib.topic_plan import Change
 
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
+wait_option = click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds for open transactions that have enqueued jobs with groups.",
+)
 processes_option = click.option(
     "--processes",
     type=click.IntRange(1, 256),
@@ -309,26 +316,29 @@ def _show_findings(findings: list[Finding], as_json: bool) -> None:
 @app_argument
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), help="Default: Kafka's.")
-@click.option("--home", is_flag=True, help="Groups get their origins from it.")
-def topics_declare(app: str, topic: str, partitions: int | None, home: bool) -> None:
+@click.option(
+    "--home",
+    is_flag=True,
+    help="Groups get their origins from it, and their waiting jobs move there.",
+)
+@wait_option
+def topics_declare(
+    app: str, topic: str, partitions: int | None, home: bool, wait: float
+) -> None:
     """Record how many partitions of TOPIC count for the origins of jobs."""
     from jobs_lib.app import load_app
     from jobs_lib.topics import declare_topic
 
-    declare_topic(load_app(app), topic, home=home, partitions=partitions)
-    click.echo(f"declared: {topic}")
+    moved = declare_topic(
+        load_app(app), topic, home=home, move=True, partitions=partitions, wait=wait
+    )
+    click.echo(f"declared: {topic}" + (f"; {moved} jobs moved" if moved else ""))
 
 
 @topics.command("repartition")
 @app_argument
 @click.argument("partitions", type=click.IntRange(1))
-@click.option(
-    "--wait",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    help="Seconds for open transactions that have enqueued jobs with groups.",
-)
+@wait_option
 def topics_repartition(app: str, partitions: int, wait: float) -> None:
     """Let groups live in so many PARTITIONS of the home topic, and move their jobs."""
     from jobs_lib.app import load_app

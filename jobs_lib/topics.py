@@ -26,24 +26,32 @@ def declare_topic(
     topic: str,
     *,
     home: bool = False,
+    move: bool = False,
     partitions: int | None = None,
     wait: float = _PATIENCE,
-) -> None:
+) -> int:
     """Record a topic, and how many partitions count for the origins of its groups.
 
-    Discarded jobs of groups move to a new home topic, and run there when retried.
+    Where another topic is the home and jobs wait, ``move`` moves those of groups to the
+    new home in the same transaction, under the same ids, as :func:`repartition` does.
+    Discarded jobs of groups move in any case, and run there when retried.
 
     Args:
         app: whose database and Kafka.
         topic: the topic's name.
         home: whether groups get their origins from it.
+        move: whether it may become the home while jobs wait.
         partitions: defaults to what Kafka has; an existing record is never changed.
         wait: seconds for open transactions that have enqueued jobs with groups, where
             the home moves.
 
+    Returns:
+        How many unfinished jobs have moved.
+
     Raises:
-        TopicError: Kafka has no such topic, or jobs wait under another home topic, or
-            a transaction stayed open for longer; nothing is changed.
+        TopicError: Kafka has no such topic, or jobs wait under another home topic and
+            must not move, or a re-export is being loaded, or a transaction stayed open
+            for longer; nothing is changed.
     """
     database = app.database()
     with (
@@ -57,7 +65,8 @@ def declare_topic(
                 database.queries["read_topics"]
             )
         }
-        if topic not in known:
+        count, is_home = known.get(topic, (0, False))
+        if not count:
             count = partitions or count_partitions(app.settings, topic)
             if not count:
                 raise TopicError(
@@ -70,17 +79,36 @@ def declare_topic(
                 database.queries["declare_topic"],
                 {"topic": topic, "partitions": count},
             )
-        if home and not known.get(topic, (0, False))[1]:
-            # An open transaction's jobs are not to be seen yet, and count as well.
-            _lock_home(connection, database.queries, wait)
-            connection.execute(database.queries["move_home"], {"topic": topic})
-            moved = connection.execute(database.queries["set_home"], {"topic": topic})
-            if not moved.rowcount:
-                raise TopicError(
-                    f"{topic!r} cannot become the home topic while jobs wait under the "
-                    "old one: their groups would be split. Let an executor finish them "
-                    "first"
-                )
+        if not home or is_home:
+            return 0
+        # An open transaction's jobs are not to be seen yet, and count as well.
+        _lock_home(connection, database.queries, wait)
+        return _move_home(connection, database.queries, (topic, count), move)
+
+
+def _move_home(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    to: tuple[str, int],
+    move: bool,
+) -> int:
+    # Read under the lock: several processes of a service start at the same time.
+    before = _find_home(connection, queries)
+    if before == to:
+        return 0
+    moved = 0
+    if before is not None:
+        has_jobs = connection.execute(queries["has_jobs"]).fetchone() == (True,)
+        if has_jobs and not move:
+            raise TopicError(
+                f"{to[0]!r} cannot become the home topic by itself while jobs wait "
+                f"under {before[0]!r}: their groups would be split. `jobs-lib topics "
+                f"declare MODULE:APP {to[0]} --home` moves them with their groups"
+            )
+        moved = _move_groups(connection, queries, before, to)
+    connection.execute(queries["unset_home"])
+    connection.execute(queries["set_home"], {"topic": to[0]})
+    return moved
 
 
 def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
@@ -145,24 +173,49 @@ def _move(
     _lock_home(connection, queries, wait)
     # Read under the lock: somebody else's move may just have ended.
     topic, before = _read_home(connection, queries)
-    origins = [f"{topic}/{n}" for n in range(max(before, after))]
-    asked = {"topic": topic, "before": before, "after": after}
-    connection.execute(
-        queries["lock_origins"], {"role": "execute", "origins": sorted(origins)}
+    moved = _move_groups(connection, queries, (topic, before), (topic, after))
+    connection.execute(queries["set_partitions"], {"topic": topic, "after": after})
+    return moved
+
+
+def _move_groups(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    before: tuple[str, int],
+    after: tuple[str, int],
+) -> int:
+    """Move the jobs of groups between two homes: topics with their partitions."""
+    origins = sorted(
+        {f"{topic}/{n}" for topic, count in (before, after) for n in range(count)}
     )
+    connection.execute(queries["lock_origins"], {"role": "execute", "origins": origins})
     connection.execute(queries["fence_origins"], {"origins": origins})
-    moved = connection.execute(queries["move_groups"], {**asked, "origins": origins})
-    connection.execute(queries["set_partitions"], asked)
-    return moved.rowcount
+    asked = {
+        "origins": origins,
+        "from": before[0],
+        "before": before[1],
+        "to": after[0],
+        "after": after[1],
+    }
+    return connection.execute(queries["move_groups"], asked).rowcount
 
 
 def _read_home(
     connection: psycopg.Connection[Any], queries: Queries
 ) -> tuple[str, int]:
+    home = _find_home(connection, queries)
+    if home is None:
+        raise TopicError("no home topic is declared: see `jobs-lib topics declare`")
+    return home
+
+
+def _find_home(
+    connection: psycopg.Connection[Any], queries: Queries
+) -> tuple[str, int] | None:
     for topic, partitions, is_home in connection.execute(queries["read_topics"]):
         if is_home:
             return topic, partitions
-    raise TopicError("no home topic is declared: see `jobs-lib topics declare`")
+    return None
 
 
 def _check_kafka(app: App, topic: str, partitions: int) -> None:

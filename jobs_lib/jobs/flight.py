@@ -67,9 +67,7 @@ class Flight:
                 # Passed over meanwhile by its next owner, who may be this process.
                 if lane.more:
                     self.behind[key] = 0
-            elif lane.anew and not lane.dropped:
-                self.behind[key] = 0
-            elif lane.failed and lane.yields and lane.more and not lane.dropped:
+            elif not lane.dropped and (lane.anew or lane.gives_way()):
                 self.behind[key] = 0
             elif lane.after is not None and not lane.dropped:
                 self.behind[key] = lane.after

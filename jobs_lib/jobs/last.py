@@ -83,7 +83,7 @@ def keep_last(
     Args:
         lane: of a group.
         types: those that run last only, and how each waits.
-        ages: of their jobs by id: whether it still waits, and the seconds since enqueued.
+        ages: of their jobs by id: whether it still waits, and seconds since enqueued.
         piles: what groups wait for.
         newer: the next job out of sight that is of the same type as the lane's head.
     """

@@ -60,9 +60,13 @@ class Lane:
     failed: bool = False
     """Set when its head waits for another attempt: the group waits with it."""
     yields: bool = False
-    """Whether the one that has failed gives way to a newer one of its type."""
+    """Whether one that runs last only has failed: see :meth:`gives_way`."""
     done: list[Job] = field(default_factory=list)
     """Of a group: ran to their end, their completion not yet known to be committed."""
+
+    def gives_way(self) -> bool:
+        """Whether a newer job may stand for the one that has failed."""
+        return self.failed and self.yields and self.more
 
     def is_over(self) -> bool:
         """Whether nothing of it may begin any more; asked before each start."""

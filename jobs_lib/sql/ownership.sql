@@ -207,27 +207,14 @@ select topic, partitions, home from {schema}.topics
 insert into {schema}.topics (topic, partitions) values (%(topic)s, %(partitions)s)
 on conflict do nothing
 
--- name: move_home
--- Only while no job waits: a group's jobs must not be split over two origins. Discarded
--- jobs move along, and lie with the new ones of their groups when they are retried.
-with moved as (
-    update {schema}.topics set home = false
-    where home and topic <> %(topic)s and not exists (select from {schema}.jobs)
-    returning topic, partitions
-),
-kept as (
-    update {schema}.discarded d
-    set origin = t.topic || '/' || {schema}.place_group(d."group", t.partitions)
-    from moved m, {schema}.topics t
-    where t.topic = %(topic)s
-        and d.origin = m.topic || '/' || {schema}.place_group(d."group", m.partitions)
-)
-select count(*) from moved
+-- name: has_jobs
+select exists (select from {schema}.jobs)
+
+-- name: unset_home
+update {schema}.topics set home = false where home
 
 -- name: set_home
--- Once more is no error: several processes of a service start at the same time.
 update {schema}.topics set home = true where topic = %(topic)s
-    and not exists (select from {schema}.topics where home and topic <> %(topic)s)
 
 -- name: wait_for_locks
 select set_config('lock_timeout', %(milliseconds)s, true)
@@ -257,14 +244,15 @@ with groups as materialized (
 ),
 moving as materialized (
     select g.origin, g."group",
-        %(topic)s || '/' || {schema}.place_group(g."group", %(after)s::int) as target
+        %(to)s || '/' || {schema}.place_group(g."group", %(after)s::int) as target
     from groups g
-    where g.origin = %(topic)s || '/' || {schema}.place_group(g."group", %(before)s::int)
+    where g.origin = %(from)s || '/' || {schema}.place_group(g."group", %(before)s::int)
 ),
 kept as (
+    -- Discarded jobs lie with the new ones of their groups when they are retried.
     update {schema}.discarded d
-    set origin = %(topic)s || '/' || {schema}.place_group(d."group", %(after)s::int)
-    where d.origin = %(topic)s || '/' || {schema}.place_group(d."group", %(before)s::int)
+    set origin = %(to)s || '/' || {schema}.place_group(d."group", %(after)s::int)
+    where d.origin = %(from)s || '/' || {schema}.place_group(d."group", %(before)s::int)
 )
 update {schema}.jobs j set origin = m.target
 from moving m

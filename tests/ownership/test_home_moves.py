@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from jobs_lib.operating.discarded import retry_discarded
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.topics import declare_topic
 from tests.operating.helpers import add_discarded
-from tests.support.apps import count, make_app
+from tests.support.apps import count, make_app, running
 
 if TYPE_CHECKING:
     from jobs_lib import App, Job
@@ -27,7 +28,7 @@ def make_pod(url: str) -> tuple[App, Any]:
     app = make_app(url)
 
     @app.job(name="work", group="group")
-    def work(job: Job, group: str) -> None: ...
+    def work(job: Job, group: str | None) -> None: ...
 
     return app, work
 
@@ -108,6 +109,82 @@ def test_the_home_does_not_move_under_an_open_transaction(
         with pytest.raises(TopicError, match="while jobs wait"):
             moving.result(timeout=30)
     assert origins(admin) == {choose_origin("g", "local", 16)}
+
+
+@pytest.mark.guarantee("S9", "S21")
+@pytest.mark.parametrize("partitions", [PARTITIONS, 16])
+def test_a_home_is_adopted_while_jobs_wait_and_their_groups_move(
+    pods, admin, connect, partitions
+):
+    app, knows_old, _ = pods
+    next_month = datetime.now(UTC) + timedelta(days=31)
+    with connect() as connection:
+        later = knows_old.options(run_at=next_month).enqueue(connection, group="g")
+        many = [knows_old.enqueue(connection, group=f"g{n}") for n in range(30)]
+        by_hand = knows_old.options(origin="local/3").enqueue(connection, group="own")
+        free = knows_old.options(origin="local/5").enqueue(connection, group=None)
+    assert choose_origin("own", "local", 16) != "local/3"
+    with pytest.raises(TopicError, match="jobs-lib topics declare MODULE:APP orders"):
+        declare_topic(app, "orders", home=True, partitions=partitions)
+    moved = declare_topic(app, "orders", home=True, move=True, partitions=partitions)
+    assert moved == 31
+    expected = {
+        job: choose_origin(f"g{n}", "orders", partitions) for n, job in enumerate(many)
+    }
+    expected |= {later: choose_origin("g", "orders", partitions)}
+    expected |= {by_hand: "local/3", free: "local/5"}
+    assert dict(admin.execute("select id, origin from jobs_lib.jobs")) == expected
+    # A pod of the release before enqueues behind them.
+    with connect() as connection:
+        knows_old.enqueue(connection, group="g")
+    assert count(admin, "jobs") == 34
+    assert origins(admin) == {*expected.values()}
+    assert declare_topic(app, "orders", home=True, move=True) == 0
+
+
+@pytest.mark.guarantee("S9")
+def test_groups_stay_in_order_while_their_home_is_adopted(
+    database_url, admin, connect, wait_for
+):
+    app = make_app(database_url)
+    admin.execute('create table effects (place serial, "group" text, n int)')
+
+    @app.job(name="work", group="group")
+    def work(job: Job, group: str, n: int) -> None:
+        with job.transaction() as own:
+            own.execute("insert into effects values (default, %s, %s)", (group, n))
+
+    # A pod without consumers: it shares what holds jobs, whatever the topic.
+    with running(app, "executor"), connect() as connection:
+        for n in range(60):
+            for group in "abc":
+                work.enqueue(connection, group=group, n=n)
+            connection.commit()
+            if n == 30:
+                declare_topic(app, "orders", home=True, move=True, partitions=12)
+        wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
+    for group in "abc":
+        rows = admin.execute(
+            'select n from effects where "group" = %s order by place', (group,)
+        )
+        assert [n for (n,) in rows] == [*range(60)]
+
+
+def test_what_stays_in_the_home_before_runs_after_the_move(
+    database_url, admin, connect, wait_for
+):
+    app = make_app(database_url)
+
+    @app.job(name="work", group="group")
+    def work(job: Job, group: str | None) -> None: ...
+
+    with connect() as connection:
+        work.enqueue_many(connection, [{"group": None}] * 5)
+        work.options(origin="local/3").enqueue(connection, group="own")
+    declare_topic(app, "orders", home=True, move=True, partitions=PARTITIONS)
+    assert {one.split("/")[0] for one in origins(admin)} == {"local"}
+    with running(app, "executor"):
+        wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
 
 
 @pytest.mark.guarantee("S9")

@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from jobs_lib import Job
 from jobs_lib.executor.courier import Courier
 from jobs_lib.executor.survey import Survey
 from jobs_lib.jobs.claim import Claimer
@@ -23,6 +22,8 @@ from tests.support.apps import HOME, make_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from jobs_lib import Job
 
 OWNER = uuid4()
 INDEXES = {
