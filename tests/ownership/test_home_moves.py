@@ -111,7 +111,6 @@ def test_the_home_does_not_move_under_an_open_transaction(
     assert origins(admin) == {choose_origin("g", "local", 16)}
 
 
-@pytest.mark.guarantee("S9", "S21")
 @pytest.mark.parametrize("partitions", [PARTITIONS, 16])
 def test_a_home_is_adopted_while_jobs_wait_and_their_groups_move(
     pods, admin, connect, partitions
