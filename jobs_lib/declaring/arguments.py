@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib.backoff import Retry
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.model import Cancel, Discard
 from jobs_lib.jobs.rate import Rate
+from jobs_lib.jobs.type import check_name
 
 if TYPE_CHECKING:
     from jobs_lib.jobs.type import Rule
@@ -36,6 +37,24 @@ def choose_name(given: object, function: object, decorator: str) -> str:
             f"the name given to @{decorator} is {given!r}: a name is a str"
         )
     return given
+
+
+def check_aliases(given: object, name: str) -> Sequence[str]:
+    """The earlier names of a job type.
+
+    Raises:
+        ConfigurationError: they are no list of names.
+    """
+    is_list = isinstance(given, list | tuple | set | frozenset)
+    if not is_list or not all(isinstance(alias, str) for alias in cast("Any", given)):
+        raise ConfigurationError(
+            f"the aliases of {name!r} are {given!r}: give a list of the type's "
+            'earlier names, as in ["charge"]'
+        )
+    aliases = tuple(cast("Sequence[str]", given))
+    for alias in aliases:
+        check_name(alias)
+    return aliases
 
 
 def make_retry(given: Retry | int | None, name: str) -> Retry:

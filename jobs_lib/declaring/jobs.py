@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from jobs_lib.declaring.arguments import (
+    check_aliases,
     check_history,
     check_rate,
     check_seconds,
@@ -26,7 +27,7 @@ from jobs_lib.jobs.type import JobType
 from jobs_lib.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Never
 
     from jobs_lib.backoff import Retry
@@ -56,6 +57,7 @@ class JobDeclarations:
     def __init__(self, name: str, enqueuer: Enqueuer) -> None:
         self.name = name
         self.jobs: dict[str, JobType[Any]] = {}
+        """The types by each name that their jobs may have: aliases, too."""
         self.schedules: dict[str, Schedule] = {}
         self.around: list[Around] = []
         self._enqueuer = enqueuer
@@ -70,6 +72,7 @@ class JobDeclarations:
         self,
         *misplaced: Never,
         name: str | None = None,
+        aliases: Sequence[str] = (),
         group: GroupOf = None,
         priority: Priority = "normal",
         retry: Retry | int | None = None,
@@ -89,6 +92,8 @@ class JobDeclarations:
         Args:
             *misplaced: none: ``@app.job`` needs its parentheses, and names.
             name: the type's name in the table. Defaults to the function's name.
+            aliases: earlier names of the type: jobs that were enqueued under one of
+                them are run by this handler, too.
             group: the jobs that run one after the other, in the order of enqueue: the
                 name of a parameter, or a function of all of them. A str is the group;
                 of an int or UUID its text is. Defaults to none: every job is
@@ -130,6 +135,7 @@ class JobDeclarations:
             return self._declare(
                 function,
                 name=type_name,
+                aliases=aliases,
                 group=group,
                 retry=retry,
                 history=history,
@@ -150,6 +156,7 @@ class JobDeclarations:
         *misplaced: Never,
         size: int = 100,
         name: str | None = None,
+        aliases: Sequence[str] = (),
         group: GroupOf = None,
         priority: Priority = "normal",
         retry: Retry | int | None = None,
@@ -167,6 +174,7 @@ class JobDeclarations:
             *misplaced: none: ``@app.batch`` needs its parentheses, and names.
             size: jobs that one call takes at the most.
             name: as for :meth:`job`, and so the others.
+            aliases: see there.
             group: the order within a group is kept.
             priority: see there.
             retry: see there.
@@ -190,6 +198,7 @@ class JobDeclarations:
             return self._declare(
                 cast("Any", function),
                 name=type_name,
+                aliases=aliases,
                 group=group,
                 retry=retry,
                 history=history,
@@ -207,13 +216,16 @@ class JobDeclarations:
         function: Callable[..., Any],
         *,
         name: str,
+        aliases: Sequence[str],
         retry: Retry | int | None,
         history: bool | timedelta,
         rules: Mapping[type[BaseException], Rule | int] | None,
         **others: Any,
     ) -> JobType[Any]:
-        if name in self.jobs:
-            raise ConfigurationError(f"the job type {name!r} is declared twice")
+        names_of_jobs = [name, *check_aliases(aliases, name)]
+        for one in names_of_jobs:
+            if one in self.jobs or names_of_jobs.count(one) > 1:
+                raise ConfigurationError(f"the job type {one!r} is declared twice")
         check_history(history, name)
         job_type: JobType[Any] = JobType(
             function,
@@ -225,7 +237,7 @@ class JobDeclarations:
             around=self._around_enqueue,
             **others,
         )
-        self.jobs[name] = job_type
+        self.jobs |= dict.fromkeys(names_of_jobs, job_type)
         return job_type
 
     def _choose_history(self, given: bool | timedelta) -> timedelta | None:

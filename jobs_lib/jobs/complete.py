@@ -46,11 +46,8 @@ class Completer:
     def __init__(self, owner: UUID, types: Mapping[str, JobType[Any]]) -> None:
         self._owner = owner
         self.types = types
-        kept = [job_type for job_type in types.values() if job_type.keep is not None]
-        self._kept = {
-            "types": text_array([job_type.name for job_type in kept]),
-            "keep": int_array(job_type.keep or 0 for job_type in kept),
-        }
+        kept = {name: t.keep for name, t in types.items() if t.keep is not None}
+        self._kept = {"types": text_array([*kept]), "keep": int_array(kept.values())}
 
     def prepare(
         self,

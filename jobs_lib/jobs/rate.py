@@ -77,7 +77,8 @@ class Throttle:
 
     def __init__(self, types: Mapping[str, JobType[Any]], lender: Lender) -> None:
         self._lender = lender
-        self._gates = {name: _Gate() for name, t in types.items() if t.rate}
+        # By the type's own name: what waits under an alias starts at the same rate.
+        self._gates = {t.name: _Gate() for t in types.values() if t.rate}
 
     def guard(
         self, job_type: JobType[Any], function: Callable[..., Any]
@@ -87,23 +88,24 @@ class Throttle:
         if rate is None:
             return function
         limit = rate  # for the type checker, who does not follow it into a function
+        name = job_type.name
 
         @wraps(function)
         def guarded(job: Job, **values: Any) -> Any:
-            self._admit(job, limit)
+            self._admit(job, name, limit)
             job.lane.ensure_may_begin()
             return function(job, **values)
 
         @wraps(function)
         async def guarded_async(job: Job, **values: Any) -> None:
-            await asyncio.to_thread(self._admit, job, limit)
+            await asyncio.to_thread(self._admit, job, name, limit)
             job.lane.ensure_may_begin()
             await function(job, **values)
 
         return guarded_async if job_type.is_async else guarded
 
-    def _admit(self, job: Job, rate: Rate) -> None:
-        gate = self._gates[job.type]
+    def _admit(self, job: Job, name: str, rate: Rate) -> None:
+        gate = self._gates[name]
         with gate.lock:
             now = time.monotonic()
             # Who has waited for a time asks before those who have just come.
@@ -111,7 +113,7 @@ class Throttle:
                 if gate.leased and now < gate.leased_until:
                     gate.leased -= 1
                     return
-                if now >= gate.empty_until and self._take(job.type, rate, gate):
+                if now >= gate.empty_until and self._take(name, rate, gate):
                     return
             at = max(now, gate.empty_until, gate.booked_until + 1 / rate.per_second)
             gate.booked_until = at = min(at, now + _LONGEST_WAIT)

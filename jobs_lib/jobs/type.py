@@ -55,6 +55,19 @@ GroupOf = str | Callable[..., str | int | UUID | None] | None
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 
 
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a job type.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a job type: letters, digits and _ . : - "
+            "only, 200 at the most, starting with a letter"
+        )
+
+
 class Given(TypedDict, total=False):
     """What :meth:`JobType.options` takes; each is explained in :class:`Options`."""
 
@@ -90,11 +103,7 @@ class JobType(Generic[P]):
         rate: Rate | None = None,
         schema: Callable[..., Any] | None = None,
     ) -> None:
-        if not _NAME.fullmatch(name):
-            raise ConfigurationError(
-                f"{name!r} is no name for a job type: letters, digits and _ . : - "
-                "only, 200 at the most, starting with a letter"
-            )
+        check_name(name)
         self.function = function
         self.name = name
         self.retry = retry

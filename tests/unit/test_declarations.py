@@ -310,3 +310,26 @@ def test_a_batch_handler_is_held_to_the_same(app):
             app.batch(**arguments)(handle_items)
     assert app.batch(retry=3)(handle_items).retry == exponential(max_attempts=3)
     assert app.job(rate=Rate(1))(plain).rate == Rate(1)
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ("charge", r"the aliases of 'plain' are 'charge': give a list of the type's"),
+        ([7], r"the aliases of 'plain' are \[7\]: give a list"),
+        (["no name"], "'no name' is no name for a job type"),
+        (["plain"], "the job type 'plain' is declared twice"),
+        (["charge", "charge"], "the job type 'charge' is declared twice"),
+        (["later"], "the job type 'later' is declared twice"),
+    ],
+)
+def test_aliases_that_are_no_other_names_are_refused(app, aliases, message):
+    app.job()(later)
+    with pytest.raises(ConfigurationError, match=message):
+        app.job(aliases=aliases)(plain)
+
+
+def test_a_type_is_not_declared_under_the_alias_of_another(app):
+    app.job(aliases=["later"])(plain)
+    with pytest.raises(ConfigurationError, match="'later' is declared twice"):
+        app.job()(later)
