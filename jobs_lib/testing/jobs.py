@@ -102,7 +102,7 @@ class Jobs:
             handler(record, connection)
 
     def enqueued(
-        self, job_type: JobType[Any] | None = None, /, **payload: Any
+        self, job_type: JobType[...] | None = None, /, **payload: Any
     ) -> list[Enqueued]:
         """What waits, in the order of enqueue: all of it, or of one type.
 
@@ -121,7 +121,7 @@ class Jobs:
             )
         ]
 
-    def assert_enqueued(self, job_type: JobType[Any], /, **payload: Any) -> Enqueued:
+    def assert_enqueued(self, job_type: JobType[...], /, **payload: Any) -> Enqueued:
         """Fail unless a job of the type, with these values, waits; the first one."""
         __tracebackhide__ = True
         found = self.enqueued(job_type, **payload)
@@ -132,7 +132,7 @@ class Jobs:
             )
         return found[0]
 
-    def assert_not_enqueued(self, job_type: JobType[Any], /, **payload: Any) -> None:
+    def assert_not_enqueued(self, job_type: JobType[...], /, **payload: Any) -> None:
         """Fail if a job of the type, with these values, waits."""
         __tracebackhide__ = True
         if found := self.enqueued(job_type, **payload):

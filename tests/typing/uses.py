@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from psycopg import Connection
 
+    from jobs_lib.testing import Jobs
+
 
 @dataclass
 class AircraftState:
@@ -78,6 +80,16 @@ def patient(job: Job, tail: str) -> None:
 
 @app.job(retry="5")  # error
 def impatient(job: Job) -> None: ...
+
+
+# The test kit: its assertions take any job type.
+
+
+def test_kit(jobs: Jobs) -> None:
+    jobs.assert_enqueued(tell_partner, tail="N1")
+    jobs.assert_not_enqueued(tell_partner)
+    assert_type(jobs.enqueued(tell_partner)[0].attempt, int)
+    jobs.assert_enqueued("tell_partner")  # error
 
 
 # Topics: what is sent has the type that the topic declares.

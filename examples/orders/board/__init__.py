@@ -1,0 +1,3 @@
+"""The board: another service, which shows where each order stands."""
+
+from __future__ import annotations
