@@ -1,0 +1,148 @@
+"""Each framework of docs/frameworks.md enqueues in its own transaction, for real."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.pages import write_modules
+
+PAGE = "docs/frameworks.md"
+MODULES = [
+    *("shop.py", "fast.py", "alchemy.py", "pooled.py", "flasked.py"),
+    *("views.py", "worker.py"),
+]
+
+
+@pytest.fixture
+def load(tmp_path, database_url, admin, monkeypatch):
+    """A function that imports a module of the page, in a project of its own."""
+    assert write_modules(PAGE, tmp_path) == MODULES
+    admin.execute("create table orders (id int); create table invoices (id int)")
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def place_by_fastapi(load, _: str) -> None:
+    from fastapi.testclient import TestClient
+
+    with TestClient(load("fast").web) as client:
+        assert client.post("/orders/7?customer=ada").status_code == 201
+        assert client.get("/readyz").status_code == 200
+
+
+def place_by_sqlalchemy(load, _: str) -> None:
+    alchemy = load("alchemy")
+
+    async def place() -> None:
+        await alchemy.place(7, "ada")
+        await alchemy.engine.dispose()
+
+    asyncio.run(place())
+
+
+def place_by_psycopg_pool(load, _: str) -> None:
+    pooled = load("pooled")
+    with pooled.pool:
+        pooled.place(7, "ada")
+
+
+def place_by_flask(load, _: str) -> None:
+    client = load("flasked").web.test_client()
+    assert client.post("/orders/7?customer=ada").status_code == 201
+    load("shop").app.close()
+
+
+def place_by_django(load, url: str) -> None:
+    from django.conf import settings
+    from django.db import connections
+    from django.test import RequestFactory
+
+    if not settings.configured:
+        settings.configure(**django_settings(url))
+        importlib.import_module("django").setup()
+    try:
+        request = RequestFactory().post("/orders/7?customer=ada")
+        assert load("views").place(request, 7).status_code == 201
+    finally:
+        connections.close_all()
+
+
+def django_settings(url: str) -> dict[str, Any]:
+    """A project's, with psycopg on the database."""
+    parts = urlsplit(url)
+    return {
+        "USE_TZ": True,
+        "ALLOWED_HOSTS": ["testserver"],
+        "DATABASES": {
+            "default": {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": parts.path[1:],
+                "USER": parts.username,
+                "PASSWORD": parts.password,
+                "HOST": parts.hostname,
+                "PORT": parts.port,
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        place_by_fastapi,
+        place_by_sqlalchemy,
+        place_by_psycopg_pool,
+        place_by_flask,
+        place_by_django,
+    ],
+    ids=lambda place: place.__name__.removeprefix("place_by_"),
+)
+def test_an_order_and_its_job_are_one_transaction(place, load, database_url, admin):
+    place(load, database_url)
+    (written,) = admin.execute("select xmin::text, id from orders").fetchall()
+    assert written[1] == 7
+    # FastAPI's runs where the server runs, and may have ended by now.
+    found = admin.execute(
+        "select xmin::text from jobs_lib.jobs where type = 'send_invoice'"
+    ).fetchall()
+    assert found == [(written[0],)] or (place is place_by_fastapi and not found)
+
+
+def test_the_jobs_run_in_the_web_server_of_fastapi(load, admin, wait_for):
+    from fastapi.testclient import TestClient
+
+    with TestClient(load("fast").web) as client:
+        client.post("/orders/7?customer=ada")
+        wait_for(
+            lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+            what="the invoice is written",
+        )
+    # The service has stopped with the server, and said so.
+    assert admin.execute("select count(*) from jobs_lib.processes").fetchone() == (0,)
+
+
+def test_the_worker_runs_jobs_with_django_set_up(
+    load, tmp_path, database_url, admin, run_process, wait_for
+):
+    place_by_psycopg_pool(load, database_url)
+    lines = (
+        f"{name} = {value!r}" for name, value in django_settings(database_url).items()
+    )
+    (tmp_path / "settings.py").write_text("\n".join(lines))
+    run_process(
+        *("-m", "jobs_lib.cli", "run", "worker:app"),
+        env={"PYTHONPATH": f".:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"},
+    )
+    wait_for(
+        lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+        what="the invoice is written",
+    )

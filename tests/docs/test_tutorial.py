@@ -1,0 +1,173 @@
+"""The tutorial, done by its own commands with the built wheel in an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from jobs_lib import __version__
+from jobs_lib.devstack.places import cache_folder
+from tests.support import wait_for
+from tests.support.pages import ROOT
+
+PAGE = "docs/tutorial.md"
+PORTS = ("8000", "8001", "8010")
+
+
+@dataclass
+class Reader:
+    """Does what a page says: each block of commands in a shell, some in terminals."""
+
+    folder: Path
+    env: dict[str, str]
+    ports: dict[str, int]
+    setup: str = ""
+    """What each new terminal begins with."""
+    terminals: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def run(self, commands: str) -> str:
+        """Run commands to their end; returns what they print."""
+        done = subprocess.run(
+            ["bash", "-e", "-c", self.setup + commands],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = self.folder / "terminals.log"
+        said = log.read_text()[-3_000:] if log.exists() else ""
+        assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}\n{said}"
+        return done.stdout
+
+    def expect(self, commands: str, output: str) -> None:
+        """Run commands until they print this; those that change something run once."""
+        wanted, changes = json.loads(output), re.search(r" -d | -X ", commands)
+
+        def printed() -> bool:
+            found = self.run(commands)
+            if changes:
+                assert json.loads(found) == wanted
+            return bool(json.loads(found) == wanted)
+
+        wait_for(printed, timeout=120, what=f"{commands} prints {output}")
+
+    def open_terminal(self, commands: str) -> None:
+        """Run commands that do not end, and wait until their port answers."""
+        with (self.folder / "terminals.log").open("ab") as log:
+            terminal = subprocess.Popen(
+                ["bash", "-e", "-c", self.setup + commands],
+                cwd=self.folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.terminals.append(terminal)
+        for port in self.ports.values():
+            if str(port) in commands:
+                wait_for(lambda: answers(port), timeout=120, what=commands)  # noqa: B023
+
+    def close_terminals(self) -> None:
+        """Ctrl-C in each of them."""
+        for terminal in self.terminals:
+            with suppress(ProcessLookupError):
+                os.killpg(terminal.pid, signal.SIGINT)
+        for terminal in self.terminals:
+            try:
+                terminal.wait(60)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(terminal.pid, signal.SIGKILL)
+        self.terminals.clear()
+
+
+def answers(port: int) -> bool:
+    """Whether a server listens there."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def find_ports() -> dict[str, int]:
+    """A free port for each one of the page."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
+    found = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return dict(zip(PORTS, found, strict=True))
+
+
+@pytest.fixture
+def wheel(tmp_path) -> Path:
+    """The wheel of this checkout."""
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path]
+    subprocess.run([*build, ROOT], check=True)
+    (built,) = tmp_path.glob("jobs_lib-*.whl")
+    return Path(built)
+
+
+@pytest.fixture
+def reader(tmp_path, wheel):
+    """Somebody with a copy of the example, Python, and nothing else."""
+    folder = tmp_path / "orders"
+    ignored = shutil.ignore_patterns(".*", "__pycache__")
+    shutil.copytree(ROOT / "examples/orders", folder, ignore=ignored)
+    constraint = tmp_path / "constraint.txt"
+    constraint.write_text(f"jobs-lib=={__version__}\n")
+    links = f"{os.environ.get('PIP_FIND_LINKS', '')} {wheel.parent}"
+    (tmp_path / "home").mkdir()
+    python = Path(sys._base_executable)  # type: ignore[attr-defined]
+    ports = find_ports()
+    env = {
+        # How pip reaches its index is the machine's business.
+        **{name: value for name, value in os.environ.items() if name[:4] == "PIP_"},
+        "PIP_CONSTRAINT": str(constraint),
+        "PIP_FIND_LINKS": links.strip(),
+        "HOME": str(tmp_path / "home"),
+        "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
+        "JOBS_LIB_CACHE_DIR": str(cache_folder()),
+        "PARTNER_URL": f"http://127.0.0.1:{ports['8010']}",
+    }
+    made = Reader(folder, env, ports)
+    yield made
+    made.close_terminals()
+    if (folder / ".jobs-lib").exists():
+        made.run("jobs-lib dev down")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_the_tutorial_is_done_by_its_own_commands(reader):
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    for port, free in reader.ports.items():
+        page = page.replace(port, str(free))
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
+    shown = 0
+    for (language, text), (following, output) in zip(
+        blocks, [*blocks[1:], ("", "")], strict=True
+    ):
+        if language != "sh":
+            continue
+        if "jobs-lib dev env" in text:
+            reader.setup = text
+        elif text.startswith("# terminal"):
+            reader.open_terminal(text)
+        elif following == "json":
+            shown += 1
+            reader.expect(text, output)
+        else:
+            if "dev down" in text:
+                reader.close_terminals()
+            reader.run(text)
+    assert shown == 3
