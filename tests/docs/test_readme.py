@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -23,36 +20,29 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.guarantee("U3")
-def test_the_code_of_the_readme_runs(
-    tmp_path, database_url, connect, monkeypatch, run_process
+def test_the_code_of_the_readme_runs_and_prints_what_is_shown(
+    tmp_path, database_url, run_process
 ):
     (code,) = blocks("python")
     assert code.startswith("# shop.py\n")
     written = [line for line in code.splitlines() if line.strip()]
     assert len(written) <= 20, "more than the 20 lines that a reader is promised"
     (tmp_path / "shop.py").write_text(code)
-    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
-    monkeypatch.syspath_prepend(tmp_path)
-    admin = connect(autocommit=True)
-    admin.execute("create table orders (id int, customer text)")
-    shop: Any = importlib.import_module("shop")
-    try:
-        for order in (1, 2):
-            shop.place_order("ada", order)
-    finally:
-        del sys.modules["shop"]
-    (command,) = [
-        line.split("#")[0].split()[1:]
+    env = {"PYTHONPATH": f".:{tmp_path}", "JOBS_LIB_DATABASE_URL": database_url}
+    commands = [
+        line.split("#")[0].split()
         for block in blocks("sh")
         for line in block.splitlines()
-        if line.startswith("jobs-lib run")
     ]
-    service = run_process(
-        "-m", "jobs_lib.cli", *command, env={"PYTHONPATH": f".:{tmp_path}"}
-    )
-    service.wait_for_line("invoice for order 1 to ada")
-    service.wait_for_line("invoice for order 2 to ada")
-    assert service.lines == [f"invoice for order {n} to ada" for n in (1, 2)]
+    assert ["python", "shop.py"] in commands
+    placed = run_process(str(tmp_path / "shop.py"), env=env)
+    assert placed.wait() == 0, placed.output
+    (command,) = [line[1:] for line in commands if line[:2] == ["jobs-lib", "run"]]
+    service = run_process("-m", "jobs_lib.cli", *command, env=env)
+    section = README.read_text(encoding="utf-8").split("## In your code")[1]
+    (shown,) = re.findall(r"```\n\n```\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    service.wait_for_line(shown.strip())
+    assert service.lines == shown.splitlines()
 
 
 def test_every_command_of_the_readme_exists():

@@ -1,0 +1,137 @@
+"""Every parameter of every public call stands in the page that tells of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import jobs_lib
+from jobs_lib import Cancel, Discard, JobsError, Settings, testing
+from jobs_lib.capture import capture_changes, stop_capturing
+from jobs_lib.jobs.options import Options
+from jobs_lib.jobs.type import JobType
+from jobs_lib.outbox.topic import Topic
+from jobs_lib.schema import include_name, upgrade
+from jobs_lib.service import Service
+from tests.support.pages import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PAGES = {
+    "consume.md": ["App.consumer", "App.read_model"],
+    "enqueue.md": [
+        *("App.transaction", "App.alone", "App.close", "App.aclose"),
+        *("App.around_enqueue", "Draft.options", "options"),
+        *("JobType.enqueue", "JobType.enqueue_many", "JobType.options"),
+    ],
+    "frameworks.md": ["Service"],
+    "jobs.md": [
+        *("App.job", "App.batch", "App.around_run", "Job.transaction", "Item.fail"),
+        *("exponential", "Rate", "Retry", "RetryAfter", "Snooze", "Discard", "Cancel"),
+    ],
+    "migrations.md": ["upgrade", "include_name"],
+    "origins.md": ["App"],
+    "outbox.md": [
+        *("App.topic", "App.entity", "Gone", "capture_changes", "stop_capturing"),
+        *("Topic.send", "Topic.send_many", "Topic.tombstone", "Topic.send_current"),
+    ],
+    "periodic.md": ["App.periodic"],
+    "schemas.md": ["App.load_schemas", "App.close_registry"],
+    "testing.md": [
+        *("Jobs.drain", "Jobs.travel", "Jobs.enqueued", "Jobs.assert_enqueued"),
+        *("Jobs.assert_not_enqueued", "Jobs.inline", "Jobs.handle"),
+        *("Jobs.transaction", "Jobs.connect", "make_record"),
+        *("Outbox.sent", "Outbox.assert_sent", "Outbox.assert_not_sent"),
+    ],
+}
+ELSEWHERE = {
+    "App.database": "the library's own, for commands",
+    "App.names_in_kafka": "the library's own, for checks at start",
+    "App.registry": "the library's own",
+    "Jobs.query": "the kit's own",
+    "JobType.find_rule": "the executor asks it",
+    "Retry.bound": "the executor asks it",
+    "Retry.delay": "the executor asks it",
+    "Retry.exhausted": "the executor asks it",
+    "Topic.encode": "a value's bytes, for the relay",
+    "Settings": "docs/settings.md is generated from its fields",
+}
+GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
+"""Parameters that no caller writes by name: what a decorator stands above."""
+MADE_BY_THE_LIBRARY = {
+    "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox", "Record", "Sent",
+    "Topic",
+}  # fmt: skip
+"""Classes whose objects an application is given, and never makes."""
+
+
+def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every public call: functions, classes that are made, and their methods."""
+    yield from (
+        (call.__name__, call)
+        for call in (upgrade, include_name, capture_changes, stop_capturing, Service)
+    )
+    yield "options", Options
+    public = [getattr(jobs_lib, name) for name in jobs_lib.__all__]
+    public += [getattr(testing, name) for name in testing.__all__]
+    for thing in [*public, Topic, JobType]:
+        if inspect.isfunction(thing):
+            yield thing.__name__, thing
+        if not inspect.isclass(thing) or is_only_caught(thing):
+            continue
+        if thing.__name__ not in MADE_BY_THE_LIBRARY:
+            yield thing.__name__, thing
+        if thing is Settings:
+            continue
+        for name, member in inspect.getmembers(thing, inspect.isfunction):
+            if not name.startswith("_") and member.__module__.startswith("jobs_lib"):
+                yield f"{thing.__name__}.{name}", member
+
+
+def is_only_caught(thing: type) -> bool:
+    """Whether it is an exception that no handler raises."""
+    return issubclass(thing, JobsError) and thing.__module__ == JobsError.__module__
+
+
+CALLS = dict(find_calls())
+
+
+def test_every_public_call_has_its_page():
+    told = {call for calls in PAGES.values() for call in calls}
+    assert CALLS.keys() - told - ELSEWHERE.keys() == set()
+    assert told - CALLS.keys() == set()
+    assert told & ELSEWHERE.keys() == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_parameter_stands_in_the_page_of_its_call(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+    missing = [
+        f"{call}({name})"
+        for call in PAGES[page]
+        for name, is_given_by_name in parameters(CALLS[call])
+        # Its name alone, or where it is given; what comes first need not have its name.
+        if not re.search(rf"`{name}`|\b{name}=", code)
+        and (is_given_by_name or not re.search(rf"\b{name}\b", code))
+    ]
+    assert not missing, ", ".join(missing)
+
+
+def parameters(call: Callable[..., Any]) -> list[tuple[str, bool]]:
+    """What a caller can give, and whether it is given by its name."""
+    if call is Options:
+        return [(field.name, True) for field in dataclasses.fields(Options)][1:]
+    if call in (Discard, Cancel):
+        return []  # an exception's text
+    return [
+        (one.name, one.default is not one.empty or one.kind is one.KEYWORD_ONLY)
+        for one in inspect.signature(call).parameters.values()
+        if one.name not in {"self", *GIVEN_BY_DECORATORS}
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
