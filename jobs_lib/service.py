@@ -274,6 +274,7 @@ class Service:
 
     def _fail(self, error: JobsError) -> None:
         """Stop for good: whoever started it has something to change."""
+        self.is_ready = False  # inside a web server nobody waits for its end
         self.failure = error
         self._stopping.set()
 

@@ -148,7 +148,9 @@ def test_a_relay_that_may_not_write_does_not_start(
     grant("alice", "TOPIC", topic.name, "WRITE")
     with running(app, "relay") as service:
         wait_for(lambda: service.failure, timeout=20, what="it ends by itself")
+        is_ready = service.is_ready
     assert isinstance(service.failure, AccessError)
+    assert not is_ready, "a web server that holds it would seem to be well"
     text = str(service.failure)
     assert re.search("alice' WRITE on the transactional id 'jobs_lib-.*-\\d+'", text)
     assert "sasl.username" in text
