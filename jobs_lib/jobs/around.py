@@ -9,7 +9,7 @@ from jobs_lib.jobs.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from jobs_lib.jobs.options import Priority
 
@@ -32,6 +32,7 @@ class Draft:
     ordered: bool
     priority: Priority
     unique: str | None
+    delay: timedelta | float | None = None
 
     def options(self) -> Options:
         """The options as they are now, checked."""
@@ -43,6 +44,7 @@ class Draft:
             self.priority,
             self.unique,
             self.headers,
+            self.delay,
         )
 
 

@@ -26,12 +26,13 @@ def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
     return prefix
 
 
-def copy_suffix(options: Options, state: str, headers: str | None) -> bytes:
+def copy_suffix(
+    options: Options, state: str, run_at: str | None, headers: str | None
+) -> bytes:
     """What stands after each payload of a call."""
-    run_at = options.run_at
-    at = None if run_at is None else run_at.isoformat()
     priority = PRIORITIES[options.priority]
-    return (f"\t{state}\t{escape(at)}\t{priority}\t{escape(headers)}\n").encode()
+    columns = f"\t{state}\t{escape(run_at)}\t{priority}\t{escape(headers)}\n"
+    return columns.encode()
 
 
 def copy_blocks(

@@ -20,7 +20,6 @@ from jobs_lib.partitioner import choose_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from datetime import datetime
 
     from jobs_lib.callers import Steps
     from jobs_lib.db import Queries
@@ -101,7 +100,6 @@ class Enqueuer:
                 origin = entry.handled or (
                     f"{home.topic}/{random.randrange(home.partitions)}"
                 )
-        run_at = options.run_at
         hint = None
         if self._settings().notify:
             hint = self._hints.choose(origin)
@@ -110,7 +108,8 @@ class Enqueuer:
             "type": options.type,
             "group": entry.group,
             "payload": entry.payload.decode(),
-            "run_at": None if run_at is None else run_at.isoformat(),
+            "run_at": options.run_at_text,
+            "delay": options.delay_text,
             "priority": str(PRIORITIES[options.priority]),
             "headers": entry.headers,
             "unique_key": options.unique,
@@ -154,26 +153,30 @@ class Enqueuer:
         def lines() -> Iterator[bytes]:
             groups = entries.groups or itertools.repeat(None)
             heads = map(copy_prefix(options.type), origins(), groups)
-            suffix = copy_suffix(options, state, entries.headers)
+            suffix = copy_suffix(options, state, run_at, entries.headers)
             return copy_blocks(heads, entries.payloads, suffix)
 
-        state = yield from self._find_state(options.run_at)
+        state, run_at = yield from self._find_time(options)
         yield CopyIn(
             self._statements.load_queries()["copy_rows"],
             lines(),
-            lambda: self._inserts(entries, state, origins()),
+            lambda: self._inserts(entries, state, run_at, origins()),
         )
         if self._settings().notify and state == "available":
             yield Fetch(self._statements["hint"], {"hint": EVERYWHERE})
         return len(entries.payloads)
 
-    def _find_state(self, run_at: datetime | None) -> Steps[str]:
-        """The state of new jobs: those whose time has come wait for no promotion."""
-        if run_at is None:
-            return "available"
-        parameters = {"run_at": run_at.isoformat()}
-        ((due,),) = yield Fetch(self._statements["is_due"], parameters)
-        return "available" if due == "true" else "scheduled"
+    def _find_time(self, options: Options) -> Steps[tuple[str, str | None]]:
+        """The state and time of new jobs, by one look at the database's clock.
+
+        Those whose time has come wait for no promotion.
+        """
+        run_at, delay = options.run_at_text, options.delay_text
+        if run_at is None and delay is None:
+            return "available", None
+        parameters = {"run_at": run_at, "delay": delay}
+        ((due, at),) = yield Fetch(self._statements["find_time"], parameters)
+        return "available" if due == "true" else "scheduled", at
 
     def _lock(self, groups: list[str], origin_of: dict[str | None, str]) -> Fetch:
         if len(groups) <= _LOCKED_ONE_BY_ONE:
@@ -185,16 +188,15 @@ class Enqueuer:
         return Fetch(self._statements["lock_origins_of_groups"], {"origins": origins})
 
     def _inserts(
-        self, entries: Entries, state: str, origins: Iterable[str]
+        self, entries: Entries, state: str, run_at: str | None, origins: Iterable[str]
     ) -> Iterator[Fetch]:
         options = entries.options
         groups = entries.groups or itertools.repeat(None)
         rows = zip(origins, groups, entries.payloads, strict=False)
-        run_at = options.run_at
         same: dict[str, str | bytes | None] = {
             "type": options.type,
             "state": state,
-            "run_at": None if run_at is None else run_at.isoformat(),
+            "run_at": run_at,
             "priority": str(PRIORITIES[options.priority]),
             "headers": entries.headers,
         }

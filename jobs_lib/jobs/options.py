@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -16,6 +17,7 @@ GROUP_LIMIT = 1_000
 """Bytes that a group or a unique key may have: they stand in an index."""
 HEADERS_LIMIT = 8_192
 """Bytes that a job's headers may have as JSON."""
+_LONGEST_DELAY = timedelta(days=36_525)
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 # A session's time zone must not carry it into the year 10000, which no driver reads.
 _LATEST = datetime(9999, 12, 30, tzinfo=UTC)
@@ -39,10 +41,14 @@ class Options:
     """At most one unfinished job of the type has this key."""
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Context that travels with the job."""
+    delay: timedelta | float | None = None
+    """The job may run this time after it is enqueued, by the database's clock: a
+    timedelta or seconds, up to 100 years. Not together with ``run_at``."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be stored."""
         check_run_at(self.type, self.run_at)
+        check_delay(self.type, self.delay, self.run_at)
         check_key(self.type, "unique key", self.unique)
         check_headers(self.type, self.headers)
         if not isinstance(self.priority, str) or self.priority not in PRIORITIES:
@@ -50,6 +56,18 @@ class Options:
                 f"the priority of {self.type!r} is {self.priority!r}: give one of "
                 f"{', '.join(PRIORITIES)}"
             )
+
+    @property
+    def run_at_text(self) -> str | None:
+        """The time for a statement's parameter."""
+        return None if self.run_at is None else self.run_at.isoformat()
+
+    @property
+    def delay_text(self) -> str | None:
+        """The seconds of the delay for a statement's parameter."""
+        if self.delay is None:
+            return None
+        return repr(_to_seconds(self.delay))
 
 
 def check_key(type_name: str, what: str, key: object) -> str | None:
@@ -106,6 +124,40 @@ def check_run_at(type_name: str, run_at: object) -> None:
             f"run_at of {type_name!r} is {run_at.isoformat()}, a time that does not "
             f"exist in {run_at.tzinfo}: clocks are put forward there"
         )
+
+
+def check_delay(type_name: str, delay: object, run_at: object) -> None:
+    """Refuse a delay that is none, or stands beside a time.
+
+    Raises:
+        EnqueueError: it is negative, too long, or no timedelta and no number.
+    """
+    if delay is None:
+        return
+    if run_at is not None:
+        raise EnqueueError(
+            f"{type_name!r} is given both a run_at and a delay of {delay!r}: give one"
+        )
+    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
+        raise EnqueueError(
+            f"the delay of {type_name!r} must be a timedelta or a number of seconds, "
+            f"not {delay!r}"
+        )
+    # NaN is in no range.
+    if not 0 <= _to_seconds(delay) <= _LONGEST_DELAY.total_seconds():
+        raise EnqueueError(
+            f"the delay of {type_name!r} is {delay!r}, and must be 0 seconds to 100 "
+            "years; None means none"
+        )
+
+
+def _to_seconds(delay: timedelta | float) -> float:
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    try:
+        return float(delay)
+    except OverflowError:
+        return math.inf
 
 
 def check_headers(type_name: str, headers: object) -> None:

@@ -77,6 +77,7 @@ class Given(TypedDict, total=False):
     priority: Priority
     unique: str | None
     headers: Mapping[str, str]
+    delay: timedelta | float | None
 
 
 class JobType(Generic[P]):
@@ -159,14 +160,19 @@ class JobType(Generic[P]):
         """The same type with other options for what is enqueued through it.
 
         Args:
-            **given: ``run_at``, ``origin``, ``ordered``, ``priority``, ``unique`` and
-                ``headers``, as in :class:`Options`. What is not given stays.
+            **given: ``run_at``, ``delay``, ``origin``, ``ordered``, ``priority``,
+                ``unique`` and ``headers``, as in :class:`Options`. What is not given
+                stays, but a time replaces a delay, and a delay a time.
 
         Raises:
             EnqueueError: one of them cannot be used.
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        if given.get("delay") is not None:
+            given.setdefault("run_at", None)
+        elif given.get("run_at") is not None:
+            given.setdefault("delay", None)
         other.options_ = dataclasses.replace(self.options_, **given)
         return other
 
@@ -254,6 +260,7 @@ class JobType(Generic[P]):
             given.ordered,
             given.priority,
             given.unique,
+            given.delay,
         )
 
     def _one(self, values: dict[str, Any], options: Options) -> Steps[int]:

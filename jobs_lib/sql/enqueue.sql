@@ -3,10 +3,11 @@
 
 -- name: enqueue
 -- The function takes the locks before it draws the id, and keeps its plans: a call needs
--- no prepared statement of ours on the caller's connection.
+-- no prepared statement of ours on the caller's connection. A delay counts by this clock,
+-- and not from the transaction's start, which may be long ago.
 select cast({schema}.insert_job(
     cast(%(origin)s as text), cast(%(type)s as text), cast(%(group)s as text),
-    cast(%(payload)s as jsonb), cast(%(run_at)s as timestamptz),
+    cast(%(payload)s as jsonb), {run_at},
     cast(%(priority)s as smallint), cast(%(headers)s as jsonb),
     cast(%(unique_key)s as text), cast(%(ordered)s as boolean), cast(%(hint)s as text),
     cast(%(partitions)s as int)
@@ -45,9 +46,19 @@ select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
 -- name: hint
 select cast(pg_notify({schema}.channel(), cast(%(hint)s as text)) as text)
 
--- name: is_due
--- For a bulk call: whether its time has come, by the clock that counts.
-select cast(cast(%(run_at)s as timestamptz) <= clock_timestamp() as text)
+-- part: run_at
+coalesce(
+    cast(%(run_at)s as timestamptz),
+    clock_timestamp() + make_interval(secs => cast(%(delay)s as float8))
+)
+
+-- name: find_time
+-- For a bulk call: its time by the clock that counts, and whether that has come. In a form
+-- that every session reads alike, whatever its DateStyle and time zone are.
+select
+    cast(due <= clock_timestamp() as text),
+    to_char(due at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+from (select {run_at} as due) as asked
 
 -- name: copy_jobs
 copy {schema}.jobs (origin, type, "group", state, payload, run_at, headers) from stdin
