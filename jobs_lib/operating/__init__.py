@@ -33,7 +33,7 @@ __all__ = [
     "maintain",
     "pause",
     "resume",
-    "retry_discarded",
+    "retry",
     "retry_holds",
     "show_job",
     "show_row",
@@ -41,7 +41,7 @@ __all__ = [
 
 from jobs_lib.operating.cancellation import cancel
 from jobs_lib.operating.checks import Finding, Limits, check
-from jobs_lib.operating.discarded import Retried, delete_discarded, retry_discarded
+from jobs_lib.operating.discarded import delete_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.grants import apply_grants, list_grants
 from jobs_lib.operating.history import Maintained, maintain
@@ -58,3 +58,4 @@ from jobs_lib.operating.outbox import (
 )
 from jobs_lib.operating.owners import Owned, list_owners
 from jobs_lib.operating.pauses import Change, Pause, list_pauses, pause, resume
+from jobs_lib.operating.retries import Retried, retry

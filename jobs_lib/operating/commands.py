@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.operating import Explanation
 
+TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 _ID = click.IntRange(1)
 _job = click.argument("job", metavar="ID", type=_ID)
 _kind = click.argument("kind", type=click.Choice(KINDS))
@@ -39,14 +40,12 @@ def _filtered(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--group", help="Of this group."),
             click.option("--origin", help="Of this origin, as in orders/7."),
             click.option(
-                "--error", metavar="TEXT", help="Discarded: last error contains TEXT."
+                "--error", metavar="TEXT", help="The last error contains TEXT."
             ),
             click.option(
                 "--since",
-                type=click.DateTime(
-                    ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-                ),
-                help="Discarded or finished at this time (UTC) or later.",
+                type=TIMES,
+                help="Failed or finished at this time (UTC) or later.",
             ),
         ]
     ):
@@ -56,7 +55,7 @@ def _filtered(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def jobs() -> None:
-    """Look at jobs, and cancel, pause or retry them."""
+    """Look at jobs; enqueue, cancel, pause or retry them."""
 
 
 @jobs.command("list")
@@ -172,36 +171,46 @@ def pauses(as_json: bool) -> None:
 
 
 _ids = click.argument("ids", metavar="[ID]...", type=_ID, nargs=-1)
-_all = click.option("--all", "everything", is_flag=True, help="All discarded jobs.")
+
+
+def _all(what: str) -> Callable[..., Any]:
+    return click.option("--all", "everything", is_flag=True, help=f"All {what} jobs.")
 
 
 @jobs.command()
 @_ids
 @_filtered
-@_all
+@_all("failed")
 @json_option
 def retry(ids: tuple[int, ...], everything: bool, as_json: bool, **filter: Any) -> None:
-    """Run discarded jobs again, by id or by filter.
+    """Run jobs now: discarded ones, and those that wait for another attempt.
 
-    The exit code is 1 if one of them stays discarded because another unfinished job has
-    its unique key.
+    A filter takes only what has failed; a job that is delayed or snoozed runs now if
+    its ID is given. The exit code is 1 if one of the IDs could not be taken, or if a
+    job stays discarded because another unfinished job has its unique key.
     """
     chosen = _choose(ids, everything, filter)
-    done = operating.retry_discarded(_database(), *chosen)
+    stale_after = default_settings().stale_after
+    done = operating.retry(_database(), *chosen, stale_after=stale_after)
     if as_json:
         show_json(asdict(done))
     else:
         click.echo(f"retried: {done.retried}")
         for job in done.conflicts:
             click.echo(f"still discarded: {job}, another job has its unique key")
-    if done.conflicts:
+        for job, reason in done.left.items():
+            click.echo(f"not retried: {job}, {printable(reason.text)}")
+        if done.unfinished:
+            counts = (f"{count} {state}" for state, count in done.unfinished.items())
+            click.echo(f"nothing that fits has failed; unfinished: {', '.join(counts)}")
+    if done.conflicts or done.left:
         sys.exit(1)
 
 
 @jobs.command()
 @_ids
 @_filtered
-@_all
+@_all("discarded")
 @json_option
 def delete(
     ids: tuple[int, ...], everything: bool, as_json: bool, **filter: Any

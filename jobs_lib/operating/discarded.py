@@ -1,8 +1,8 @@
-"""Discarded jobs: run them again, or delete them, one or many."""
+"""Discarded jobs: move them back among those that wait, or delete them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from jobs_lib.errors import OperatingError
@@ -18,42 +18,20 @@ if TYPE_CHECKING:
 BATCH = 1_000
 
 
-@dataclass(slots=True)
-class Retried:
-    """What :func:`retry_discarded` did."""
-
-    retried: int = 0
-    conflicts: list[int] = field(default_factory=list)
-    """Still discarded, because another unfinished job has their unique key."""
-
-
-def retry_discarded(
+def move_discarded(
     database: Database,
-    ids: Iterable[int] | None = None,
-    filter: Filter | None = None,
+    ids: Iterable[int] | None,
+    filter: Filter | None,
     *,
     batch: int = BATCH,
-) -> Retried:
-    """Run discarded jobs again, with a fresh count of attempts.
+) -> Iterator[tuple[int, bool]]:
+    """Run discarded jobs again; each id, and whether it could be moved back.
 
-    A job keeps its id, and so its idempotency key and its place: in its group it comes
-    before those that were enqueued after it. Its errors are kept.
-
-    Args:
-        database: where they are.
-        ids: which. Defaults to all that the filter leaves.
-        filter: which of them. Defaults to all.
-        batch: how many in one transaction. What was done stays done if a later one
-            fails; the same call again goes on.
-
-    Raises:
-        OperatingError: locks were not to be had within five seconds.
+    It could not be where another unfinished job has its unique key. The arguments, and
+    what is raised, are those of :func:`jobs_lib.operating.retry`.
     """
-    done = Retried()
     for rows in _batches(database, "retry_discarded", ids, filter, batch):
-        done.retried += sum(moved for _, moved in rows)
-        done.conflicts += [job for job, moved in rows if not moved]
-    return done
+        yield from rows
 
 
 def delete_discarded(
@@ -63,7 +41,14 @@ def delete_discarded(
     *,
     batch: int = BATCH,
 ) -> int:
-    """Delete discarded jobs for good; returns how many. The arguments are as above.
+    """Delete discarded jobs for good; returns how many.
+
+    Args:
+        database: where they are.
+        ids: which. Defaults to all that the filter leaves.
+        filter: which of them. Defaults to all.
+        batch: how many in one transaction. What was done stays done if a later one
+            fails; the same call again goes on.
 
     Raises:
         OperatingError: locks were not to be had within five seconds.

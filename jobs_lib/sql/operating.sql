@@ -306,6 +306,59 @@ gone as (
 )
 select c.id, i.id is not null from chosen c left join inserted i using (id) order by 1
 
+-- name: list_origins
+select o.origin from {schema}.job_origins() as o(origin) order by 1
+
+-- part: may_be_retried
+-- Not due yet, and failed; or asked for by its id. No text of an error is a pattern.
+j.state = 'scheduled' and j.run_at > %(until)s
+    and (%(type)s::text is null or j.type = %(type)s)
+    and (%(group)s::text is null or j."group" = %(group)s)
+    and (%(origin)s::text is null or j.origin = %(origin)s)
+    and case when j.errors is null then %(by_id)s::boolean
+        else split_part(j.errors -> -1 ->> 'error', ': ', 1) <> all (%(put_off)s::text[])
+    end
+    and (
+        %(error)s::text is null
+        or strpos(lower(j.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
+    )
+    and (
+        %(since)s::timestamptz is null
+        or (j.errors -> -1 ->> 'at')::timestamptz >= %(since)s
+    )
+    -- One that fails again meanwhile is not retried a second time.
+    and ((j.errors -> -1 ->> 'at')::timestamptz > %(until)s) is not true
+
+-- name: retry_ids
+-- Scheduled jobs become due now: executors find them at once, as they find those that
+-- come back from the discarded ones. No origin is locked, so claims go on: nobody has
+-- claimed a scheduled row. A row that is being promoted, moved or cancelled at this moment
+-- is left out, so this neither waits nor deadlocks.
+with chosen as materialized (
+    select row.* from {schema}.find_jobs(%(ids)s::bigint[]) f
+    cross join lateral (
+        select j.ctid as at, j.run_at from {schema}.jobs j
+        where j.origin = f.origin and j.id = f.id and {may_be_retried}
+        offset 0 for no key update skip locked
+    ) row
+)
+update {schema}.jobs j set run_at = clock_timestamp()
+from chosen where j.ctid = chosen.at
+returning j.id, chosen.run_at
+
+-- name: retry_scheduled
+-- The same by a filter, in one origin, along the index of what is due: each batch begins
+-- where the last one ended.
+with chosen as materialized (
+    select j.ctid as at, j.run_at from {schema}.jobs j
+    where j.origin = %(of)s and j.run_at >= %(due_from)s and {may_be_retried}
+    order by j.run_at limit %(limit)s
+    for no key update skip locked
+)
+update {schema}.jobs j set run_at = clock_timestamp()
+from chosen where j.ctid = chosen.at
+returning j.id, chosen.run_at
+
 -- name: delete_discarded
 delete from {schema}.discarded where id = any (array(
     select d.id from {schema}.discarded d

@@ -13,6 +13,7 @@ from psycopg.rows import class_row
 from jobs_lib.db import Database, settle_isolation
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
+from jobs_lib.operating import retry
 from jobs_lib.settings import default_settings, load_settings
 from jobs_lib.testing.enqueued import (
     Enqueued,
@@ -203,6 +204,26 @@ class Jobs:
         if seconds < 0:
             raise ValueError(f"time goes forward only, not by {seconds:g} s")
         self.query("kit_travel", seconds=seconds)
+
+    def retry(self, *ids: int) -> int:
+        """Make failed jobs due now, as ``jobs-lib jobs retry`` does; returns how many.
+
+        Args:
+            *ids: jobs that wait for their time or another attempt, or were discarded.
+                Defaults to all that have failed.
+
+        Raises:
+            AssertionError: one of these cannot be retried; the message says why.
+        """
+        __tracebackhide__ = True
+        done = retry(self._database, ids or None)
+        if done.left or done.conflicts:
+            reasons = [f"job {job}: {why.text}" for job, why in done.left.items()]
+            reasons += [
+                f"job {job}: another job has its unique key" for job in done.conflicts
+            ]
+            raise AssertionError("not retried are\n  " + "\n  ".join(reasons))
+        return done.retried
 
     @contextmanager
     def inline(self) -> Iterator[None]:

@@ -336,3 +336,16 @@ def test_what_has_failed_gives_way_to_a_newer_one_of_its_type(jobs: Jobs):
     assert jobs.drain() == 1
     assert ran == [("publish", 0), ("publish", 1)]
     assert jobs.enqueued() == []
+
+
+def test_a_failed_job_is_retried_without_moving_the_clock(jobs):
+    with jobs.transaction() as conn:
+        first = ship.enqueue(conn, customer="unlucky", order=7)
+    for attempt in (1, 2):
+        jobs.drain(raises=False)
+        assert jobs.assert_enqueued(ship).attempt == attempt
+        assert jobs.retry() == 1
+    assert jobs.drain() == 1
+    assert [one[-1] for one in ran] == [1, 2, 3]
+    with pytest.raises(AssertionError, match=rf"job {first}: completed at"):
+        jobs.retry(first)

@@ -13,7 +13,7 @@ from jobs_lib.operating import (
     Filter,
     delete_discarded,
     list_jobs,
-    retry_discarded,
+    retry,
     show_job,
 )
 from tests.operating.helpers import add_discarded, add_job
@@ -85,7 +85,7 @@ def test_a_retried_job_is_the_first_of_its_group_again(
     admin = connect(autocommit=True)
     first = add_discarded(admin, group="g")
     second = add_job(admin, group="g")
-    assert retry_discarded(database, [first]).retried == 1
+    assert retry(database, [first]).retried == 1
     # Due now: so executors find it at once, though their cursors are far beyond it.
     assert admin.execute(
         "select attempt, errors is not null, state, run_at <= clock_timestamp()"
@@ -112,12 +112,12 @@ def test_a_retried_job_runs_at_once_although_its_id_is_behind_the_cursor(
     with executing(app, HOME):
         later = [add_job(admin, group="g") for _ in range(3)]
         wait_for(lambda: ran == later, what="the others ran")
-        retry_discarded(database, [late])
+        retry(database, [late])
         # Well before a sweep of everything, once a minute, would find it.
         wait_for(lambda: ran == [*later, late], timeout=5, what="it ran")
 
 
-@pytest.mark.parametrize("act", [retry_discarded, delete_discarded])
+@pytest.mark.parametrize("act", [retry, delete_discarded])
 def test_a_filter_takes_what_fits_and_leaves_the_rest(database, connect, act):
     admin = connect(autocommit=True)
     jobs = {
@@ -152,11 +152,11 @@ def test_a_job_whose_unique_key_is_taken_stays_and_is_reported(database, connect
     admin = connect(autocommit=True)
     keyed = {"unique_key": "invoice-7"}
     taken, twin = (add_discarded(admin, **keyed) for _ in range(2))
-    done = retry_discarded(database, batch=1)
+    done = retry(database, batch=1)
     assert (done.retried, done.conflicts) == (1, [twin])
     assert [job.id for job in list_jobs(database, "discarded")] == [twin]
     assert [job.id for job in list_jobs(database)] == [taken]
-    assert retry_discarded(database, [twin]).conflicts == [twin]
+    assert retry(database, [twin]).conflicts == [twin]
 
 
 def test_what_fails_again_meanwhile_is_not_retried_without_end(database, connect):
@@ -165,5 +165,5 @@ def test_what_fails_again_meanwhile_is_not_retried_without_end(database, connect
     admin.execute(
         "update jobs_lib.discarded set discarded_at = now() + interval '1 min'"
     )
-    assert retry_discarded(database).retried == 0
+    assert retry(database).retried == 0
     assert [one.id for one in list_jobs(database, "discarded")] == [job]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs_lib.errors import TopicError
-from jobs_lib.operating.discarded import retry_discarded
+from jobs_lib.operating import retry
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.topics import declare_topic
 from tests.operating.helpers import add_discarded
@@ -196,7 +196,7 @@ def test_a_job_retried_after_the_move_lies_with_its_group(
     by_hand = add_discarded(admin, group="g", origin="local/0")
     without_group = add_discarded(admin, origin="local/1")
     declare_topic(app, "orders", home=True, partitions=partitions)
-    retry_discarded(database)
+    retry(database)
     with connect() as connection:
         new = knows_new.enqueue(connection, group="g")
     moved = choose_origin("g", "orders", partitions)
@@ -220,7 +220,7 @@ def test_a_retry_waits_for_a_move_of_the_home(pods, database, admin, connect, wa
             declare_topic, app, "orders", home=True, partitions=PARTITIONS
         )
         wait_for(lambda: count_waiting(admin) == 1, what="the move waits")
-        retrying = threads.submit(retry_discarded, database, [job])
+        retrying = threads.submit(retry, database, [job])
         wait_for(lambda: count_waiting(admin) == 2, what="the retry waits")
         opened.rollback()
         moving.result(timeout=30)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from jobs_lib.errors import TopicError
-from jobs_lib.operating.discarded import retry_discarded
+from jobs_lib.operating import retry
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.topics import repartition
 from tests.operating.helpers import add_discarded
@@ -158,12 +158,12 @@ def test_jobs_retried_while_a_move_is_open_lie_by_the_new_number(
         move = threading.Thread(target=repartition, args=(app, AFTER))
         move.start()
         waits()
-        retry = threading.Thread(target=retry_discarded, args=(database, jobs))
-        retry.start()
+        retrying = threading.Thread(target=retry, args=(database, jobs))
+        retrying.start()
         waits(2)
         early.commit()
         move.join()
-        retry.join()
+        retrying.join()
     assert len(places(admin)) == len(GROUPS) + 1
     expect_places(admin, AFTER)
 
