@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
     _groups = {
         "check": ("jobs_lib.operating.commands", "check"),
         "grants": ("jobs_lib.operating.grant_commands", "grants"),
-        "jobs": ("jobs_lib.operating.commands", "jobs"),
+        "jobs": ("jobs_lib.enqueue_command", "jobs"),
         "owners": ("jobs_lib.operating.commands", "owners"),
         "outbox": ("jobs_lib.operating.outbox_commands", "outbox"),
         "dev": ("jobs_lib.devstack.commands", "dev"),

@@ -203,6 +203,17 @@ class Payload:
         except Exception as error:
             raise StoredPayloadError(self._explain("stored", error)) from None
 
+    def read(self, text: str) -> dict[str, Any]:
+        """The arguments of a call that was written as JSON, such as on a command line.
+
+        Raises:
+            PayloadError: they do not fit the signature.
+        """
+        try:
+            return self._adapter.validate_json(text)
+        except Exception as error:
+            raise PayloadError(self._explain("enqueued", error)) from None
+
     def fill(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values with the signature's defaults."""
         return {**self.defaults, **values}

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+import types
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
+
+from jobs_lib.cli import cli
+from jobs_lib.settings import default_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "enqueue.md"
 
@@ -26,6 +34,18 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
     # As the hook is declared last, what comes now has its header.
     with connect() as connection:
         names["send_invoice"].enqueue(connection, customer="ada", order=1_000)
+    monkeypatch.setenv("JOBS_LIB_APP", "page:app")
+    page = types.ModuleType("page")
+    vars(page).update(names)
+    monkeypatch.setitem(sys.modules, "page", page)
+    default_settings.cache_clear()
+    (commands,) = blocks("sh")
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[0] != "export":
+            result = CliRunner().invoke(cli, words[1:])
+            assert result.exit_code == 0, (line, result.output)
+    default_settings.cache_clear()
     for code in blocks("sql"):
         admin.execute(code)
     rows = admin.execute(
@@ -35,7 +55,10 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
     assert rows == [
         *((n, None, 0) for n in range(7, 1_000)),
         (7, None, -1),
+        (7, None, 0),
         (7, {"tenant": "acme"}, 0),
         (1_000, {"tenant": "acme"}, 0),
+        (7, {"tenant": "acme"}, 0),
+        (7, {"tenant": "acme"}, 0),
         (7, None, 0),
     ]

@@ -14,6 +14,7 @@ MODULES = [
     "shop",
     "mail",
     "partner",
+    "books",
     "publish",
     "report",
     "sms",
@@ -49,6 +50,8 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
             page["partner"].notify_partner.enqueue(
                 connection, customer=answer, answer=answer
             )
+        page["books"].book.enqueue(connection, account=7)
+        page["books"].book.enqueue(connection, account=8, test=True)
         for state in ("a", "b", "c"):
             page["publish"].publish.enqueue(connection, entity="e", state=state)
         page["report"].write_report.enqueue(connection, count=3)
@@ -78,6 +81,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         " from jobs_lib.history group by 1, 2 order by 1, 2"
     ).fetchall()
     assert [end[:3] for end in ends] == [
+        ("book", "completed", 2),
         ("charge", "completed", 1),
         ("index", "completed", 1),
         ("notify_partner", "cancelled", 1),
@@ -95,7 +99,8 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
     assert admin.execute("select * from mails").fetchall() == [("ada@example.org",)]
     assert list(page["mail"].sent.values()) == ["ada@example.org"]
     assert page["publish"].published == ["c"]
+    assert sorted(page["books"].booked) == ["None 8", "account 7 7"]
     assert page["sms"].texts == ["555-0100"]
     assert page["report"].pages == [0, 1, 2]
     # Around each run that there was: all but what was superseded.
-    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 12 + ["acme"]
+    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 14 + ["acme"]
