@@ -44,9 +44,8 @@ class App(JobDeclarations, TopicDeclarations):
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )
         TopicDeclarations.__init__(
-            self, self._load_queries, lambda: self.settings, self.registry
+            self, self._load_queries, lambda: self.settings, self.registry, home
         )
-        self._home = home
         self._settings = settings
         self._pools = Pools(lambda: self.settings)
         self._found_registry: Registry | None = None

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+PARTITIONS_FOR_WORK = 100
+"""Partitions of a topic that carries work: it can be spread over pods for years."""
 _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
@@ -45,7 +47,7 @@ def choose_origin(group: str, topic: str, partitions: int) -> str:
 
 
 def partitions_for(entities: int) -> int:
-    """How many partitions a topic of states gets for so many entities: 3, 8 or 16."""
+    """How many partitions a topic gets for so many entities: 3, 8 or 16."""
     if entities > 1_000_000:
         return 16
     return 8 if entities > 100_000 else 3

@@ -14,7 +14,7 @@ from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.outbox.entity import Entity, has_version
 from jobs_lib.outbox.topic import Topic
-from jobs_lib.partitioner import partitions_for
+from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
 from jobs_lib.schemas.codec import make_decoder, make_encoder
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class TopicDeclarations:
         queries: finds the named queries, at the first use.
         settings: reads the settings, at the first use.
         registry: finds the schema registry, at the first use.
+        home: the topic whose partitions are the origins of the app's groups.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class TopicDeclarations:
         queries: Callable[[], Queries],
         settings: Callable[[], Settings],
         registry: Callable[[], Registry],
+        home: str | None = None,
     ) -> None:
+        self._home = home
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Declared] = []
         self.entities: dict[str, Entity] = {}
@@ -80,10 +83,11 @@ class TopicDeclarations:
                 ``jobs-lib schemas register``. Defaults to JSON.
             compacted: whether only the last record of each key is kept.
             partitions: how many it is created with where it does not exist. Defaults
-                to 100, so that work can be spread for years; for a compacted one,
-                which carries state, to what ``entities`` ask for.
-            entities: how many keys a topic of states will have: 3 partitions up to
-                100,000 of them, 8 up to a million, then 16. Defaults to few.
+                to what ``entities`` ask for; without these, to 100 for the app's home
+                topic, so that its work can be spread for years. Say 100 as well where
+                another service makes this topic its home.
+            entities: how many keys the topic will have: 3 partitions up to 100,000 of
+                them, 8 up to a million, then 16. Defaults to few.
             config: the topic's settings in Kafka, beside those that it gets anyway:
                 lz4, and where it is compacted, tombstones kept for two days.
             merge: whether of several rows of a key that leave together only the last
@@ -109,8 +113,7 @@ class TopicDeclarations:
             encoder=make_encoder(name, value, schema, self._registry, self._in_kafka),
             versioned=has_version(value),
             compacted=compacted,
-            partitions=partitions
-            or (partitions_for(entities or 0) if compacted else 100),
+            partitions=partitions or self._choose_partitions(name, entities),
             config=config or {},
             merge=merges,
             settle=settle,
@@ -261,6 +264,12 @@ class TopicDeclarations:
 
     def _choose_hint(self, shard: str) -> str | None:
         return self._hints.choose(shard) if self._read_settings().notify else None
+
+    def _choose_partitions(self, name: str, entities: int | None) -> int:
+        """States and events need few partitions; each costs the broker something."""
+        if entities is None and name == self._home:
+            return PARTITIONS_FOR_WORK
+        return partitions_for(entities or 0)
 
     def _serve_reexports(self) -> None:
         """An entity was declared: its re-exports come as jobs."""

@@ -87,10 +87,12 @@ def spread(admin, partitions: int) -> list[str]:
 def test_one_hundred_partitions_are_usual_and_one_and_a_thousand_work_as_well(
     database_url, admin, connect, wait_for, partitions
 ):
-    app = make_app(database_url)
+    app = make_app(database_url, home="work")
     topic = app.topic("work", partitions=partitions)
     assert topic.partitions == (partitions or 100)
+    # What carries no work of this service is not made for it.
     assert app.topic("state", compacted=True).partitions == 3
+    assert app.topic("events").partitions == 3
 
     @app.job(group="group")
     def work(job: Job, group: str | None = None) -> None: ...

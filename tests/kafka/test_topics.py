@@ -66,18 +66,29 @@ def test_a_topic_that_kafka_does_not_have_is_named(app):
 
 
 @pytest.mark.guarantee("W44", "W47", "W48")
-def test_the_declared_topics_are_created_once(app, kafka_admin, topic, wait_for):
+def test_the_declared_topics_are_created_once(
+    database_url, bootstrap_servers, kafka_admin, topic, wait_for
+):
     name = topic(1) + "-more"
+    app = make_app(
+        database_url, home=f"{name}-work", kafka_bootstrap_servers=bootstrap_servers
+    )
     app.topic(name, compacted=True, partitions=4)
+    app.topic(f"{name}-events")
     app.topic(f"{name}-work")
     assert sorted(change.topic for change in apply_topics(app)) == [
         name,
+        f"{name}-events",
         f"{name}-work",
     ]
     # A broker tells of a topic some time after it has made it.
     wait_for(lambda: plan_topics(app) == [], what="Kafka names them")
     assert apply_topics(app) == []
-    for created, partitions in ((name, 4), (f"{name}-work", 100)):
+    for created, partitions in (
+        (name, 4),
+        (f"{name}-events", 3),
+        (f"{name}-work", 100),
+    ):
         found = kafka_admin.list_topics(created, timeout=10).topics[created]
         assert len(found.partitions) == partitions
         kafka_admin.delete_topics([created])[created].result()
@@ -119,9 +130,10 @@ def test_what_differs_is_planned_and_set_but_for_partitions(app, topic, wait_for
     ("entities", "partitions"),
     [(None, 3), (100_000, 3), (100_001, 8), (1_000_000, 8), (1_000_001, 16)],
 )
-def test_states_get_partitions_by_the_number_of_entities(app, entities, partitions):
-    declared = app.topic("states", compacted=True, entities=entities)
-    assert declared.partitions == partitions
+def test_topics_get_partitions_by_the_number_of_entities(app, entities, partitions):
+    for name, compacted in (("states", True), ("events", False)):
+        declared = app.topic(name, compacted=compacted, entities=entities)
+        assert declared.partitions == partitions
 
 
 @pytest.mark.guarantee("W47")
