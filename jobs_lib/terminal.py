@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-# Into a pipe or a file nothing is wrapped: a broken id cannot be copied.
-_PIPE_WIDTH = 500
+# Into a pipe or a file every value goes whole, and each row is one line.
+_PIPE_WIDTH = 1_000_000
 
 
 def show(
     columns: Iterable[str], rows: Iterable[tuple[Any, ...]], as_json: bool
 ) -> None:
-    """Print rows as a table, or as JSON: a list of objects."""
+    """Print rows as a table, or as JSON: a list of objects.
+
+    On a terminal the table is as wide as that, and long values are cut; elsewhere all
+    are whole.
+    """
     names = list(columns)
     if as_json:
         show_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -58,10 +62,20 @@ def watch(
 
 
 def _table(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*(Text(printable(value)) for value in row))
+    told = list(rows)
+    table = Table()
+    for place, name in enumerate(names):
+        # A number that is cut is another number: all else gives way to it.
+        is_number = all(isinstance(row[place], int | None) for row in told)
+        table.add_column(name, no_wrap=is_number)
+    for row in told:
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(value: object) -> Text:
+    text = printable(value).replace("\n", "\\n")
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _console() -> Console:
