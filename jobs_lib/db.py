@@ -28,6 +28,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.masking import describe, find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
+from jobs_lib.reasons import find_reason
 from jobs_lib.session import AsyncSession, Session
 from jobs_lib.settings import check_schema, require_database_url
 
@@ -44,7 +45,6 @@ BEGIN = "begin isolation level read committed"
 """Begins each transaction of ours that psycopg does not begin by itself. A statement
 that has waited for a lock must see what was committed meanwhile."""
 _ISOLATION = "set default_transaction_isolation = 'read committed'"
-_HINT = "Is the server running on that host"
 _TID_LENGTH = struct.pack("!i", 6)
 _SIGNATURE = 12
 """Digits of a process's id; `end_silent_sessions` compares as many."""
@@ -91,15 +91,6 @@ def _read_queries() -> dict[str, str]:
             text = text.replace(f"{{{part}}}", f"\n    {inner}\n")
         queries[name] = text
     return queries
-
-
-def find_reason(error: BaseException | None) -> str:
-    """What libpq says, of each address if it has tried several."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    tried = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    # Its hint asks what our own text asks.
-    said = tried or [line for line in lines if line and not line.startswith(_HINT)]
-    return "; ".join(dict.fromkeys(said)) or type(error).__name__
 
 
 def no_answer(url: str, error: BaseException | None) -> UnavailableError:

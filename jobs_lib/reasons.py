@@ -39,6 +39,7 @@ _REASONS = {
     "timezone_offset": "input has another time zone than expected",
 }
 _DRIVERS = {"psycopg", "psycopg2", "asyncpg", "sqlalchemy"}
+_KAFKA = {"cimpl", "confluent_kafka"}
 _OF_DATA = "22"
 """The class of those states whose every text repeats a value."""
 _PLACES = ("schema_name", "table_name", "column_name", "constraint_name")
@@ -49,6 +50,18 @@ _FIELD = re.compile(r"\[field_name='(\w+)', input_value=")
 _RAISED = re.compile(r"Error calling function `\w+`: \w+")
 _NO_FORM = re.compile(r"Unable to serialize unknown type: <?[\w.' ]+>?")
 _CIRCLE = "Circular reference"
+_ADDRESS = re.compile(
+    r'connection to server (?:at "([^"]*)"(?: \([^)]*\))?, (port \d+)'
+    r'|on (socket "[^"]*")) failed: '
+)
+_OUTER = re.compile(r"^(?:[\w ]+ failed: )+(?=.)")
+"""What psycopg was doing when it heard the reason."""
+_HINTS = (
+    "Is the server running",
+    "This probably means the server",
+    "before or while processing",
+)
+_LOCAL = "<locals>."
 
 
 def explain_refusal(error: Exception, schema: Any) -> str:
@@ -71,16 +84,19 @@ def explain_refusal(error: Exception, schema: Any) -> str:
 def explain_foreign(error: BaseException) -> str | None:
     """What an error of pydantic or of a database's driver says, without values.
 
-    Handlers and loaders raise them, too. None for all other errors, and for those of a
-    driver that do not come from the server.
+    Handlers and loaders raise them, too; of Kafka's client it is the text of its error.
+    None for all other errors, and for those of a driver that come neither from the
+    server nor from the connection.
     """
     if type(error) is ValidationError:
-        names = frozenset(
+        fields = frozenset(
             name for one in _find_models(error.title) for name in _find_names(one)
         )
-        return f"{error.title}: {_explain_problems(error, names)}"
-    modules = (str(one.__module__) for one in type(error).__mro__)
-    if _DRIVERS.isdisjoint(module.split(".")[0] for module in modules):
+        return f"{error.title}: {_explain_problems(error, fields)}"
+    modules = {str(one.__module__).split(".")[0] for one in type(error).__mro__}
+    if not _KAFKA.isdisjoint(modules):
+        return _explain_kafka(error)
+    if _DRIVERS.isdisjoint(modules):
         return None
     # SQLAlchemy's: its own text holds the parameters.
     cause = getattr(error, "orig", None)
@@ -88,7 +104,9 @@ def explain_foreign(error: BaseException) -> str | None:
         return explain_foreign(cause) or str(cause)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state is None:
-        return None
+        # Of the connection: libpq tells it in lines.
+        names = {one.__name__ for one in type(error).__mro__}
+        return find_reason(error) if "OperationalError" in names else None
     # Of psycopg, or as attributes of the error itself.
     diagnosis = getattr(error, "diag", error)
     # What a function raises is its author's text, such as of our own ones.
@@ -105,10 +123,43 @@ def explain_foreign(error: BaseException) -> str | None:
     return str(primary or str(error).split("\n")[0])
 
 
+def find_reason(error: BaseException | None) -> str:
+    """Why there is no connection, in one line; of each address that was tried."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    tried = [line for line in lines if line.startswith("- ")]
+    # libpq's hints ask what our own text asks.
+    said = tried or [line for line in lines if line and not line.startswith(_HINTS)]
+    return "; ".join(dict.fromkeys(map(_put_first, said))) or name_class(error)
+
+
+def _put_first(line: str) -> str:
+    """A line of libpq with the reason first, and the address behind it."""
+    if place := _ADDRESS.search(line):
+        address = ", ".join(part for part in place.groups() if part)
+        return f"{line[place.end() :]} ({address})"
+    return _OUTER.sub("", line)
+
+
 def name_class(value: object) -> str:
-    """The name of a value's class, past a metaclass that has a property so named."""
-    name: str = type.__dict__["__name__"].__get__(type(value))
-    return name
+    """The name of a value's class as code writes it, such as ``Partner.Busy``."""
+    return spell_class(type(value))
+
+
+def spell_class(kind: type) -> str:
+    """The name of a class as code writes it, without the function that it stands in.
+
+    Past a metaclass that has a property so named.
+    """
+    name: str = type.__dict__["__qualname__"].__get__(kind)
+    return name.rpartition(_LOCAL)[2]
+
+
+def _explain_kafka(error: BaseException) -> str | None:
+    """The text of librdkafka's error and its name, instead of the object's form."""
+    inner: Any = error.args[0] if error.args else None
+    if name_class(inner) != "KafkaError":
+        return None
+    return f"{inner.str()} ({inner.name()})"
 
 
 def _explain_problems(error: ValidationError, names: frozenset[str]) -> str:

@@ -18,12 +18,12 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from jobs_lib.db import (
     connection_options,
-    find_reason,
     settle_isolation,
     settle_isolation_async,
 )
 from jobs_lib.errors import UnavailableError
 from jobs_lib.masking import masked_url
+from jobs_lib.reasons import find_reason
 from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:

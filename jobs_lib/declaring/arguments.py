@@ -13,6 +13,7 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.model import Cancel, Discard
 from jobs_lib.jobs.rate import Rate
 from jobs_lib.jobs.type import check_name
+from jobs_lib.reasons import spell_class
 
 if TYPE_CHECKING:
     from jobs_lib.jobs.type import Rule
@@ -101,7 +102,7 @@ def make_rules(
             rules[kind] = policy
         else:
             raise ConfigurationError(
-                f"the rules of {name!r} say {rule!r} for {kind.__name__}: give "
+                f"the rules of {name!r} say {rule!r} for {spell_class(kind)}: give "
                 "Discard, Cancel, a policy such as exponential(max_attempts=3), or a "
                 "number of attempts"
             )

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.jobs.options import check_key
+from jobs_lib.reasons import spell_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,4 +161,4 @@ def _can_be_group(hint: Any) -> bool:
 
 
 def _show(hint: Any) -> str:
-    return hint.__name__ if inspect.isclass(hint) else str(hint)
+    return spell_class(hint) if inspect.isclass(hint) else str(hint)

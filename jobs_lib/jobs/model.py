@@ -125,6 +125,10 @@ class Job:
     ended: float = field(default=0.0, repr=False)
     lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
 
+    def __str__(self) -> str:
+        """What a log needs to know of it."""
+        return f"{self.id} ({self.type})"
+
     @property
     def enqueued_at(self) -> datetime:
         """When it was enqueued, by the database's clock."""

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from jobs_lib.errors import EnqueueError, PayloadError
+from jobs_lib.reasons import name_class
 
 Priority = Literal["high", "normal", "batch"]
 PRIORITIES: Mapping[Priority, int] = {"high": 1, "normal": 0, "batch": -1}
@@ -81,7 +82,7 @@ def check_key(type_name: str, what: str, key: object) -> str | None:
     if not isinstance(key, str):
         raise PayloadError(
             f"the {what} of {type_name!r} must be a str or None, not a "
-            f"{type(key).__name__}"
+            f"{name_class(key)}"
         )
     if not 0 < _size(key) <= GROUP_LIMIT or "\0" in key:
         raise PayloadError(

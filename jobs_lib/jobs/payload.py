@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -14,7 +15,7 @@ from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.plain import list_of, only_plain
 from jobs_lib.json_limits import MOST_LEVELS, check_limits
-from jobs_lib.reasons import explain_refusal
+from jobs_lib.reasons import explain_refusal, spell_class
 from jobs_lib.schemas.finite import check_finite, make_serializer
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ LARGE = 65_536
 """Bytes of a payload from which on a warning is given, once for each type."""
 
 _AT_ONCE = 1_000
+_PREFIX = re.compile(r"(?:[\w.]+\.<locals>|typing|__main__)\.")
+"""What the text of an annotation has in front of its names, and code has not."""
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CONFIG = ConfigDict(
     extra="forbid",
@@ -71,7 +74,8 @@ class Payload:
                     f"the handler of {type_name!r} takes {parameter}: a payload has "
                     "named fields only, so every parameter needs a name of its own"
                 )
-        self.signature = inspect.Signature(parameters)
+        self.signature = inspect.Signature(list(map(_as_written, parameters)))
+        """What a call takes; its annotations are only there to be shown."""
         try:
             hints = _resolve(function, names)
         except NameError as error:
@@ -275,6 +279,25 @@ class Payload:
         if not self._warned:
             self._warned = True
             telemetry.emit("payload.large", type=self.type_name, bytes=size)
+
+
+class _Written(str):
+    """An annotation as it stands in code: without quotes in a signature's text."""
+
+    __repr__ = str.__str__
+
+
+def _as_written(parameter: inspect.Parameter) -> inspect.Parameter:
+    hint = parameter.annotation
+    if hint is inspect.Parameter.empty:
+        return parameter
+    if isinstance(hint, str):
+        text = hint
+    elif isinstance(hint, type) and not typing.get_args(hint):
+        text = spell_class(hint)
+    else:
+        text = _PREFIX.sub("", str(hint))
+    return parameter.replace(annotation=_Written(text))
 
 
 def _resolve(

@@ -265,10 +265,12 @@ def _count_line(subject: str) -> int:
 
 def _short(value: Any) -> str:
     # Not by isinstance, which asks the value, and an error may fail at that.
-    if type(value) in _LISTS and len(value) > _MOST_ITEMS:
-        few = ", ".join(map(spell, list(value)[:_MOST_ITEMS]))
-        return f"[{few}, … {len(value)} in all]"
-    return spell(value)
+    if type(value) not in _LISTS:
+        return spell(value)
+    # One by one: the text of a list has the forms of its values in Python.
+    few = ", ".join(map(spell, list(value)[:_MOST_ITEMS]))
+    more = f", … {len(value)} in all" if len(value) > _MOST_ITEMS else ""
+    return f"[{few}{more}]"
 
 
 def _plain(value: Any) -> Any:

@@ -57,12 +57,12 @@ def begin_async(url: str) -> None:
     asyncio.run(run())
 
 
-def test_the_reason_is_told_and_not_the_hint_below_it():
+def test_the_reason_comes_first_and_the_hint_below_it_is_left_out():
     url = "postgresql://me:hunter2@127.0.0.1:1/orders"
     expected = (
         "the database at postgresql://me@127.0.0.1:1/orders does not answer: "
-        'connection failed: connection to server at "127.0.0.1", port 1 failed: '
-        "Connection refused. Is it running, and is JOBS_LIB_DATABASE_URL right?"
+        "Connection refused (127.0.0.1, port 1). Is it running, and is "
+        "JOBS_LIB_DATABASE_URL right?"
     )
     assert told_by(lambda: Database(url).connect("test")) == expected
     assert told_by(lambda: migrate(url)) == expected
@@ -76,8 +76,8 @@ def test_the_reason_is_told_and_not_the_hint_below_it():
 def test_of_several_addresses_each_is_told(way, monkeypatch):
     monkeypatch.setattr(transaction, "_WAIT", 2.0)
     told = told_by(lambda: way(AWAY))
-    assert "port 1 failed: Connection refused" in told
-    assert "port 2 failed: Connection refused" in told
+    assert "Connection refused (127.0.0.1, port 1); Connection refused" in told
+    assert "Connection refused (127.0.0.1, port 2)" in told
     assert "JOBS_LIB_DATABASE_URL" in told
 
 
@@ -85,7 +85,7 @@ def test_the_command_that_migrates_tells_each_too(monkeypatch):
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", AWAY)
     failure = CliRunner().invoke(cli, ["migrate"]).exception
     assert isinstance(failure, UnavailableError)
-    assert "port 2 failed: Connection refused" in str(failure)
+    assert "Connection refused (127.0.0.1, port 2)" in str(failure)
 
 
 def test_of_a_pool_whose_connections_are_all_in_use_no_other_reason_is_told(

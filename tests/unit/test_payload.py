@@ -186,7 +186,7 @@ def test_a_field_that_is_missing_unknown_or_of_a_wrong_type_is_refused(values, t
     with pytest.raises(PayloadError) as caught:
         payload(handler).encode(values, LIMIT)
     assert told in str(caught.value)
-    assert "shop.ship(order: 'int')" in str(caught.value)
+    assert "shop.ship(order: int)" in str(caught.value)
 
 
 def test_a_wrong_field_deep_inside_is_named_by_its_path():
