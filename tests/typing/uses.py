@@ -52,6 +52,8 @@ def tell_partner(job: Job, tail: str, flight: int = 0) -> None: ...
 tell_partner.enqueue(conn, tail="N1", flight=7)
 tell_partner.enqueue(conn, "N1")
 tell_partner.options(run_at=datetime.now(UTC)).enqueue(conn, tail="N1")
+tell_partner.options(delay=0.5).enqueue(conn, tail="N1")
+tell_partner.options(delay="5").enqueue(conn, tail="N1")  # error
 tell_partner.enqueue(conn, tail=1)  # error
 tell_partner.enqueue(conn, tail="N1", fligth=7)  # error
 tell_partner.enqueue(conn)  # error
