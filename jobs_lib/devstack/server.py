@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.devstack.process import Account
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _LOG_LINES = 12
@@ -126,7 +126,7 @@ class Server(ABC):
         self._process, self._port, self._folder = process, port, folder
 
     def start(self) -> Self:
-        """Start the server and wait until it answers, 60 s at most.
+        """Start the server and wait until it answers, 180 s at most.
 
         The port is the same at every start of this object. Raises DevStackError, with
         the last lines of the log, if the server does not come up.

@@ -21,6 +21,8 @@ WRITE = "insert into jobs_lib.outbox (shard, topic, key, value, class) "
 _GONE = (
     WRITE + "select n %% 4, 'gone', 'k' || n, '', n %% 2 from generate_series(1, %s) n"
 )
+FEW = 100
+"""Pages of a look that walks over nothing; PostgreSQL 15 reads more of the catalog."""
 
 
 @pytest.fixture
@@ -142,10 +144,10 @@ def test_a_relay_does_not_walk_over_all_that_came_and_left(admin, eyes, gone):
     eyes.settle()
     eyes.settle()
     assert eyes.look() == []
-    assert eyes.pages < 50
+    assert eyes.pages < FEW
     admin.execute(WRITE + "values (2, 'calm', 'k', '', 0), (3, 'e', 'k', '', 0)")
     assert eyes.look() == [2, 3]
-    assert eyes.pages < 50
+    assert eyes.pages < FEW
     # A young row of a topic that settles, and then those of re-exports behind it.
     assert eyes.read(2) == []
     assert eyes.pages < 100
@@ -187,7 +189,7 @@ def test_a_lock_that_no_transaction_holds_is_not_waited_for(admin, eyes, gone, c
     eyes.settle()
     eyes.settle()
     assert eyes.look() == []
-    assert eyes.pages < 50
+    assert eyes.pages < FEW
 
 
 @pytest.mark.guarantee("W12", "FP25")

@@ -26,6 +26,7 @@ from pydantic import (
     field_serializer,
     model_serializer,
 )
+from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict
 
 from jobs_lib.errors import ConfigurationError, PayloadError
@@ -178,6 +179,18 @@ class Stream(BaseModel):
 
 
 NAN, INF = math.nan, math.inf
+
+
+def takes_deques() -> bool:
+    """Whether this release of pydantic writes them."""
+    try:
+        TypeAdapter(Any).dump_json(deque([1]))
+    except PydanticSerializationError:
+        return False
+    return True
+
+
+TAKES_DEQUES = takes_deques()
 REFUSED = [
     (Height, Height(metres=NAN), "metres is NaN"),
     (Height, {"metres": -INF}, "metres is -Infinity"),
@@ -284,18 +297,23 @@ def test_no_payload_holds_a_number_that_json_has_not(named, value_type, value, t
         assert "canary" not in str(caught.value)
 
 
+def refusal(told: str, reason: str) -> str:
+    """How a codec refuses; releases of pydantic before 2.13 write no deque at all."""
+    text = f"^{re.escape(told)}, {reason}"
+    return text if TAKES_DEQUES else f"{text}|^Unable to serialize .*deque"
+
+
 @pytest.mark.parametrize(("value_type", "value", "told"), REFUSED)
 def test_no_record_holds_a_number_that_json_has_not(value_type, value, told):
     codec = JsonCodec(TypeAdapter(value_type))
-    with pytest.raises(ValueError, match="which JSON has no form for") as caught:
+    with pytest.raises(ValueError, match=refusal(told, "which JSON has no form for")):
         codec.encode(value)
-    assert str(caught.value).startswith(f"{told},")
 
 
 @pytest.mark.parametrize(("value_type", "value", "told"), OF_RECORDS)
 def test_no_record_hides_a_number_that_json_has_not(value_type, value, told):
     codec = JsonCodec(TypeAdapter(value_type))
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}, w") as caught:
+    with pytest.raises(ValueError, match=refusal(told, "w")) as caught:
         codec.encode(value)
     assert "canary" not in str(caught.value)
 
@@ -305,7 +323,10 @@ def test_no_record_hides_a_number_that_json_has_not(value_type, value, told):
     [
         *KEPT,
         (Any, {"a": iter([1.5, "NaN"])}, '{"a":[1.5,"NaN"]}'),
-        (Any, {"a": deque(["NaN", None])}, '{"a":["NaN",null]}'),
+        pytest.param(
+            *(Any, {"a": deque(["NaN", None])}, '{"a":["NaN",null]}'),
+            marks=pytest.mark.skipif(not TAKES_DEQUES, reason="pydantic takes none"),
+        ),
         (Any, {"a": b"\xc3\xa9", "b": (None, {1.5})}, None),
     ],
 )

@@ -65,7 +65,7 @@ def make_job() -> RunningJob:
         (
             "job.stuck",
             {"job": make_job(), "stack": "shop.py"},
-            "job.stuck job=7 (charge) stack=shop.py",
+            "job.stuck type=charge id=7 group=None attempt=1",
         ),
         ("jobs.released", {"ids": []}, "jobs.released ids=[]"),
     ],
