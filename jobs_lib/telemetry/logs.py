@@ -22,6 +22,8 @@ _STANDARD = {
     *("message", "asctime", "taskName", "event", "fields", "trace"),
 }
 """The attributes that every record has, and those of ours, which are told apart."""
+_TALKATIVE = ("jobs_lib.kafka", "alembic")
+"""Loggers that tell at INFO what only the authors of librdkafka and Alembic need."""
 
 
 class TextFormatter(logging.Formatter):
@@ -88,5 +90,5 @@ def set_up_logging(
     chosen = level.upper()
     logging.basicConfig(handlers=[handler], level=chosen if app else logging.WARNING)
     logging.getLogger("jobs_lib").setLevel(logging.DEBUG if verbose else chosen)
-    # librdkafka tells at INFO what only its authors need.
-    logging.getLogger("jobs_lib.kafka").setLevel(logging.WARNING)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
