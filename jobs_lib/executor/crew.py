@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib import telemetry
 from jobs_lib.executor.loop import Loop
 from jobs_lib.executor.workers import Workers
 from jobs_lib.jobs.model import Lane
@@ -110,6 +111,8 @@ class Crew:
 
     def put(self, items: Sequence[Item], *, first: bool = False) -> None:
         """Run these, in this order: ``first``, or after what waits."""
+        # Asked for each claim: for each job it would cost more than it is worth.
+        self._runner.is_told = telemetry.listened()
         if not self._has_loop:
             self._workers.put(items, first=first)
             return

@@ -440,7 +440,8 @@ class Dispatcher:
         own = Result.COMMITTED
         meter.count("completed", [o.job for o in self._outcomes if o.result is own])
         meter.time(self._completed)
-        meter.time([outcome.job for outcome in self._outcomes if outcome.ran])
+        ran = (outcome.job for outcome in self._outcomes if outcome.ran)
+        meter.time([job for job in ran if job.ended])
 
     def _claimed(self, answer: Answer) -> None:
         items, outcomes = self._claimer.read(answer[0])

@@ -227,7 +227,7 @@ class Loop:
             raise
 
     async def _run_one(self, job: Job) -> bool | None:
-        job.started = True
+        job.started, job.began = True, time.monotonic()
         self.ran += 1
         if job.lane.is_over():
             return job.lane.ended.drop(job)

@@ -167,7 +167,8 @@ class Workers:
             job.started = True
             self.ran += 1
             # As `lane.is_over`, which would be one more call for each job.
-            if lane.dropped or monotonic() >= lane.lease.until:
+            job.began = monotonic()
+            if lane.dropped or job.began >= lane.lease.until:
                 return lane.ended.drop(job)
             if job.cancel_requested:
                 return lane.ended.add(job, self._runner.cancelled(job))
@@ -318,8 +319,9 @@ class Workers:
 
 def _begin(jobs: list[Job]) -> list[Job]:
     """Those of a batch that may begin; they count as started then."""
+    now = monotonic()
     for job in jobs:
-        job.started = True
+        job.started, job.began = True, now
     # Asked once for each lane: of a group either all or none may begin.
     lanes = {id(job.lane): job.lane for job in jobs}
     over = {key for key, lane in lanes.items() if lane.is_over()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from jobs_lib.jobs.model import Job
 
@@ -29,6 +29,21 @@ class Histogram:
     total: float = 0.0
     """Seconds of all together."""
 
+    def note(self, seconds: list[float]) -> None:
+        """So long took some more. To sort them costs less than a search for each."""
+        seconds.sort()
+        before = 0
+        for bucket, bound in enumerate(BOUNDS):
+            place = bisect_right(seconds, bound, before)
+            self.counts[bucket] += place - before
+            if place == len(seconds):
+                break
+            before = place
+        else:
+            self.counts[-1] += len(seconds) - before
+        # Two clocks may say that a job began before it was due.
+        self.total += sum(seconds[bisect_left(seconds, 0.0) :])
+
     def add(self, other: Histogram) -> None:
         """Count what another one has counted, too."""
         pairs = zip(self.counts, other.counts, strict=True)
@@ -47,27 +62,29 @@ class Meter:
         self.delays: dict[str, Histogram] = defaultdict(Histogram)
         """From the time at which a job was due to its handler's start, by type."""
 
-    def count(self, result: str, jobs: Iterable[Job]) -> None:
+    def count(self, result: str, jobs: Sequence[Job]) -> None:
         """Outcomes of these jobs are written."""
-        finished = self.finished
-        for job in jobs:
-            finished[job.type, result] += 1
+        for name, of_type in _split(jobs):
+            self.finished[name, result] += len(of_type)
 
-    def time(self, jobs: Iterable[Job]) -> None:
+    def time(self, jobs: Sequence[Job]) -> None:
         """The handlers of these jobs have ended."""
         # The database's clock is not ours; what they differ by is told as a delay.
         offset = time.time() - time.monotonic()
-        durations, delays = self.durations, self.delays
-        for job in jobs:
-            began = job.began
-            if not began:
-                continue
-            seconds = job.ended - began
-            histogram = durations[job.type]
-            histogram.counts[bisect_left(BOUNDS, seconds)] += 1
-            histogram.total += seconds
-            due = job.enqueued if job.run_at is None else job.run_at.timestamp()
-            seconds = max(0.0, began + offset - due)
-            histogram = delays[job.type]
-            histogram.counts[bisect_left(BOUNDS, seconds)] += 1
-            histogram.total += seconds
+        for name, of_type in _split(jobs):
+            self.durations[name].note([job.ended - job.began for job in of_type])
+            waited = [job.began - job.enqueued for job in of_type if job.run_at is None]
+            waited += [
+                job.began - job.run_at.timestamp()
+                for job in of_type
+                if job.run_at is not None
+            ]
+            self.delays[name].note([seconds + offset for seconds in waited])
+
+
+def _split(jobs: Sequence[Job]) -> list[tuple[str, Sequence[Job]]]:
+    """The jobs by their type; most often there is one."""
+    types = {job.type for job in jobs}
+    if len(types) == 1:
+        return [(types.pop(), jobs)]
+    return [(name, [job for job in jobs if job.type == name]) for name in types]

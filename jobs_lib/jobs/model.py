@@ -121,8 +121,9 @@ class Job:
     """Set when its time limit is over: whatever the handler still does is refused."""
     deadline: float = math.inf
     began: float = field(default=0.0, repr=False)
-    """When its handler began, by the clock of this process; 0 where nobody asks."""
+    """When an executor began to run it, by the clock of this process."""
     ended: float = field(default=0.0, repr=False)
+    """When its handler had ended, where that is measured."""
     lend: Callable[[Job], Transaction] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:

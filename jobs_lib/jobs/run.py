@@ -75,10 +75,12 @@ class Runner:
             around: called around each handler, the first outermost; those that are
                 async functions around async handlers, the others around plain ones.
             throttle: holds the types' rates; None to let everything start.
-            is_timed: note in each job when its handler began and ended.
+            is_timed: note in each job when its handler ended.
         """
         self.stopping = False
         """Whether the executor stops: it is what cancels handlers from now on."""
+        self.is_told = True
+        """Whether the start and the end of each job are told."""
         self._is_timed = is_timed
         self._lender = lender
         self._lend = lender.lend
@@ -96,7 +98,8 @@ class Runner:
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""
-        self._begin(job)
+        if self.is_told:
+            telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
         try:
@@ -124,7 +127,8 @@ class Runner:
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            self._begin(job)
+            if self.is_told:
+                telemetry.emit("job.started", job=job)
             if job.group is not None and id(job.lane) in stopped:
                 # Order is order: it stands behind one that cannot be decoded.
                 ends[job.id] = Outcome(job, Result.SNOOZED)
@@ -194,7 +198,8 @@ class Runner:
 
     async def run_async(self, job: Job) -> Outcome | None:
         """The same for an async handler."""
-        self._begin(job)
+        if self.is_told:
+            telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
         try:
@@ -219,13 +224,6 @@ class Runner:
             payload = self._read_payload(job)
         return self._types[job.type].payload.decode(payload)
 
-    def _begin(self, job: Job) -> None:
-        if self._is_timed:
-            job.began = time.monotonic()
-        if telemetry.listened():
-            job.began = time.monotonic()
-            telemetry.emit("job.started", job=job)
-
     def _finish(self, job: Job, outcome: Outcome | None) -> Outcome | None:
         end_if_forked(self._lender.forks)
         job.lend = None
@@ -234,9 +232,9 @@ class Runner:
             outcome = Outcome(job, Result.COMMITTED, outcome.error if outcome else None)
         if outcome is None and job.group is not None:
             job.lane.done.append(job)
-        if job.began:
+        if self._is_timed:
             job.ended = time.monotonic()
-        if telemetry.listened():
+        if self.is_told:
             _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
 
@@ -334,7 +332,7 @@ class Runner:
 
 
 def _tell_end(job: Job, outcome: Outcome) -> None:
-    seconds = round(job.ended - job.began, 6)
+    seconds = round(time.monotonic() - job.began, 6) if job.began else None
     result, error = outcome.result.value, outcome.error
     telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
 
