@@ -14,7 +14,14 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import hear_out, make_producer
 from jobs_lib.kafka.refusal import find_refusal
-from jobs_lib.outbox.block import KeptBack, Refusal, make_messages, others, spell_out
+from jobs_lib.outbox.block import others, spell_out
+from jobs_lib.outbox.messages import (
+    OF_TOPIC,
+    explain,
+    is_refusal,
+    produce,
+    produce_from,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -22,33 +29,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.kafka.reach import Reach
-    from jobs_lib.outbox.block import Records, Sendable
+    from jobs_lib.outbox.block import Records, Refusal, Sendable
     from jobs_lib.settings import Settings
 
 _FENCED_AT_ONCE = 8
 _SHORTEST_TIMEOUT = 1.0
 """Seconds; librdkafka refuses shorter ones of transactions."""
-_OF_RECORD = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_MSG,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError.POLICY_VIOLATION,
-    KafkaError._INVALID_ARG,
-}
-"""What is wrong with one record; another one of its key must not pass it."""
-_OF_TOPIC = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.TOPIC_EXCEPTION,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
-"""What is wrong with a topic, for all of its records."""
-_ANY_PARTITION = -1
-"""The partitioner chooses."""
-_NOW = 0
 _UNCLEAR = {KafkaError._INCONSISTENT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 """What librdkafka says of topics that are not there, and of much else."""
 
@@ -209,17 +195,17 @@ class Producers:
             error = None
             try:
                 producer.begin_transaction()
-                found = _produce(producer, records)
+                found = produce(producer, records)
                 if found is not None:
                     spelled = spell_out(records)
-                    sent, refusals = _produce_from(producer, spelled, found[0])
+                    sent, refusals = produce_from(producer, spelled, found[0])
                 missing = [one for one in refusals if one.whole_topic]
                 if not missing:
                     producer.commit_transaction(self._timeout)
                     return sent, done + refusals
             except KafkaException as failure:
                 error = failure.args[0]
-                if not _is_refusal(error) and error.code() not in _UNCLEAR:
+                if not is_refusal(error) and error.code() not in _UNCLEAR:
                     raise
             # Not while the failure is handled: one that the client raises meanwhile
             # keeps it in memory for ever, and the producer with it.
@@ -269,7 +255,7 @@ class Producers:
 
         None if it is not about them.
         """
-        if error.code() in _OF_TOPIC | _UNCLEAR:
+        if error.code() in OF_TOPIC | _UNCLEAR:
             refusals = _check_topics(self._made[shard], records, self._timeout)
             if refusals:
                 sent, more = self._send(shard, others(records, refusals), confirm)
@@ -277,7 +263,7 @@ class Producers:
         if error.code() in _UNCLEAR:
             return None
         if len(records) == 1:
-            return [], [_explain(records[0], error)]
+            return [], [explain(records[0], error)]
         middle = len(records) // 2
         sent, refusals = self._send(shard, records[:middle], confirm)
         later, more = self._send(shard, others(records[middle:], refusals), confirm)
@@ -294,60 +280,6 @@ def _init(producer: Producer, timeout: float) -> KafkaError | None:
     return None
 
 
-def _produce(producer: Producer, records: Records) -> tuple[int, KafkaError] | None:
-    """Put records into the transaction; which is refused at once, and why."""
-    produce = producer.produce
-    for place, (topic, value, key, headers) in enumerate(make_messages(records)):
-        while True:
-            try:
-                # All by their places: to look for names takes a quarter of the call.
-                produce(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
-                break
-            except BufferError:
-                # The producer's queue is full: let it deliver some.
-                producer.poll(0.05)
-            except KafkaException as failure:
-                if not _is_refusal(failure.args[0]):
-                    raise
-                return place, failure.args[0]
-    return None
-
-
-def _produce_from(
-    producer: Producer, records: list[Sendable], place: int
-) -> tuple[list[Sendable], list[Refusal]]:
-    """Go on from a record that was refused at once, in the same transaction.
-
-    The client has not taken that one, so the transaction knows nothing of it. Thousands
-    may be refused: to begin anew for each would send all the others as often.
-
-    Returns the records that are in the transaction, and the refusals.
-    """
-    sent = records[:place]
-    refusals: list[Refusal] = []
-    back = KeptBack()
-    for record in records[place:]:
-        if record in back:
-            continue
-        found = _produce(producer, [record])
-        if found is None:
-            sent.append(record)
-        else:
-            refusal = _explain(record, found[1])
-            refusals.append(refusal)
-            back.add(refusal)
-    return sent, refusals
-
-
-def _is_refusal(error: KafkaError) -> bool:
-    return not error.fatal() and error.code() in _OF_RECORD | _OF_TOPIC
-
-
-def _explain(record: Sendable, error: KafkaError) -> Refusal:
-    text = f"{error.name()}: {error.str()}"
-    return Refusal(record, text, error.code() in _OF_TOPIC)
-
-
 def _check_topics(
     producer: Producer, records: Sequence[Sendable], timeout: float
 ) -> list[Refusal]:
@@ -356,6 +288,6 @@ def _check_topics(
     found = []
     for topic, record in first.items():
         error = producer.list_topics(topic, timeout=timeout).topics[topic].error
-        if error is not None and error.code() in _OF_TOPIC:
-            found.append(_explain(record, error))
+        if error is not None and error.code() in OF_TOPIC:
+            found.append(explain(record, error))
     return found

@@ -1,0 +1,161 @@
+"""Records as a producer takes them into its transaction, and what it does not take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException
+
+from jobs_lib.masking import describe
+from jobs_lib.outbox.block import KeptBack, Refusal, make_messages
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from jobs_lib.outbox.block import Message, Records, Sendable
+
+_OF_RECORD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._INVALID_ARG,
+}
+"""What is wrong with one record; another one of its key must not pass it."""
+OF_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""What is wrong with a topic, for all of its records."""
+_ANY_PARTITION = -1
+"""The partitioner chooses."""
+_NOW = 0
+_HEADERS_WAY_OUT = (
+    "write headers as a JSON object of texts, and drop this row with "
+    "`jobs-lib outbox drop`"
+)
+
+
+def produce(producer: Producer, records: Records) -> tuple[int, Exception] | None:
+    """Put records into the transaction; which is refused at once, and why.
+
+    Rows are written by SQL, too, so one may hold what the client cannot even take, such
+    as a header that is a number. That concerns its row alone.
+
+    Raises:
+        KafkaException: the error is about no record.
+    """
+    put = producer.produce
+    place = 0
+    try:
+        for place, message in enumerate(make_messages(records), 1):
+            topic, value, key, headers = message
+            try:
+                # All by their places: to look for names takes a quarter of the call.
+                put(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
+            except BufferError:
+                refused = _produce_later(producer, message)
+                if refused is not None:
+                    return place - 1, refused
+            except Exception as error:
+                return place - 1, _about_record(error)
+    # One that cannot even be made into a message: the one behind the last.
+    except (TypeError, ValueError, AttributeError) as error:
+        return place, error
+    return None
+
+
+def _produce_later(producer: Producer, message: Message) -> Exception | None:
+    """Put a record into a full queue; why it is refused, if it is.
+
+    Raises:
+        KafkaException: the error is about no record.
+    """
+    topic, value, key, headers = message
+    while True:
+        is_empty = not len(producer)
+        try:
+            producer.produce(
+                topic, value, key, _ANY_PARTITION, None, None, _NOW, headers
+            )
+        except BufferError as error:
+            if is_empty:
+                return error  # it alone is more than the queue may hold
+            producer.poll(0.05)
+        except Exception as error:
+            return _about_record(error)
+        else:
+            return None
+
+
+def _about_record(error: Exception) -> Exception:
+    """The error, if it is about the record that was to be sent.
+
+    Raises:
+        KafkaException: it is about no record.
+    """
+    if isinstance(error, KafkaException) and not is_refusal(error.args[0]):
+        raise error
+    return error
+
+
+def produce_from(
+    producer: Producer, records: list[Sendable], place: int
+) -> tuple[list[Sendable], list[Refusal]]:
+    """Go on from a record that was refused at once, in the same transaction.
+
+    The client has not taken that one, so the transaction knows nothing of it. Thousands
+    may be refused: to begin anew for each would send all the others as often.
+
+    Returns the records that are in the transaction, and the refusals.
+    """
+    sent = records[:place]
+    refusals: list[Refusal] = []
+    back = KeptBack()
+    for record in records[place:]:
+        if record in back:
+            continue
+        found = produce(producer, [record])
+        if found is None:
+            sent.append(record)
+        else:
+            refusal = explain(record, found[1])
+            refusals.append(refusal)
+            back.add(refusal)
+    return sent, refusals
+
+
+def is_refusal(error: KafkaError) -> bool:
+    return not error.fatal() and error.code() in _OF_RECORD | OF_TOPIC
+
+
+def explain(record: Sendable, error: KafkaError | Exception) -> Refusal:
+    if isinstance(error, KafkaException):
+        error = error.args[0]
+    if isinstance(error, KafkaError):
+        text = f"{error.name()}: {error.str()}"
+        return Refusal(record, text, error.code() in OF_TOPIC)
+    return Refusal(record, _explain_row(record, error))
+
+
+def _explain_row(record: Sendable, error: Exception) -> str:
+    """What is wrong with a row that the client cannot take, and the way out."""
+    if isinstance(error, BufferError):
+        return (
+            "the record alone is larger than the client's queue: raise "
+            "`queue.buffering.max.kbytes` in JOBS_LIB_KAFKA"
+        )
+    headers = record.more
+    if headers and not isinstance(headers, dict):
+        kind = type(headers).__name__
+        return f"the row's headers are a JSON {kind}: {_HEADERS_WAY_OUT}"
+    for name, value in (headers or {}).items():
+        if value is not None and not isinstance(value, str):
+            kind = type(value).__name__
+            return f"the header {name!r} is of type {kind}: {_HEADERS_WAY_OUT}"
+    return f"Kafka's client cannot take the row: {describe(error)}"
