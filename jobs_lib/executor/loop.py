@@ -204,7 +204,13 @@ class Loop:
                 self._starving()
                 waiting = asyncio.get_running_loop().create_future()
                 self._idle.append(waiting)
-                await waiting
+                try:
+                    await waiting
+                except BaseException:
+                    # A handler has cancelled every task: nobody must wake this one.
+                    with suppress(ValueError):
+                        self._idle.remove(waiting)
+                    raise
                 continue
             going = self._run if isinstance(item, Job) else self._run_lane
             if await going(item) is None:  # type: ignore[arg-type]
