@@ -6,6 +6,7 @@ on what the caller has, in the transaction that is open there:
     psycopg Connection, AsyncConnection           the driver's own connection
     SQLAlchemy with psycopg, sync and async       the driver's connection behind it
     SQLAlchemy with psycopg2, asyncpg, …          SQLAlchemy's execute
+    Django's connection                           the driver's connection behind it
 
 Every parameter is text or bytes, and every result is text: the statements cast them, so
 that no driver has to know more types.
@@ -30,7 +31,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from jobs_lib import direct
+from jobs_lib import direct, unsuited
 from jobs_lib.errors import NoTransactionError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         | SQLAlchemyConnection
         | Session
         | scoped_session[Any]
+        | "DjangoConnection"
         | "Alone"
     )
     AsyncCaller: TypeAlias = (
@@ -74,14 +76,20 @@ class Alone(Protocol):
         """A connection in a transaction that commits at the end."""
 
 
+class DjangoConnection(Protocol):
+    """``django.db.connection``, or one of ``django.db.connections``."""
+
+    in_atomic_block: bool
+    vendor: str
+
+    def ensure_connection(self) -> None:
+        """Connect, if it has not yet."""
+
+
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]
 Parameters: TypeAlias = "Mapping[str, str | bytes | None]"
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-_WAY_OUT = (
-    "give a psycopg Connection or AsyncConnection, or an SQLAlchemy Connection or "
-    "Session, sync or async, on PostgreSQL"
-)
 
 
 class Statement:
@@ -170,6 +178,8 @@ def perform(
             return _drive(lambda step: _run_alone(connection, step), steps)
     if is_async(caller):
         return _perform_async(caller, steps)
+    if is_django(caller):
+        return _perform_django(caller, steps)
     connection = _unwrap(caller)
     if isinstance(connection, psycopg.Connection):
         return perform(connection, steps)
@@ -182,7 +192,9 @@ def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
     Raises:
         NoTransactionError: it writes on something else.
     """
-    if not isinstance(caller, psycopg.Connection) and not is_async(caller):
+    if is_django(caller):
+        caller = cast("Any", caller).connection
+    elif not isinstance(caller, psycopg.Connection) and not is_async(caller):
         caller = _unwrap(caller)
     if not isinstance(caller, psycopg.Connection):
         raise NoTransactionError(
@@ -201,6 +213,25 @@ def is_async(caller: object) -> TypeGuard[AsyncCaller]:
     """Whether what is done on it has to be awaited."""
     caller = _registered(caller)
     return isinstance(caller, psycopg.AsyncConnection) or hasattr(caller, "run_sync")
+
+
+def is_django(caller: object) -> TypeGuard[DjangoConnection]:
+    """Whether it is Django's, by duck typing: nobody else pays for its import."""
+    return hasattr(caller, "in_atomic_block")
+
+
+def _perform_django(connection: Any, steps: Steps[R]) -> R | Coroutine[Any, Any, R]:
+    """On the driver's connection behind it: where psycopg 3 is, Django takes that."""
+    if connection.vendor != "postgresql":
+        unsuited.refuse_server(connection.vendor)
+    if not connection.in_atomic_block and connection.get_autocommit():
+        _refuse_autocommit("`with transaction.atomic():`")
+    if connection.needs_rollback:
+        _refuse_failed()
+    # Its own errors, by which Django knows what has become of the connection.
+    with connection.wrap_database_errors:
+        connection.ensure_connection()
+        return perform(connection.connection, steps)
 
 
 async def _perform_async(caller: Any, steps: Steps[R]) -> R:
@@ -332,13 +363,11 @@ def _unwrap(caller: Any) -> Any:
     opened = connect() if callable(connect) else caller
     dialect = getattr(opened, "dialect", None)
     if getattr(dialect, "name", None) != "postgresql":
-        kind = type(caller)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        raise NoTransactionError(
-            f"cannot write on a {name}: {_WAY_OUT}"
-            if dialect is None
-            else f"cannot write on {dialect.name}: {_WAY_OUT}"
-        )
+        if dialect is None:
+            unsuited.refuse(caller)
+        unsuited.refuse_server(dialect.name)
+    if not hasattr(opened, "in_transaction"):
+        unsuited.refuse(caller)
     if not opened.in_transaction():
         opened.begin()
     driver = opened.connection.driver_connection

@@ -196,7 +196,7 @@ class JobType(Generic[P]):
         Args:
             conn: a psycopg Connection or AsyncConnection; or an SQLAlchemy Connection,
                 Session, AsyncConnection or AsyncSession with any PostgreSQL driver; or
-                the app, for a transaction with nothing else in it.
+                Django's connection; or the app, for a transaction with nothing else.
             *args: the handler's arguments after ``job``.
             **kwargs: the same by name.
 

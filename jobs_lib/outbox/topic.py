@@ -123,7 +123,7 @@ class Topic(Generic[V]):
         commit: the key is locked until the transaction ends.
 
         Args:
-            conn: a psycopg or SQLAlchemy connection or session, as for ``enqueue``;
+            conn: psycopg's, SQLAlchemy's or Django's connection, as for ``enqueue``;
                 with an asynchronous one the id is what ``await`` gives.
             key: the entity's stable key; None only where the topic is not compacted.
             value: the whole current state, of the type that the topic declares.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg_pool import ConnectionPool
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
     async_scoped_session,
@@ -363,6 +364,34 @@ def test_what_is_no_connection_to_postgresql_is_refused(notify):
         pytest.raises(NoTransactionError, match="cannot write on sqlite"),
     ):
         notify.enqueue(connection, order=1)
+
+
+@pytest.mark.guarantee("U4")
+def test_what_opens_connections_is_refused_with_the_way_to_one(app, notify, connect):
+    url = app.settings.database_url
+    topic = app.topic("orders")
+
+    def refused(given: Any, says: str) -> None:
+        for call in (
+            lambda: notify.enqueue(given, order=1),
+            lambda: notify.enqueue_many(given, [{"order": 1}]),
+            lambda: topic.send(given, key="1", value={}),
+        ):
+            with pytest.raises(NoTransactionError) as refusal:
+                call()
+            assert f".{type(given).__name__}: " in str(refusal.value)
+            assert says in str(refusal.value)
+
+    begin = "write `with engine.begin() as connection:`"
+    with engine_of(app, "psycopg") as engine:
+        refused(engine, begin)
+        refused(sessionmaker(engine), "`with maker.begin() as session:`")
+    asynchronous = create_async_engine(sqlalchemy_url(url))
+    refused(asynchronous, "write `async with engine.begin() as connection:`")
+    refused(async_sessionmaker(asynchronous), "`async with maker.begin() as session:`")
+    with ConnectionPool(url, min_size=0, max_size=1) as pool:
+        refused(pool, "write `with pool.connection() as connection:`")
+    refused(connect().cursor(), "give its connection, `cursor.connection`")
 
 
 def test_on_a_failed_transaction_it_says_so(app, notify, connect):
