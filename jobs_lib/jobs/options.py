@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Literal, cast
 
 from jobs_lib.errors import EnqueueError, PayloadError
 from jobs_lib.reasons import name_class
@@ -167,20 +167,36 @@ def check_headers(type_name: str, headers: object) -> None:
     Raises:
         PayloadError: they cannot be stored.
     """
-    if not isinstance(headers, Mapping) or not all(
-        isinstance(text, str) and _size(text) >= 0 and "\0" not in text
-        for pair in headers.items()
-        for text in pair
-    ):
+    if (fault := find_header_fault(headers)) is not None:
         raise PayloadError(
-            f"the headers of {type_name!r} must map str to str, in UTF-8 without NUL"
+            f"the headers of {type_name!r} must map str to str, in UTF-8 without NUL, "
+            f"and {fault}"
         )
-    size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
+    size = len(
+        json.dumps(
+            dict(cast("Mapping[str, str]", headers)), ensure_ascii=False
+        ).encode()
+    )
     if size > HEADERS_LIMIT:
         raise PayloadError(
             f"the headers of {type_name!r} have {size} bytes as JSON, the limit is "
             f"{HEADERS_LIMIT}: put into the payload what the handler works with"
         )
+
+
+def find_header_fault(headers: object) -> str | None:
+    """What of headers is no text that can be stored; their values are not shown."""
+    if not isinstance(headers, Mapping):
+        return f"they are of type {type(headers).__name__}"
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            return f"the name of one is of type {type(name).__name__}: make it a str"
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            return f"the value of {name[:60]!r} is of type {kind}: make it a str"
+        if _size(name) < 0 or _size(value) < 0 or "\0" in name or "\0" in value:
+            return f"{name[:60]!r} or its value is other text: encode it"
+    return None
 
 
 def _size(text: str) -> int:

@@ -60,7 +60,12 @@ def make_consumer(settings: Settings, group: str, told: Told = _log) -> Consumer
 
 
 def make_producer(
-    settings: Settings, transactional_id: str, timeout: float, told: Told = _log
+    settings: Settings,
+    transactional_id: str,
+    timeout: float,
+    told: Told = _log,
+    *,
+    largest: int = 0,
 ) -> Producer:
     """A transactional producer; the broker refuses any older one of the same id.
 
@@ -69,11 +74,12 @@ def make_producer(
         transactional_id: stable over restarts and take-overs.
         timeout: seconds until an unsent record is given up and its row sent again.
         told: hears of refusals.
+        largest: bytes that a message may have; 0 leaves that to the client.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
-    configuration = configure_producer(settings, transactional_id, timeout)
+    configuration = configure_producer(settings, transactional_id, timeout, largest)
     return cast(
         "Producer", _make(Producer, configuration, settings, _tell(settings, told))
     )

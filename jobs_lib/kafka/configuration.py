@@ -55,6 +55,8 @@ MADE = {
     "group.id": "the declaration of a consumer gives it",
     "transactional.id": "each shard of the outbox has its own",
 }
+_LARGEST_BY_DEFAULT = 1_000_000
+"""Bytes of a message that librdkafka sends without being told."""
 _CODE = re.compile(r"_cb$|^(logger|default\.topic\.config|on_delivery|on_commit)$")
 """Keys of which the value is a Python object."""
 
@@ -98,9 +100,12 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
 
 
 def configure_producer(
-    settings: Settings, transactional_id: str, timeout: float
+    settings: Settings, transactional_id: str, timeout: float, largest: int = 0
 ) -> Configuration:
-    """What a transactional producer is set to; ``timeout`` is in seconds."""
+    """What a transactional producer is set to; ``timeout`` is in seconds.
+
+    ``largest`` is how many bytes a message may have by what the topics declare.
+    """
     configuration: Configuration = {
         # A block's commit flushes at once; while it is put in, batches may fill up.
         # Many small ones take the broker, and the client, longer than all else.
@@ -109,6 +114,9 @@ def configure_producer(
         # A topic that is not there fails for that, and not for want of time.
         "topic.metadata.propagation.max.ms": int(timeout * 250),
     }
+    if largest > _LARGEST_BY_DEFAULT:
+        # Or the client would refuse what its topic takes.
+        configuration["message.max.bytes"] = largest
     return (
         configuration
         | configure(settings)

@@ -48,6 +48,7 @@ class Producers:
         stopping: nothing is waited for any more.
         reach: is told how each transaction went.
         refused: is told that Kafka denies it a transactional id, from the start.
+        largest: bytes that a message may have; 0 leaves that to the client.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class Producers:
         stopping: threading.Event,
         reach: Reach,
         refused: Callable[[AccessError], None] = lambda error: None,
+        *,
+        largest: int = 0,
     ) -> None:
         self._settings = settings
+        self._largest = largest
         self._installation = installation
         self._stopping = stopping
         self._reach = reach
@@ -140,7 +144,9 @@ class Producers:
             refusals.append(refusal)
             telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=refusal)
 
-        producer = make_producer(self._settings, name, self._timeout, tell)
+        producer = make_producer(
+            self._settings, name, self._timeout, tell, largest=self._largest
+        )
         deadline = time.monotonic() + self._timeout
         while (error := _init(producer, self._timeout)) is not None:
             denied = find_refusal(error, self._settings, name, "WRITE")

@@ -52,11 +52,23 @@ class Relay:
             topics=topics,
             source=source,
         )
+        largest = max((topic.largest for topic in topics.values()), default=0)
+
+        def make_producers() -> Producers:
+            return Producers(
+                settings,
+                installation,
+                self._stopping,
+                self._reach,
+                refused,
+                largest=largest,
+            )
+
         self._senders = [
             Sender(
                 database,
                 self._reader,
-                Producers(settings, installation, self._stopping, self._reach, refused),
+                make_producers(),
                 settings.relay_poll_interval,
                 # One listens for all.
                 None if first else self._hint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
@@ -12,12 +11,20 @@ from jobs_lib.callers import Fetch, Statements, is_alone, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.naming import check_environment, name_in_kafka
 from jobs_lib.outbox.bulk import Row, write_many
+from jobs_lib.outbox.checks import (
+    check_config,
+    check_headers,
+    check_key,
+    check_size,
+    check_version,
+    find_largest,
+)
 from jobs_lib.outbox.entity import read_version
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.schemas.codec import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from jobs_lib.callers import AsyncCaller, Caller, Steps
     from jobs_lib.db import Queries
@@ -29,10 +36,6 @@ V = TypeVar("V", default=Any)
 _CONTENT_TYPE = "content-type"
 _TOMBSTONES = "delete.retention.ms"
 _TWO_DAYS_MS = 172_800_000
-KEY_LIMIT = 1_000
-"""Bytes that a key may have: it stands in indexes, of consumers as well."""
-_VERSIONS = range(-(2**63), 2**63)
-"""Of a bigint."""
 
 
 class Topic(Generic[V]):
@@ -56,6 +59,7 @@ class Topic(Generic[V]):
     ) -> None:
         self._declared = name
         self._name: str | None = None
+        self._largest: int | None = None
         self.compacted = compacted
         self.partitions = partitions
         self.config = _make_config(name, config, compacted=compacted)
@@ -80,6 +84,13 @@ class Topic(Generic[V]):
         if self._name is None:
             self._name = name_in_kafka(self._settings(), self._declared)
         return self._name
+
+    @property
+    def largest(self) -> int:
+        """Bytes that key and value of a record may have, as far as that is known."""
+        if self._largest is None:
+            self._largest = find_largest(self.config, self._settings())
+        return self._largest
 
     @property
     def sources(self) -> list[str]:
@@ -134,16 +145,18 @@ class Topic(Generic[V]):
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
-            PayloadError: key, value, version or headers cannot be stored.
+            PayloadError: key, value, version or headers cannot be stored, or are more
+                than the topic's messages may have.
             UnavailableError: the id of the topic's schema is not known yet, and the
                 registry does not answer; ``app.load_schemas()`` asks in advance.
         """
-        self._check_key(key)
-        self._check_headers(headers)
+        check_key(self, key)
+        check_headers(self, headers)
         encoded = self.encode(value)
+        check_size(self, key, encoded)
         if version is None and self.versioned and self.compacted:
             version = read_version(value)
-        self._check_version(version)
+        check_version(self, version)
         if self.encoder.labels_rows:
             headers = {_CONTENT_TYPE: self.encoder.content_type, **(headers or {})}
         return perform(conn, self._write(key, encoded, version, headers))
@@ -192,14 +205,15 @@ class Topic(Generic[V]):
         if is_alone(conn):
             with conn.transaction() as connection:
                 return self.send_many(connection, records, headers=headers)
-        self._check_headers(headers)
+        check_headers(self, headers)
         rows = []
         for key, value, version in records:
-            self._check_key(key)
+            check_key(self, key)
             encoded = self.encode(value)
+            check_size(self, key, encoded)
             if version is None and self.versioned and self.compacted:
                 version = read_version(value)
-            self._check_version(version)
+            check_version(self, version)
             rows.append(Row(key, encoded, version))
         if self.encoder.labels_rows:
             headers = {_CONTENT_TYPE: self.encoder.content_type, **(headers or {})}
@@ -231,14 +245,14 @@ class Topic(Generic[V]):
             PayloadError: the key cannot be stored, or the values have a version and
                 the tombstone has none: consumers would take it for another order.
         """
-        self._check_key(key)
+        check_key(self, key)
         if version is None and self.versioned:
             raise PayloadError(
                 f"the values of the topic {self.name!r} have a version and the "
                 "tombstone has none, so consumers could not tell which is newer: give "
                 "version=, one more than the last state's"
             )
-        self._check_version(version)
+        check_version(self, version)
         return perform(conn, self._write(key, None, version, None))
 
     @overload
@@ -270,8 +284,8 @@ class Topic(Generic[V]):
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: the key or the version cannot be stored.
         """
-        self._check_key(key)
-        self._check_version(version)
+        check_key(self, key)
+        check_version(self, version)
         for entity in self._entities.values():
             if entity.topic is self:
                 steps = self._write(key, None, version, None, entity.name)
@@ -342,44 +356,6 @@ class Topic(Generic[V]):
         rows = yield Fetch(self._statements[query], parameters)
         return int(rows[0][0])
 
-    def _check_key(self, key: str | None) -> None:
-        if key is None:
-            if self.compacted:
-                raise PayloadError(
-                    f"the topic {self.name!r} is compacted, so every record needs a key"
-                )
-            return
-        if not isinstance(key, str) or not 0 < _size(key) <= KEY_LIMIT or "\0" in key:
-            given = (
-                f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
-            )
-            raise PayloadError(
-                f"a key of the topic {self.name!r} must have 1 to {KEY_LIMIT} bytes of "
-                f"UTF-8 without NUL, and this one has not ({given}): give a short "
-                "stable id, or a digest"
-            )
-
-    def _check_version(self, version: object) -> None:
-        if version is None or (type(version) is int and version in _VERSIONS):
-            return
-        raise PayloadError(
-            f"a version of the topic {self.name!r} must be an int of 64 bits or None, "
-            f"and this one is a {type(version).__name__} that is none"
-        )
-
-    def _check_headers(self, headers: object) -> None:
-        if headers is None:
-            return
-        if not isinstance(headers, Mapping) or not all(
-            isinstance(text, str) and _size(text) >= 0 and "\0" not in text
-            for pair in headers.items()
-            for text in pair
-        ):
-            raise PayloadError(
-                f"the headers of a record of the topic {self.name!r} must map str to "
-                "str, in UTF-8 without NUL"
-            )
-
 
 def _make_config(
     name: str, given: Mapping[str, str], *, compacted: bool
@@ -395,12 +371,5 @@ def _make_config(
             "consumer that is down for longer never hears what was deleted. Give "
             f"{_TWO_DAYS_MS} (two days) or more"
         )
+    check_config(name, config)
     return config
-
-
-def _size(text: str) -> int:
-    """Bytes of UTF-8; -1 if there is a lone surrogate."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return -1

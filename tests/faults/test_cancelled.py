@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,19 @@ from tests.faults.helpers import attempts, count
 from tests.support.apps import HOME, executing, heard
 
 
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 async def raise_it(job) -> None:
     raise asyncio.CancelledError
 
 
 async def cancel_itself(job) -> None:
     for _ in range(2):
-        asyncio.current_task().cancel()
+        this_task().cancel()
     await asyncio.sleep(60)
 
 
@@ -29,7 +36,7 @@ async def await_what_is_cancelled(job) -> None:
 
 async def cancel_in_a_transaction(job) -> None:
     async with job.transaction() as connection:
-        asyncio.current_task().cancel()
+        this_task().cancel()
         await connection.execute("select 1")
 
 

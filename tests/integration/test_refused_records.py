@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from jobs_lib import PayloadError
+from jobs_lib import ConfigurationError, PayloadError
 from tests.integration.test_callers import WAYS, settle
 from tests.support.apps import count, make_app
 
@@ -48,10 +48,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NUL in a header": ({"headers": {"h": "a\0b"}}, "without NUL"),
     "NUL in a header's name": ({"headers": {"a\0b": "h"}}, "without NUL"),
     "a surrogate in a header": ({"headers": {"h": "\ud800"}}, "in UTF-8"),
-    "a number in a header": ({"headers": {"h": 1}}, "must map str to str"),
-    "headers in a list": ({"headers": ["h"]}, "must map str to str"),
-    "a version that is no number": ({"version": "1"}, "64 bits"),
-    "a version that is too large": ({"version": 2**63}, "64 bits"),
+    "a number in a header": (
+        {"headers": {"h": 1}},
+        "topic 'events' must map str to str.* the value of 'h' is of type int: make it",
+    ),
+    "a number for a header's name": (
+        {"headers": {1: "h"}},
+        "must map str to str.* the name of one is of type int: make it a str",
+    ),
+    "headers in a list": ({"headers": ["h"]}, "must map .* they are of type list"),
+    "a version that is no number": (
+        {"version": "1"},
+        "must be an int of 64 bits .* of type str: give a number that",
+    ),
+    "a version that is too large": ({"version": 2**63}, "64 bits .* is larger: give"),
+    "a large value": (
+        {"value": 1_000_000 * "x"},
+        r"'events' has 1,001,002 bytes, .* 1,000,000: .* 'max\.message\.bytes': '2002004'}",
+    ),
     "not a number": ({"value": {"a": [math.nan]}}, r"\*\.0 is NaN"),
 }
 
@@ -99,6 +113,45 @@ def test_an_end_or_an_id_that_is_refused_costs_no_transaction(
     app.close()
     found = connect().execute("select key, version from jobs_lib.outbox").fetchall()
     assert found == [(LONGEST, 2**63 - 1)]
+
+
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize(
+    ("config", "kafka", "largest"),
+    [
+        ({}, {}, 1_000_000),
+        ({"max.message.bytes": "2000"}, {}, 2_000),
+        ({}, {"message.max.bytes": "3000"}, 3_000),
+        ({"max.message.bytes": "5000000"}, {"message.max.bytes": "3000"}, 5_000_000),
+    ],
+    ids=["by default", "declared", "by the client's setting", "declared before both"],
+)
+def test_a_record_may_be_as_large_as_its_topic_is_known_to_take(
+    database_url, connect, config, kafka, largest
+):
+    app = make_app(database_url, kafka=kafka)
+    topic = app.topic("events", value=bytes, config=config)
+    fitting = b"x" * (largest - 1)
+    with connect() as connection:
+        topic.send(connection, key="k", value=fitting)
+        topic.send_many(connection, [("k", fitting, None)])
+        for call in (
+            lambda: topic.send(connection, key="k", value=fitting + b"x"),
+            lambda: topic.send_many(connection, [("k", fitting + b"x", None)]),
+        ):
+            with pytest.raises(PayloadError, match=f"may have {largest:,}: send"):
+                call()
+    app.close()
+    found = connect().execute("select length(value) from jobs_lib.outbox").fetchall()
+    assert found == 2 * [(len(fitting),)]
+
+
+def test_a_declared_limit_that_is_no_number_is_refused(database_url):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'events' .* max\.message\.bytes='2 MB': give a number",
+    ):
+        make_app(database_url).topic("events", config={"max.message.bytes": "2 MB"})
 
 
 @pytest.mark.parametrize(

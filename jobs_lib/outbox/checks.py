@@ -1,0 +1,119 @@
+"""What of a record cannot be stored or sent: refused before any SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.jobs.options import find_header_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobs_lib.outbox.topic import Topic
+    from jobs_lib.settings import Settings
+
+KEY_LIMIT = 1_000
+"""Bytes that a key may have: it stands in indexes, of consumers as well."""
+LARGEST_MESSAGE = "max.message.bytes"
+"""The setting of a topic in Kafka."""
+_LARGEST_SENT = "message.max.bytes"
+"""Its counterpart, of the relay's client."""
+_BY_DEFAULT = 1_000_000
+"""What that client sends at the most; a broker takes a little more."""
+_VERSIONS = range(-(2**63), 2**63)
+"""Of a bigint."""
+
+
+def check_key(topic: Topic[Any], key: str | None) -> None:
+    """Refuse a key that cannot stand in the outbox.
+
+    Raises:
+        PayloadError: it is none, or too long.
+    """
+    if key is None:
+        if topic.compacted:
+            raise PayloadError(
+                f"the topic {topic.name!r} is compacted, so every record needs a key"
+            )
+        return
+    if not isinstance(key, str) or not 0 < _size(key) <= KEY_LIMIT or "\0" in key:
+        given = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
+        raise PayloadError(
+            f"a key of the topic {topic.name!r} must have 1 to {KEY_LIMIT} bytes of "
+            f"UTF-8 without NUL, and this one has not ({given}): give a short "
+            "stable id, or a digest"
+        )
+
+
+def check_version(topic: Topic[Any], version: object) -> None:
+    """Refuse a version that is no bigint.
+
+    Raises:
+        PayloadError: it is not.
+    """
+    if version is None or (type(version) is int and version in _VERSIONS):
+        return
+    kind = type(version).__name__
+    given = "is larger" if kind == "int" else f"is of type {kind}"
+    raise PayloadError(
+        f"a version of the topic {topic.name!r} must be an int of 64 bits or None, and "
+        f"this one {given}: give a number that grows with every change of the key"
+    )
+
+
+def check_headers(topic: Topic[Any], headers: object) -> None:
+    """Refuse headers that are no text.
+
+    Raises:
+        PayloadError: one of them is not.
+    """
+    if headers is not None and (fault := find_header_fault(headers)) is not None:
+        raise PayloadError(
+            f"the headers of a record of the topic {topic.name!r} must map str to "
+            f"str, in UTF-8 without NUL, and {fault}"
+        )
+
+
+def check_size(topic: Topic[Any], key: str | None, value: bytes) -> None:
+    """Refuse what the broker would not take, as far as that is known here.
+
+    Raises:
+        PayloadError: key and value are larger than the topic's messages may be.
+    """
+    size = len(value) + len(key or "")
+    if size > topic.largest:
+        raise PayloadError(
+            f"a record of the topic {topic.name!r} has {size:,} bytes, and a message "
+            f"there may have {topic.largest:,}: send a reference to what is large, or "
+            f"declare the topic with config={{{LARGEST_MESSAGE!r}: '{2 * size}'}} and "
+            "run `jobs-lib topics apply`"
+        )
+
+
+def find_largest(config: Mapping[str, str], settings: Settings) -> int:
+    """How many bytes a topic's message may have: as declared, else as is usual."""
+    declared = config.get(LARGEST_MESSAGE) or settings.kafka.get(_LARGEST_SENT)
+    return int(declared) if declared and declared.isdecimal() else _BY_DEFAULT
+
+
+def check_config(name: str, config: Mapping[str, str]) -> None:
+    """Refuse a declared limit that is no number.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    given = config.get(LARGEST_MESSAGE)
+    if given is not None and not (given.isdecimal() and int(given)):
+        raise ConfigurationError(
+            f"the topic {name!r} is declared with {LARGEST_MESSAGE}={given!r}: give a "
+            "number of bytes, such as '2000000'"
+        )
+
+
+def _size(text: str) -> int:
+    """Bytes of UTF-8; -1 if there is a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
