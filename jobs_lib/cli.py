@@ -232,10 +232,17 @@ def topics_plan(app: str, as_json: bool) -> None:
 @app_argument
 @json_option
 def topics_apply(app: str, as_json: bool) -> None:
-    """Create topics and set them as declared; never change their partitions."""
-    from jobs_lib.topic_plan import apply_topics
+    """Create topics and set them as declared; never change their partitions.
 
-    _show_changes(apply_topics(_load(app)), as_json)
+    Exits with 1 if a topic has another number of partitions than is declared.
+    """
+    from jobs_lib.topic_plan import apply_topics, explain_left
+
+    changes = apply_topics(_load(app))
+    _show_changes(changes, as_json)
+    for line in explain_left(changes):
+        click.echo(f"not applied: {line}", err=True)
+    sys.exit(0 if all(change.applies for change in changes) else 1)
 
 
 @topics.command("check")

@@ -71,6 +71,8 @@ def plan_topics(app: App) -> list[Change]:
 def apply_topics(app: App) -> list[Change]:
     """Make what is missing and set what differs; returns what was not as declared.
 
+    A number of partitions is left as it was: see :func:`explain_left`.
+
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
@@ -85,7 +87,11 @@ def apply_topics(app: App) -> list[Change]:
         if change.what == "exists":
             topic = topics[change.topic]
             try:
-                create_topic(admin, topic.name, topic.partitions, topic.config)
+                if not create_topic(admin, topic.name, topic.partitions, topic.config):
+                    raise TopicError(
+                        f"the topic {topic.name!r} was created by somebody else "
+                        "meanwhile, and was not set as declared: run this again"
+                    )
             except KafkaException as error:
                 found = find_refusal(error.args[0], app.settings, topic.name, "CREATE")
                 raise found or TopicError(
@@ -109,6 +115,18 @@ def apply_topics(app: App) -> list[Change]:
                 f"the topic {name!r} cannot be set: {error.args[0].str()}"
             ) from None
     return changes
+
+
+def explain_left(changes: list[Change]) -> list[str]:
+    """What :func:`apply_topics` has left as it was, a line each with the way out."""
+    return [
+        f"the topic {change.topic!r} has {change.found} partitions and is declared "
+        f"with {change.wanted}. Another number would move keys, so nobody changes it "
+        f"for you: declare partitions={change.found}, or add partitions in Kafka and "
+        "see `jobs-lib topics repartition`"
+        for change in changes
+        if not change.applies
+    ]
 
 
 def _read_configs(app: App, topics: list[Topic[Any]]) -> dict[str, dict[str, str]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from jobs_lib import topic_plan
+from jobs_lib.cli import cli
 from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
-from jobs_lib.topic_plan import apply_topics, plan_topics
+from jobs_lib.topic_plan import Change, apply_topics, plan_topics
 from jobs_lib.topics import declare_topic
 from tests.support.apps import make_app
 
@@ -123,6 +128,35 @@ def test_what_differs_is_planned_and_set_but_for_partitions(app, topic, wait_for
         lambda: [change.what for change in plan_topics(app)] == ["partitions"],
         what="all else is as declared",
     )
+
+
+@pytest.mark.guarantee("U4")
+def test_the_command_fails_where_it_could_not_apply(app, topic, monkeypatch):
+    name = topic(2)
+    app.topic(name, partitions=5)
+    module = types.ModuleType("topics_of_test")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "topics_of_test", module)
+    for _ in range(2):
+        done = CliRunner().invoke(cli, ["topics", "apply", "topics_of_test:app"])
+        assert done.exit_code == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"not applied: the topic {name!r} has 2 partitions and")
+        assert "with 5." in line
+        assert "declare partitions=2, or add partitions in Kafka" in line
+    app.topics.clear()
+    app.topic(name, partitions=2)
+    done = CliRunner().invoke(cli, ["topics", "apply", "topics_of_test:app"])
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_topic_that_somebody_else_makes_meanwhile_fails_it(app, topic, monkeypatch):
+    name = topic(2)
+    app.topic(name)
+    missing = Change(name, "exists", "no", "100 partitions", applies=True)
+    monkeypatch.setattr(topic_plan, "plan_topics", lambda app: [missing])
+    with pytest.raises(TopicError, match=f"{name}' was created by .*: run this again"):
+        apply_topics(app)
 
 
 @pytest.mark.guarantee("W44")
