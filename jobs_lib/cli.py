@@ -162,10 +162,13 @@ def run(app: str, without: tuple[str, ...]) -> None:
 
     end_while_loading()
     from jobs_lib.app import load_app
-    from jobs_lib.service import PARTS, Service
+    from jobs_lib.parts import PARTS, check_parts
+    from jobs_lib.service import Service
 
     parts = [part for part in PARTS if part not in without]
-    sys.exit(Service(load_app(app), parts).run())
+    loaded = load_app(app)
+    check_parts(loaded, parts)
+    sys.exit(Service(loaded, parts).run())
 
 
 @cli.command()
@@ -196,10 +199,12 @@ def _run_part(
 
     end_while_loading()
     from jobs_lib.app import load_app
+    from jobs_lib.parts import check_parts
     from jobs_lib.service import Service
 
-    # Of several, too: an app that does not load says so once.
+    # Of several, too: an app that does not load, or has nothing to do, says so once.
     loaded = load_app(app)
+    check_parts(loaded, [part])
     if processes > 1:
         command = [sys.executable, "-m", "jobs_lib.cli", *_log_options(), part, app]
         sys.exit(Supervisor(command, processes).run())

@@ -36,9 +36,11 @@ from jobs_lib.ownership.member import MemberSource
 from jobs_lib.ownership.orphans import OrphanSource
 from jobs_lib.ownership.source import CombinedSource
 from jobs_lib.ownership.static import StaticSource
+from jobs_lib.parts import PARTS, check_parts
 from jobs_lib.probes import Probes
 from jobs_lib.scheduler import Scheduler
 from jobs_lib.schema import latest_version
+from jobs_lib.stopping import telling
 from jobs_lib.supervisor import (
     CUT_OFF,
     FAILED,
@@ -56,12 +58,12 @@ if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.consuming.declared import Declared
     from jobs_lib.errors import JobsError
+    from jobs_lib.jobs.model import Job
     from jobs_lib.liveness import Pulse
     from jobs_lib.operating.metrics import ServiceMetrics
     from jobs_lib.ownership import Holder, Source
 
 T = TypeVar("T")
-PARTS = ("consumers", "executor", "relay")
 _TICK = 0.5
 _ABANDON_WITHIN = 1.0
 """Seconds for the last word to the database of a process that ends at once."""
@@ -87,11 +89,6 @@ class Service:
         self.app = app
         self.settings = app.settings
         self.parts = frozenset(parts)
-        if unknown := self.parts - set(PARTS):
-            raise ConfigurationError(
-                f"a service has no {', '.join(sorted(unknown))}: its parts are "
-                f"{', '.join(PARTS)}"
-            )
         self._sidecar = sidecar
         self.database = app.database()
         self.process = Process(
@@ -131,8 +128,9 @@ class Service:
             AccessError: Kafka does not let this service in, or denies it a right.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
-            ConfigurationError: the port of the probes cannot be had, Kafka's client
-                does not know a setting, or a topic's schema is not registered.
+            ConfigurationError: no part has anything to do, the port of the probes
+                cannot be had, Kafka's client does not know a setting, or a topic's
+                schema is not registered.
         """
         if self.settings.probes_port:
             # First: whoever waits for Kafka lives, and is not ready.
@@ -157,6 +155,7 @@ class Service:
             self._check_access()
         self._patiently(self.app.load_schemas)
         self._declare_topics()
+        check_parts(self.app, self.parts)
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
         relays = "relay" in self.parts and bool(self.app.topics)
@@ -204,11 +203,13 @@ class Service:
         """
         deadline = time.monotonic() + self.settings.shutdown_timeout
         self.is_ready = False
-        unfinished = [
-            job_id
-            for executor in self._executors
-            for job_id in executor.quiesce(self.settings.shutdown_timeout)
-        ]
+        patience = self.settings.shutdown_timeout
+        with telling(self._find_running, patience):
+            unfinished = [
+                job_id
+                for executor in self._executors
+                for job_id in executor.quiesce(patience)
+            ]
         if unfinished:
             telemetry.emit("jobs.released", ids=unfinished)
         if self._scheduler is not None:
@@ -309,7 +310,10 @@ class Service:
         return [one for one in self._workers if isinstance(one, Executor)]
 
     def _count_ran(self) -> int:
-        return sum(one.ran for one in self._executors)
+        return sum(executor.ran for executor in self._executors)
+
+    def _find_running(self) -> list[Job]:
+        return [job for executor in self._executors for job in executor.running]
 
     def _kept_days(self) -> set[int]:
         """For how many days finished jobs are kept, by any type or by command."""

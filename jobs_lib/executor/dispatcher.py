@@ -133,6 +133,12 @@ class Dispatcher:
         """Look whether there is something to do, from any thread."""
         self._wakeup.set()
 
+    @property
+    def running(self) -> list[Job]:
+        """The jobs that were begun and are not settled, asked from any thread."""
+        # Listed at once: its own thread may change it meanwhile.
+        return [job for job in [*self._claimer.flight.jobs.values()] if job.started]
+
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
 

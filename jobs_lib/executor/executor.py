@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.db import Database
     from jobs_lib.jobs.lease import Lease
+    from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
     from jobs_lib.liveness import Pulse
@@ -71,6 +72,11 @@ class Executor:
     def ran(self) -> int:
         """How many jobs it has run, or begun to."""
         return self._crew.ran
+
+    @property
+    def running(self) -> list[Job]:
+        """The jobs whose handlers run, asked from any thread."""
+        return [job for dispatcher in self._dispatchers for job in dispatcher.running]
 
     @property
     def pulses(self) -> list[Pulse]:

@@ -114,6 +114,7 @@ def test_a_service_waits_for_a_registry_that_is_still_starting(
 ):
     register_schemas(app)
     registry.status = 503
+    app.job(name="work")(lambda job: None)
     with heard("loop.failed") as failed:
 
         def come_up() -> None:

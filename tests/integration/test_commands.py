@@ -34,12 +34,14 @@ app = App("shop")
 def work(job: Job) -> None: ...
 not_an_app = 7
 """
+AWAY = {"JOBS_LIB_DATABASE_URL": "postgresql://127.0.0.1:1/x"}
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A working folder with a small service in it."""
     (tmp_path / "shop.py").write_text(SERVICE)
+    (tmp_path / "empty.py").write_text("from jobs_lib import App\napp = App('empty')")
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     return tmp_path
 
@@ -79,6 +81,26 @@ def folder(tmp_path):
             r"x does not answer: Connection refused \(127.0.0.1, port 1\)\. Is it",
         ),
         (["topics", "apply", "shop:app"], {}, "no Kafka broker is set.*dev up"),
+        (
+            ["relay", "shop:app"],
+            AWAY,
+            r"'shop' declares no topic \(`app\.topic`\), .* to do for relay\. Is it",
+        ),
+        (
+            ["executor", "empty:app", "--processes", "2"],
+            AWAY,
+            r"'empty' declares no job type \(`@app\.job`\), .* import those in which",
+        ),
+        (
+            ["run", "empty:app"],
+            AWAY,
+            "no consumer or read model .* and no job type .* and no topic .*MODULE:APP",
+        ),
+        (
+            ["run", "shop:app", "--without", "executor", "--without", "relay"],
+            AWAY,
+            "'shop' declares no consumer or read model .* to do for consumers",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_the_way_out(folder, args, env, expected):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.stopping import describe_wait
 from jobs_lib.supervisor import CUT_OFF
 from tests.support.apps import make_app, running
 
@@ -52,6 +53,37 @@ def left(admin) -> list[tuple[int, int]]:
     return admin.execute(
         "select distinct attempt, crashes from jobs_lib.jobs"
     ).fetchall()
+
+
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_answered_by_what_still_runs_and_what_a_second_one_does(
+    start, wait_for, number
+):
+    worker = start(600.0, 300.0)
+    worker.signal(number)
+    wait_for(
+        lambda: "stopping:" in worker.output,
+        what=lambda: f"it says what it waits for\n{worker.output}",
+    )
+    (line,) = [line for line in worker.errors if "stopping:" in line]
+    first, second = sorted(int(one.split()[1]) for one in said(worker, "started"))
+    assert f"2 jobs still run, for 300 s at the most: work {first}, {second}." in line
+    assert "A second Ctrl-C or signal ends this process at once: then they run" in line
+    worker.signal(number)
+    assert worker.wait() == CUT_OFF
+
+
+def test_what_is_waited_for_is_told_by_type_and_cut_short():
+    class Running:
+        def __init__(self, type_: str, id_: int) -> None:
+            self.type, self.id = type_, id_
+
+    jobs: Any = [Running("mail", 9), *(Running("charge", n) for n in range(7, 0, -1))]
+    told = describe_wait(jobs, 25)
+    assert "8 jobs still run, for 25 s at the most: charge 1, 2, 3, 4, 5, … (7" in told
+    assert "; mail 9." in told
+    assert describe_wait(jobs[:1], 25).startswith("stopping: 1 job still runs, for 25")
 
 
 @pytest.mark.guarantee("FP19")

@@ -103,7 +103,8 @@ def test_a_service_that_is_not_let_in_says_why_and_does_not_start(
 
 def test_a_host_name_need_not_fit_if_it_is_not_asked_for(secured_app):
     app = secured_app({"ssl.endpoint.identification.algorithm": "none"}, ELSEWHERE)
-    with running(app, "consumers"):
+    app.job(name="work")(lambda job: None)
+    with running(app, "executor"):
         pass
 
 
