@@ -13,6 +13,9 @@ import psycopg
 from psycopg import generators, pq
 from psycopg.errors import error_from_result
 
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.reasons import POOLER, hints_at_pooler
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -73,6 +76,9 @@ def send_alone(
 
     It is prepared there, under a name that psycopg does not use; behind PgBouncer,
     where nothing stays prepared, it is not.
+
+    Raises:
+        ConfigurationError: a pooler lies in between, and nobody has said so.
     """
     pgconn = connection.pgconn
     values, formats = _encode(statement, parameters)
@@ -85,10 +91,16 @@ def send_alone(
         except psycopg.errors.InvalidSqlStatementName:
             # Dropped with psycopg's own, after a rollback; nothing else was done.
             prepared.clear()
-    pgconn.send_prepare(statement.name, statement.numbered)
-    yield from _receive(pgconn)
-    prepared.add(statement.name)
-    return (yield from _send_prepared(pgconn, statement, values, formats))
+    try:
+        pgconn.send_prepare(statement.name, statement.numbered)
+        yield from _receive(pgconn)
+        prepared.add(statement.name)
+        return (yield from _send_prepared(pgconn, statement, values, formats))
+    except psycopg.Error as error:
+        text = str(error.diag.message_primary)
+        if hints_at_pooler(error.sqlstate, text):
+            raise ConfigurationError(f"{text}. {POOLER}") from None
+        raise
 
 
 def abandon(pgconn: PGconn) -> None:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+POOLER = (
+    "A pooler in transaction mode, such as PgBouncer, seems to lie between this "
+    "process and PostgreSQL: set JOBS_LIB_PGBOUNCER=true"
+)
+_LOST_STATEMENT = {"26000", "42P05"}
+"""A prepared statement is not there, or is there already: behind a pooler others have
+prepared theirs in the same session."""
+_PREPARED = ('"_pg3_', '"jobs_lib_')
+"""How the names begin that the driver and this library give to theirs."""
 NO_JSON = "no_json"
 """The type of errors of our own: their texts hold no value."""
 _MOST = 5
@@ -120,7 +129,18 @@ def explain_foreign(error: BaseException) -> str | None:
         return f"the server refuses a value ({named or state})"
     # Behind it come a detail with the row, and the statement with its literals.
     primary = getattr(diagnosis, "message_primary", None)
-    return str(primary or str(error).split("\n")[0])
+    text = str(primary or str(error).split("\n")[0])
+    return f"{text}. {POOLER}" if hints_at_pooler(state, text) else text
+
+
+def hints_at_pooler(state: str | None, text: str) -> bool:
+    """Whether the server's error is one that a pooler causes which nobody has told of.
+
+    Args:
+        state: the error's SQLSTATE.
+        text: its message, in any language.
+    """
+    return state in _LOST_STATEMENT and any(name in text for name in _PREPARED)
 
 
 def find_reason(error: BaseException | None) -> str:

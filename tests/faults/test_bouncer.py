@@ -16,10 +16,11 @@ from alembic.config import Config
 from click.testing import CliRunner
 from psycopg.rows import class_row
 
-from jobs_lib import exponential, reexport, schema
+from jobs_lib import ConfigurationError, exponential, reexport, schema
 from jobs_lib.cli import cli
 from jobs_lib.db import Database
 from jobs_lib.devstack.ports import free_port
+from jobs_lib.reasons import hints_at_pooler
 from jobs_lib.settings import default_settings, load_settings
 from spark_bridge.loader import Target, make_task
 from tests.faults.helpers import attempts, count, effects, enqueue
@@ -357,6 +358,53 @@ def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tm
     task = Target.of(database).database()
     assert (task.url, task.schema) == ("postgresql://a/b", "mine")
     assert (task.prepares, task.timeout) == (False, 7)
+
+
+@needs_pgbouncer
+@pytest.mark.expects("loop.failed", "fenced")
+@pytest.mark.guarantee("U4", "FP10")
+def test_without_the_setting_the_first_error_names_it(bounced, run_process, wait_for):
+    worker = run_process("-m", "tests.faults.worker", bounced, "{}")
+
+    def find_errors() -> list[str]:
+        return [line for line in worker.errors if "Error" in line or "failed" in line]
+
+    wait_for(find_errors, what=lambda: f"something fails\n{worker.output}")
+    line = find_errors()[0]
+    assert "prepared statement" in line
+    assert "already exists" in line or "does not exist" in line
+    assert "PgBouncer, seems to lie between" in line
+    assert "set JOBS_LIB_PGBOUNCER=true" in line
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize("servers", [1])
+def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
+    one, other = make_app(bounced), make_app(bounced)
+    for app in (one, other):
+        app.job(name="notify")(lambda job: None)
+    # Both prepare it in the same session of the server, under the same name.
+    one.jobs["notify"].enqueue(one)
+    with pytest.raises(
+        ConfigurationError, match=r"prepared statement .*set JOBS_LIB_PGBOUNCER=true"
+    ):
+        other.jobs["notify"].enqueue(other)
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "hints"),
+    [
+        ("42P05", 'prepared statement "_pg3_0" already exists', True),
+        ("26000", 'prepared statement "jobs_lib_07" does not exist', True),
+        ("42P05", 'prepared statement "mine" already exists', False),
+        ("42P01", 'relation "_pg3_0" does not exist', False),
+    ],
+)
+def test_only_what_a_pooler_causes_is_taken_for_its_work(state, text, hints):
+    assert hints_at_pooler(state, text) is hints
 
 
 @needs_pgbouncer
