@@ -27,6 +27,9 @@ from __future__ import annotations
 class JobsError(Exception):
     """Base of all errors of this library."""
 
+    subject: str | None = None
+    """What many loops fail for at once, such as Kafka: the log has one line for all."""
+
 
 class ConfigurationError(JobsError):
     """A setting is missing, unknown or out of range."""

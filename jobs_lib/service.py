@@ -22,8 +22,9 @@ from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.access import Needs, check_access
-from jobs_lib.kafka.client import check_settings
+from jobs_lib.kafka.client import check_settings, list_partitions
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.kafka.refusal import MISSING, missing_topics
 from jobs_lib.liveness import SILENT, Liveness
 from jobs_lib.memory import settle_memory
 from jobs_lib.naming import check_environment
@@ -151,11 +152,12 @@ class Service:
         installation, shards, environment = self._patiently(self._read_installation)
         check_environment(self.settings, environment)
         self.app.names_in_kafka()  # a name of another environment is refused now
-        if self.settings.kafka_bootstrap_servers:
-            self._check_access()
+        has_kafka = bool(self.settings.kafka_bootstrap_servers) and self._check_access()
         self._patiently(self.app.load_schemas)
         self._declare_topics()
         check_parts(self.app, self.parts)
+        if has_kafka:
+            self._tell_missing()
         consumers = self.app.consumers if "consumers" in self.parts else []
         executes = "executor" in self.parts and bool(self.app.jobs)
         relays = "relay" in self.parts and bool(self.app.topics)
@@ -363,8 +365,8 @@ class Service:
             ).fetchone()
         return cast("tuple[UUID, int, str]", row)
 
-    def _check_access(self) -> None:
-        """What Kafka would refuse again and again is told now."""
+    def _check_access(self) -> bool:
+        """Refuse now what Kafka would refuse again and again; whether it answers."""
         consumers = self.app.consumers if "consumers" in self.parts else []
         followed = self.app.consumers if self._sidecar else []
         needs = Needs(
@@ -381,6 +383,19 @@ class Service:
             raise
         except UnavailableError as error:
             telemetry.emit("loop.failed", loop="start", error=error)
+            return False
+        return True
+
+    def _tell_missing(self) -> None:
+        """Name what is missing in one line; each part finds it out by itself later."""
+        consumers = self.app.consumers if "consumers" in self.parts else []
+        written = self.app.topics.values() if "relay" in self.parts else []
+        topics = {one.topic for one in consumers} | {topic.name for topic in written}
+        # What happens to it from now on each part tells.
+        with contextlib.suppress(UnavailableError):
+            found = list_partitions(self.settings, topics)
+            if missing := sorted(name for name in topics if not found[name]):
+                telemetry.warn(MISSING, str(missing_topics(self.settings, missing)))
 
     def _declare_topics(self) -> None:
         """Record how many partitions count for the origins, once, from Kafka."""

@@ -72,8 +72,8 @@ def declare_topic(
                 raise TopicError(
                     f"Kafka has no topic {topic!r} at "
                     f"{app.settings.kafka_bootstrap_servers}, or does not let this "
-                    "client see it: create it first, grant DESCRIBE on it, or give the "
-                    "number of partitions"
+                    "client see it: create it first, as `jobs-lib topics apply` does, "
+                    "grant DESCRIBE on it, or give the number of partitions"
                 )
             connection.execute(
                 database.queries["declare_topic"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -17,13 +18,14 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from jobs_lib import telemetry
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.configuration import (
     configure,
     configure_consumer,
     configure_producer,
 )
-from jobs_lib.kafka.refusal import find_refusal, find_tls_fault
+from jobs_lib.kafka.refusal import find_refusal, find_tls_fault, no_answer
 from jobs_lib.masking import PlainRecords, mask
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ _NO_ANSWER = {
 }
 Told = Callable[[AccessError], None]
 """Is told that the brokers refuse a client, whenever it has tried to connect."""
+_LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
+"""How it begins: its kind, the client, and the thread, one for each broker."""
+_OF_CONNECTIONS = {"FAIL", "ERROR"}
 _WAITS = (0.1, 0.3, 0.6)
 
 
@@ -152,12 +157,7 @@ def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
         if (fault := find_tls_fault(settings) or refusal) is not None:
             raise fault
     texts = [e.str() for e in heard if e.code() != KafkaError._ALL_BROKERS_DOWN]
-    raise UnavailableError(
-        f"no Kafka broker at {settings.kafka_bootstrap_servers} answers within "
-        f"{timeout:g} s: {[text, *texts][-1]}. Is it running, and are "
-        "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS and `security.protocol` in JOBS_LIB_KAFKA "
-        "right?"
-    )
+    raise no_answer(settings, [text, *texts][-1], f" within {timeout:g} s")
 
 
 def list_partitions(
@@ -264,8 +264,25 @@ def _make(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Every client is given every key: what is not for its kind is no news."""
-    return "and will be ignored by this" not in record.getMessage()
+    """Whether nothing of ours says what a line of librdkafka's does.
+
+    It writes one for each client and try. That no broker answers at the address that
+    was set is told with the way out by those that wait for it.
+    """
+    text = record.getMessage()
+    # Every client is given every key: what is not for its kind is no news.
+    if "and will be ignored by this" in text:
+        return False
+    found = _LINE.match(text)
+    if found is None:
+        return True
+    kind, broker = found.groups()
+    # Of a coordinator that has just started; what lasts fails the relay's shard.
+    if kind == "GETPID" and text.endswith("retrying"):
+        return False
+    if kind not in _OF_CONNECTIONS:
+        return True
+    return not broker.endswith("/bootstrap") and not telemetry.is_recent(broker)
 
 
 _logger.addFilter(_is_news)

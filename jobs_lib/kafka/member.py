@@ -24,7 +24,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
-from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.kafka.refusal import explain
 from jobs_lib.liveness import Pulse
 
 if TYPE_CHECKING:
@@ -248,8 +248,7 @@ class GroupMember:
             if error is not None and error.code() not in _QUIET:
                 # Without a topic it is about the group.
                 name = message.topic() or self.group
-                refusal = find_refusal(error, self._settings, name, "READ")
-                self._report(refusal or KafkaException(error))
+                self._report(explain(error, self._settings, name, "READ"))
         records = [message for message in messages if message.error() is None]
         if records:
             for listener in self._listeners:

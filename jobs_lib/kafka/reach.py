@@ -6,21 +6,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import read_topics
+from jobs_lib.kafka.refusal import SILENT
 
 if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
-_SILENT = {
-    KafkaError._TIMED_OUT,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-}
 _ASK_SECONDS = 1.0
 
 
@@ -45,7 +39,7 @@ class Reach:
 
     def failed(self, error: Exception) -> None:
         """Note an error; what Kafka itself says is an answer, though not the best."""
-        silent = isinstance(error, KafkaException) and error.args[0].code() in _SILENT
+        silent = isinstance(error, KafkaException) and error.args[0].code() in SILENT
         with self._lock:
             if not silent:
                 self._failing_since = None

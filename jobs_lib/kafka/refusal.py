@@ -11,11 +11,13 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
-from jobs_lib.errors import AccessError
+from jobs_lib.errors import AccessError, TopicError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jobs_lib.settings import Settings
 
 _IDENTITY = {
@@ -28,6 +30,17 @@ _KINDS = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
 }
+SILENT = {
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+}
+"""What librdkafka says where no broker answers."""
+_UNKNOWN_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+MISSING = "Kafka's topics"
+"""What all errors of topics that are not there are about."""
 _NAMES = ("sasl.username", "ssl.certificate.location")
 """What says who somebody is."""
 _UNTRUSTED = "certificate verify failed"
@@ -64,6 +77,48 @@ def find_refusal(
     if error.code() in _KINDS:
         return deny(settings, f"{_KINDS[error.code()]} {name!r}", right)
     return None
+
+
+def explain(
+    error: KafkaError, settings: Settings, name: str = "", right: str = "this"
+) -> Exception:
+    """The error as a person can act on it, where that is known; else as it is.
+
+    Args:
+        error: Kafka's or librdkafka's.
+        settings: whose.
+        name: of the topic, group or transactional id that was asked for.
+        right: that would have to be granted, such as ``READ``.
+    """
+    if (refusal := find_refusal(error, settings, name, right)) is not None:
+        return refusal
+    if error.code() in SILENT:
+        return no_answer(settings, error.str())
+    if error.code() in _UNKNOWN_TOPIC:
+        return missing_topics(settings, [name])
+    return KafkaException(error)
+
+
+def no_answer(settings: Settings, reason: str, within: str = "") -> UnavailableError:
+    """The error for brokers that do not answer."""
+    error = UnavailableError(
+        f"no Kafka broker at {settings.kafka_bootstrap_servers} answers{within}: "
+        f"{reason}. Is it running, and are JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS and "
+        "`security.protocol` in JOBS_LIB_KAFKA right?"
+    )
+    error.subject = "Kafka"
+    return error
+
+
+def missing_topics(settings: Settings, names: Iterable[str]) -> TopicError:
+    """The error for topics that are not there yet, or may not be seen."""
+    error = TopicError(
+        f"Kafka at {settings.kafka_bootstrap_servers} has no topic "
+        f"{', '.join(map(repr, names))}, or does not show it: `jobs-lib topics apply "
+        "MODULE:APP` creates what the app declares. Until then it is waited for"
+    )
+    error.subject = MISSING
+    return error
 
 
 def deny(settings: Settings, resource: str, right: str) -> AccessError:

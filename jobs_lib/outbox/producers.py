@@ -13,6 +13,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import hear_out, make_producer
+from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.outbox.block import others, spell_out
 from jobs_lib.outbox.messages import (
@@ -130,7 +131,10 @@ class Producers:
                 self._made[shard] = future.result()
                 self._was_let_in = True
                 self._reach.answered()
-            except (KafkaException, AccessError) as error:
+            except KafkaException as error:
+                self._reach.failed(error)
+                failed[shard] = explain_error(error.args[0], self._settings)
+            except AccessError as error:
                 self._reach.failed(error)
                 failed[shard] = error
         return failed

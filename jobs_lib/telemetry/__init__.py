@@ -54,8 +54,9 @@ refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an ala
 Listeners run in the thread that emits and must return at once. Nothing listens at
 first but the standard logger ``jobs_lib``, for the events that an operator must see.
 The ``event`` and the ``fields`` of a record hold the same for a program. In ten seconds
-there is one line of ``loop.failed`` for each loop, one of ``loop.blocked``, and ten of
-``job.failed`` for each type of jobs and class of error, the first with a traceback.
+there is one line of ``loop.failed`` for each loop, or for all where Kafka does not
+answer them, one of ``loop.blocked``, and ten of ``job.failed`` for each type of jobs and
+class of error, the first with a traceback.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.masking import PlainRecords, describe, one_line, spell
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -128,8 +129,12 @@ _lines: dict[str, tuple[float, int]] = {}
 
 def emit(event: str, **fields: Any) -> None:
     """Tell every listener; a listener that raises is logged and kept."""
+    subject = None
     if event in _TELL_ERRORS:
         error = fields["error"]
+        # Not by isinstance, which asks the error.
+        if issubclass(type(error), JobsError):
+            subject = error.subject
         if event == "loop.failed":
             fields["sqlstate"] = _find_state(error)
         # Not the error itself: its text, and those of its causes, may hold a secret.
@@ -144,11 +149,11 @@ def emit(event: str, **fields: Any) -> None:
             if _is_interrupted(error):
                 raise
             # It may fail at every event of a busy pod.
-            if _count_line(f"listener {event}") == 1:
+            if not is_recent(f"listener {event}"):
                 _log(logging.ERROR, "a listener failed on %s", event, exc_info=True)
     level = _LOGGED.get(event)
     if level is not None and logger.isEnabledFor(level):
-        _tell(level, event, fields)
+        _tell(level, event, fields, subject)
 
 
 def listened() -> bool:
@@ -193,12 +198,14 @@ def _note_listeners() -> None:
     _is_each_job_heard = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
-def _tell(level: int, event: str, fields: dict[str, Any]) -> None:
+def _tell(
+    level: int, event: str, fields: dict[str, Any], subject: str | None
+) -> None:
     """Log an event, unless there were lines enough about its subject."""
     trace = fields.get("trace") or fields.get("stack")
     told = dict(_choose_fields(fields))
     if most := _MOST_LINES.get(event):
-        count = _count_line(f"{event} {_name_subject(fields)}")
+        count = _count_line(subject or f"{event} {_name_subject(fields)}")
         if count > most:
             return
         if count > 1:
@@ -227,6 +234,12 @@ def _name_subject(fields: dict[str, Any]) -> str:
     return f"{fields.get('type')} {fields.get('kind')}"
 
 
+def warn(subject: str, text: str) -> None:
+    """Log a warning, unless there was a line about the subject a short time ago."""
+    if not is_recent(subject):
+        _log(logging.WARNING, "%s", text)
+
+
 def _log(level: int, text: str, *values: str, **more: Any) -> None:
     try:
         logger.log(level, text, *values, **more)
@@ -249,6 +262,11 @@ def _find_state(error: BaseException) -> Any:
         return state or getattr(error.__cause__, "sqlstate", None)
     except BaseException:  # of an error whose attributes are code of the application's
         return None
+
+
+def is_recent(subject: str) -> bool:
+    """Whether there was a line about it a short time ago; if not, now there is."""
+    return _count_line(subject) > 1
 
 
 def _count_line(subject: str) -> int:
