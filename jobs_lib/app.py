@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.db import Database, load_queries
 from jobs_lib.declaring import JobDeclarations, TopicDeclarations
+from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.naming import name_in_kafka
@@ -40,6 +41,9 @@ class App(JobDeclarations, TopicDeclarations):
     def __init__(
         self, name: str, *, home: str | None = None, settings: Settings | None = None
     ) -> None:
+        check_name(name, "an app")
+        if home is not None:
+            check_topic_name(home)
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, lambda: self.settings)
         )

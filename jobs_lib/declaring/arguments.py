@@ -164,6 +164,20 @@ def check_seconds(
     )
 
 
+def check_partitions(given: object, topic: str) -> None:
+    """Refuse what is no number of partitions; None stands for the default.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if given is None or (type(given) is int and given >= 1):
+        return
+    raise ConfigurationError(
+        f"the partitions of the topic {topic!r} are {given!r}: give how many, 1 or "
+        "more, or leave it out"
+    )
+
+
 def _as_policy(given: object) -> Retry | None:
     """The policy that is meant, by itself or by a number of attempts."""
     if isinstance(given, Retry):

@@ -8,7 +8,9 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared
 from jobs_lib.consuming.read_model import ReadModel
+from jobs_lib.declaring.arguments import check_partitions
 from jobs_lib.declaring.functions import check_plain, check_takes
+from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
@@ -100,8 +102,10 @@ class TopicDeclarations:
             ConfigurationError: the topic is declared already, or the arguments do not
                 go together.
         """
+        check_topic_name(name)
         if name in self.topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
+        check_partitions(partitions, name)
         merges = compacted if merge is None else merge
         if settle and not merges:
             raise ConfigurationError(
@@ -228,6 +232,12 @@ class TopicDeclarations:
             name: what commands call it. Defaults to ``source``.
         """
 
+        if not isinstance(topic, Topic):
+            raise ConfigurationError(
+                f"the topic given to @app.entity is {topic!r}: give what app.topic "
+                "returns"
+            )
+
         def declare(function: Loader[V]) -> Loader[V]:
             what = f"the loader of {name or source!r}"
             check_plain(function, what)
@@ -276,6 +286,8 @@ class TopicDeclarations:
         raise NotImplementedError
 
     def _declare_consumer(self, topic: str, group: str) -> Declared:
+        check_topic_name(topic)
+        check_name(group, "a consumer group")
         for declared in self.consumers:
             if declared.is_of(topic, group):
                 return declared

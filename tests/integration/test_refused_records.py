@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a version that is too large": ({"version": 2**63}, "64 bits .* is larger: give"),
     "a large value": (
         {"value": 1_000_000 * "x"},
-        r"'events' has 1,001,002 bytes, .* 1,000,000: .* 'max\.message\.bytes': '20020",
+        r"'events' has 1,001,002 bytes, .* 1,000,000: .*'max\.message\.bytes': '20020",
     ),
     "not a number": ({"value": {"a": [math.nan]}}, r"\*\.0 is NaN"),
 }

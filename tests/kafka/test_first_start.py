@@ -21,7 +21,7 @@ LOADING = (
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch, caplog):
     """No test before this one has said the same."""
-    monkeypatch.setattr(telemetry, "_logged_at", {})
+    monkeypatch.setattr(telemetry, "_lines", {})
     caplog.set_level(logging.INFO, "jobs_lib")
 
 

@@ -333,3 +333,42 @@ def test_a_type_is_not_declared_under_the_alias_of_another(app):
     app.job(aliases=["later"])(plain)
     with pytest.raises(ConfigurationError, match="'later' is declared twice"):
         app.job()(later)
+
+
+NO_TOPIC = "is no name for a topic: give 1 to 249 letters, digits and"
+
+
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize("name", ["", " ", "bad topic!", ".", "..", 7, "x" * 250])
+def test_a_name_that_no_topic_has_is_refused(app, name):
+    for declare in (
+        lambda: app.topic(name),
+        lambda: app.consumer(name, group="g")(lambda record, conn: None),
+        lambda: app.read_model(name, table="t", key="id", group="g")(lambda record: {}),
+        lambda: App("shop", home=name),
+    ):
+        with pytest.raises(ConfigurationError, match=NO_TOPIC):
+            declare()
+    assert not app.topics
+    assert not app.consumers
+
+
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize("name", ["", " shop", "two\nlines", None, 7, "x" * 201])
+def test_a_name_that_is_empty_or_no_line_is_refused(app, name):
+    with pytest.raises(ConfigurationError, match="no name for a consumer group: give"):
+        app.consumer("orders", group=name)(lambda record, conn: None)
+    with pytest.raises(ConfigurationError, match="is no name for an app: give 1 to"):
+        App(name)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, "3", 1.5, True])
+def test_partitions_that_are_no_number_are_refused(app, partitions):
+    says = f"'orders' are {partitions!r}: give how many, 1 or more"
+    with pytest.raises(ConfigurationError, match=says):
+        app.topic("orders", partitions=partitions)
+
+
+def test_an_entity_of_a_name_is_refused(app):
+    with pytest.raises(ConfigurationError, match="'orders': give what app"):
+        app.entity("orders", source="orders", key="id")(lambda conn, keys: {})
