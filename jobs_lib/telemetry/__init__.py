@@ -55,8 +55,8 @@ Listeners run in the thread that emits and must return at once. Nothing listens 
 first but the standard logger ``jobs_lib``, for the events that an operator must see.
 The ``event`` and the ``fields`` of a record hold the same for a program. In ten seconds
 there is one line of ``loop.failed`` for each loop, or for all where Kafka does not
-answer them, one of ``loop.blocked``, and ten of ``job.failed`` for each type of jobs and
-class of error, the first with a traceback.
+answer them, one of ``loop.blocked``, and ten of ``job.failed`` for each type of jobs
+and class of error, the first with a traceback.
 """
 
 from __future__ import annotations
@@ -198,9 +198,7 @@ def _note_listeners() -> None:
     _is_each_job_heard = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
-def _tell(
-    level: int, event: str, fields: dict[str, Any], subject: str | None
-) -> None:
+def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -> None:
     """Log an event, unless there were lines enough about its subject."""
     trace = fields.get("trace") or fields.get("stack")
     told = dict(_choose_fields(fields))
