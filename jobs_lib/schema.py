@@ -125,7 +125,8 @@ def upgrade(
         connection: in a transaction.
         schema: where the tables lie. Defaults to the settings' ``schema_name``, which
             is ``jobs_lib`` unless ``JOBS_LIB_SCHEMA`` says otherwise.
-        settings: whose environment the database serves. Defaults to none.
+        settings: whose environment the database serves. Defaults to those of this
+            process, if ``JOBS_LIB_ENVIRONMENT`` names one.
         shards: as for :func:`migrate`.
 
     Raises:
@@ -136,6 +137,8 @@ def upgrade(
         SchemaVersionError: the tables are of a release that this one cannot work with.
     """
     schema = _choose_schema(schema, settings)
+    if settings is None and default_settings().environment:
+        settings = default_settings()
     _lock_out_others(connection)
     pending = _pending(connection, schema)
     new = _is_new(connection, schema, shards)

@@ -257,3 +257,17 @@ def test_the_tables_can_be_taken_away_again(empty_url):
         ).scalars()
         assert list(names) == [VERSION_TABLE]
     engine.dispose()
+
+
+@pytest.mark.parametrize("environment", ["dev", ""])
+def test_the_tables_serve_the_environment_of_the_process(
+    empty_url, environment, monkeypatch
+):
+    monkeypatch.setenv("JOBS_LIB_ENVIRONMENT", environment)
+    default_settings.cache_clear()
+    engine = create_engine(sqlalchemy_url(empty_url))
+    with engine.begin() as connection:
+        upgrade(connection)
+        served = text("select environment from jobs_lib.installation")
+        assert connection.execute(served).scalar_one() == environment
+    engine.dispose()

@@ -6,7 +6,6 @@ import sqlalchemy as sa
 from alembic import op
 
 from jobs_lib.schema import upgrade as upgrade_jobs_lib
-from jobs_lib.settings import load_settings
 
 revision = "0001"
 down_revision = None
@@ -37,7 +36,7 @@ def upgrade() -> None:
         "parcels",
         sa.Column("order_id", sa.Integer, primary_key=True, autoincrement=False),
     )
-    upgrade_jobs_lib(op.get_bind(), settings=load_settings())
+    upgrade_jobs_lib(op.get_bind())
 
 
 def downgrade() -> None:
