@@ -12,7 +12,6 @@ import click
 from jobs_lib import __version__
 from jobs_lib.errors import JobsError
 from jobs_lib.masking import plain_lines, trace
-from jobs_lib.settings import default_settings
 from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
 from jobs_lib.terminal import json_option, show
 
@@ -45,28 +44,51 @@ _RUNNING = {"run", "executor", "relay"}
 class LazyGroup(click.Group):
     """Loads a command group's module when it is called: Spark is heavy to import."""
 
-    _groups = {
-        "check": ("jobs_lib.operating.commands", "check"),
-        "grants": ("jobs_lib.operating.grant_commands", "grants"),
-        "jobs": ("jobs_lib.enqueue_command", "jobs"),
-        "owners": ("jobs_lib.operating.commands", "owners"),
-        "outbox": ("jobs_lib.operating.outbox_commands", "outbox"),
-        "dev": ("jobs_lib.devstack.commands", "dev"),
-        "reexport": ("spark_bridge.commands", "reexport"),
+    _modules = {
+        "check": "jobs_lib.operating.commands",
+        "grants": "jobs_lib.operating.grant_commands",
+        "jobs": "jobs_lib.enqueue_command",
+        "owners": "jobs_lib.operating.commands",
+        "outbox": "jobs_lib.operating.outbox_commands",
+        "dev": "jobs_lib.devstack.commands",
+        "reexport": "spark_bridge.commands",
     }
+    texts = {
+        "check": "Look for what is set up wrong in the database, and in Kafka.",
+        "grants": "Print the SQL that grants a role what it needs, or run it.",
+        "jobs": "Look at jobs, and cancel, pause, retry or enqueue them.",
+        "owners": "Show who owns which origins, and what there is to do in each.",
+        "outbox": "Look at what is not in Kafka yet, and at what is held.",
+        "dev": "A real PostgreSQL and Kafka for this project, without Docker.",
+        "reexport": "Send the current states of an entity again, at a rate.",
+    }
+    """What the list of all commands says of those that are not loaded for it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, the lazy ones included."""
-        return sorted({*super().list_commands(ctx), *self._groups})
+        return sorted({*super().list_commands(ctx), *self._modules})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The command, imported if need be."""
-        if name in self._groups:
-            module, attribute = self._groups[name]
-            imported = __import__(module, fromlist=[attribute])
-            command: click.Command = getattr(imported, attribute)
+        if name in self._modules:
+            imported = __import__(self._modules[name], fromlist=[name])
+            command: click.Command = getattr(imported, name)
             return command
         return super().get_command(ctx, name)
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """List the commands, and load none of them for that."""
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        here = self.commands
+        rows = [
+            (name, self.texts.get(name) or here[name].get_short_help_str(limit))
+            for name in names
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -128,6 +150,7 @@ def migrate(
     """Install or upgrade the tables."""
     from jobs_lib.schema import choose_url, write_sql
     from jobs_lib.schema import migrate as upgrade
+    from jobs_lib.settings import default_settings
 
     settings = default_settings()
     if as_sql:

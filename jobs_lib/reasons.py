@@ -7,12 +7,10 @@ fastavro and the server repeat it, so none of them is passed on as it is.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
-from pydantic_core.core_schema import ErrorType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +29,6 @@ _PREPARED = ('"_pg3_', '"jobs_lib_')
 NO_JSON = "no_json"
 """The type of errors of our own: their texts hold no value."""
 _MOST = 5
-_KNOWN = frozenset(get_args(ErrorType))
 _BY_A_CHECK = "a check of its type refuses it"
 # The texts of these repeat a piece of the value, or what the application has raised.
 _REASONS = {
@@ -82,7 +79,7 @@ def explain_refusal(error: Exception, schema: Any) -> str:
     """
     names = frozenset(_find_names(schema))
     # Not by isinstance, which asks the error, and that is the application's code.
-    if type(error) is ValidationError:
+    if _is_of_pydantic(error, "ValidationError"):
         return _explain_problems(error, names)
     if issubclass(type(error), ValueError | RecursionError):
         return _explain_form(error, names)
@@ -97,11 +94,12 @@ def explain_foreign(error: BaseException) -> str | None:
     None for all other errors, and for those of a driver that come neither from the
     server nor from the connection.
     """
-    if type(error) is ValidationError:
+    if _is_of_pydantic(error, "ValidationError"):
+        title = getattr(error, "title", "")
         fields = frozenset(
-            name for one in _find_models(error.title) for name in _find_names(one)
+            name for one in _find_models(title) for name in _find_names(one)
         )
-        return f"{error.title}: {_explain_problems(error, fields)}"
+        return f"{title}: {_explain_problems(error, fields)}"
     modules = {str(one.__module__).split(".")[0] for one in type(error).__mro__}
     if not _KAFKA.isdisjoint(modules):
         return _explain_kafka(error)
@@ -182,7 +180,21 @@ def _explain_kafka(error: BaseException) -> str | None:
     return f"{inner.str()} ({inner.name()})"
 
 
-def _explain_problems(error: ValidationError, names: frozenset[str]) -> str:
+def _is_of_pydantic(error: BaseException, name: str) -> bool:
+    """Whether it is the error of that name; who has never loaded pydantic has none."""
+    core = sys.modules.get("pydantic_core")
+    return core is not None and type(error) is getattr(core, name)
+
+
+@cache
+def _known_kinds() -> frozenset[str]:
+    """The kinds of errors whose texts are pydantic's own."""
+    from pydantic_core.core_schema import ErrorType
+
+    return frozenset(get_args(ErrorType))
+
+
+def _explain_problems(error: Any, names: frozenset[str]) -> str:
     found = error.errors(include_url=False, include_input=False)
     problems = [f"{_place(one, names)}{_reason(one)}" for one in found[:_MOST]]
     if len(found) > _MOST:
@@ -212,7 +224,7 @@ def _place(error: ErrorDetails, names: frozenset[str]) -> str:
 
 def _reason(error: ErrorDetails) -> str:
     kind = error["type"]
-    if kind not in _KNOWN and kind != NO_JSON:
+    if kind not in _known_kinds() and kind != NO_JSON:
         return f"{_BY_A_CHECK} ({kind})"
     text = error["msg"]
     return _REASONS.get(kind) or f"{text[:1].lower()}{text[1:]}"
@@ -233,13 +245,15 @@ def _explain_form(error: Exception, names: frozenset[str]) -> str:
     fields = [name for name in _FIELD.findall(text) if name in names]
     if fields:
         return f"{fields[0]}: it is not of the type that is declared"
-    if type(error) is PydanticSerializationError:
+    if _is_of_pydantic(error, "PydanticSerializationError"):
         return "a value in it is not of the type that is declared"
     return name_class(error)
 
 
 def _find_models(title: str) -> Iterator[Any]:
     """The core schemas of the models with that title."""
+    from pydantic import BaseModel
+
     waiting: list[type[BaseModel]] = [BaseModel]
     seen = set()
     while waiting:

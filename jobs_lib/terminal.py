@@ -8,13 +8,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -46,6 +46,8 @@ def watch(
 
     Into a pipe or a file the tables follow each other.
     """
+    from rich.live import Live
+
     names, console = list(columns), _console()
     pause = threading.Event()
     with (
@@ -62,6 +64,8 @@ def watch(
 
 
 def _table(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
+    from rich.table import Table
+
     told = list(rows)
     table = Table()
     for place, name in enumerate(names):
@@ -74,11 +78,16 @@ def _table(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
 
 
 def _cell(value: object) -> Text:
+    from rich.text import Text
+
     text = printable(value).replace("\n", "\\n")
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _console() -> Console:
+    # Here, as elsewhere: a command that prints no table needs none of it.
+    from rich.console import Console
+
     return Console(width=None if Console().is_terminal else _PIPE_WIDTH)
 
 

@@ -86,3 +86,24 @@ def test_each_public_name_is_found():
             assert getattr(module, name) is not None
         assert set(module.__all__) <= set(dir(module))
         assert not hasattr(module, "no_such_name")
+
+
+HELP = """
+import sys
+from click.testing import CliRunner
+from jobs_lib.cli import LazyGroup, cli
+
+shown = CliRunner().invoke(cli, ["--help"])
+assert shown.exit_code == 0, shown.output
+heavy = ("psycopg", "pydantic", "sqlalchemy", "confluent_kafka", "rich", "pyspark")
+loaded = {name.partition(".")[0] for name in sys.modules} & {*heavy}
+assert not loaded, loaded
+for name, text in LazyGroup.texts.items():
+    assert f"{name}  " in shown.output and text[:40] in shown.output, name
+assert LazyGroup.texts.keys() == LazyGroup._modules.keys()
+"""
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    done = run("-c", HELP)
+    assert done.returncode == 0, done.stderr
