@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ class Crew:
     def put(self, items: Sequence[Item], *, first: bool = False) -> None:
         """Run these, in this order: ``first``, or after what waits."""
         # Asked for each claim: for each job it would cost more than it is worth.
-        self._runner.is_told = telemetry.listened()
+        self._runner.is_told = telemetry.logger.isEnabledFor(logging.DEBUG)
         if not self._has_loop:
             self._workers.put(items, first=first)
             return

@@ -80,7 +80,7 @@ class Runner:
         self.stopping = False
         """Whether the executor stops: it is what cancels handlers from now on."""
         self.is_told = True
-        """Whether the start and the end of each job are told."""
+        """Whether the log tells the start and the end of each job."""
         self._is_timed = is_timed
         self._lender = lender
         self._lend = lender.lend
@@ -98,7 +98,7 @@ class Runner:
 
     def run(self, job: Job) -> Outcome | None:
         """Run one job and say what became of it; None for completed. Never raises."""
-        if self.is_told:
+        if self.is_told or telemetry.hears_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -127,7 +127,7 @@ class Runner:
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            if self.is_told:
+            if self.is_told or telemetry.hears_each_job:
                 telemetry.emit("job.started", job=job)
             if job.group is not None and id(job.lane) in stopped:
                 # Order is order: it stands behind one that cannot be decoded.
@@ -198,7 +198,7 @@ class Runner:
 
     async def run_async(self, job: Job) -> Outcome | None:
         """The same for an async handler."""
-        if self.is_told:
+        if self.is_told or telemetry.hears_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -234,7 +234,7 @@ class Runner:
             job.lane.done.append(job)
         if self._is_timed:
             job.ended = time.monotonic()
-        if self.is_told:
+        if self.is_told or telemetry.hears_each_job:
             _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
 

@@ -122,7 +122,8 @@ _LISTS = {list, tuple, set, frozenset}
 _NUMBERS = {int, float, bool}
 _listeners: list[tuple[Listener, frozenset[str]]] = []
 """Each with the events that it wants."""
-_is_each_job_heard = False
+hears_each_job = False
+"""Whether a listener wants the events of each single job."""
 _lines: dict[str, tuple[float, int]] = {}
 """Of each subject: since when its lines are counted, and how many there were."""
 
@@ -158,7 +159,7 @@ def emit(event: str, **fields: Any) -> None:
 
 def listened() -> bool:
     """Whether the events of each single job are told: spares hot loops the call."""
-    return _is_each_job_heard or logger.isEnabledFor(logging.DEBUG)
+    return hears_each_job or logger.isEnabledFor(logging.DEBUG)
 
 
 def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], None]:
@@ -194,8 +195,8 @@ def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], Non
 
 
 def _note_listeners() -> None:
-    global _is_each_job_heard
-    _is_each_job_heard = any(wanted & _EACH_JOB for _, wanted in _listeners)
+    global hears_each_job
+    hears_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
 def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -> None:

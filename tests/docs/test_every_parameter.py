@@ -45,7 +45,7 @@ PAGES = {
     "testing.md": [
         *("Jobs.drain", "Jobs.travel", "Jobs.enqueued", "Jobs.assert_enqueued"),
         *("Jobs.assert_not_enqueued", "Jobs.inline", "Jobs.handle"),
-        *("Jobs.transaction", "Jobs.connect", "make_record"),
+        *("Jobs.transaction", "Jobs.connect", "Jobs.retry", "make_record"),
         *("Outbox.sent", "Outbox.assert_sent", "Outbox.assert_not_sent"),
     ],
 }

@@ -66,14 +66,19 @@ def place_by_django(load, url: str) -> None:
     from django.db import connections
     from django.test import RequestFactory
 
+    given = django_settings(url)
     if not settings.configured:
-        settings.configure(**django_settings(url))
+        settings.configure(**given)
         importlib.import_module("django").setup()
+    # Another test of this process may have given Django other settings.
+    before = connections.settings
+    connections.settings = connections.configure_settings(given["DATABASES"])
     try:
         request = RequestFactory().post("/orders/7?customer=ada")
         assert load("views").place(request, 7).status_code == 201
     finally:
         connections.close_all()
+        connections.settings = before
 
 
 def django_settings(url: str) -> dict[str, Any]:

@@ -51,8 +51,8 @@ COMMANDS = [
     "check --json",
 ]
 """In an order in which each succeeds; the last one when no job is left."""
-SERVICES = ["run", "executor", "relay"]
-"""Those that the other tests here run."""
+SERVICES = ["run", "executor", "relay", "jobs enqueue"]
+"""Those that the other tests here run, the last one as every caller enqueues."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
     *("schemas check", "schemas register"),

@@ -134,6 +134,7 @@ def test_whoever_waits_for_kafka_lives_and_is_not_ready(
 def test_a_port_that_is_taken_is_named_with_the_way_out(database_url):
     port = free_port()
     one = make_app(database_url, probes_port=port)
+    one.topic("states", compacted=True)
     service = Service(one, ["relay"])
     service.start()
     try:
@@ -150,7 +151,9 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(database_url):
 def test_each_process_of_a_pod_has_a_port_of_its_own(database_url, monkeypatch):
     port = free_port()
     monkeypatch.setenv(SHARE, "2/4")
-    service = Service(make_app(database_url, probes_port=port - 1), ["relay"])
+    app = make_app(database_url, probes_port=port - 1)
+    app.topic("states", compacted=True)
+    service = Service(app, ["relay"])
     service.start()
     try:
         assert ask(port, "/readyz") == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from jobs_lib.service import Service
 from tests.support.apps import make_app
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, bootstrap_servers, topic, *death = sys.argv[1:]
     left = int(death[1]) if death else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -102,4 +103,5 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     app = App("test", settings=load_settings(database_url=sys.argv[1]))
 
     @app.job()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, pod = sys.argv[1:]
     app = make_app(url, pod=pod)
 

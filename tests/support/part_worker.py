@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, bootstrap_servers, topic, pod, part = sys.argv[1:]
     app = make_app(url, kafka_bootstrap_servers=bootstrap_servers, home=topic, pod=pod)
 

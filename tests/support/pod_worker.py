@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, bootstrap_servers, topic, pod, port = sys.argv[1:]
     app = make_app(
         url,

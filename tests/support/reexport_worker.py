@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ from jobs_lib.service import Service
 from tests.support.apps import make_app
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, bootstrap_servers, topic = sys.argv[1:]
     app = make_app(url, kafka_bootstrap_servers=bootstrap_servers)
     items = app.topic(topic, compacted=True)

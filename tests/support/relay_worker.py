@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from jobs_lib.service import Service
 from tests.support.apps import make_app
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, bootstrap_servers, topic, *events = sys.argv[1:]
 
     def die(event: str, fields: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from tests.support.apps import make_app
 from tests.support.say import say
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, cron, *options = sys.argv[1:]
     app = make_app(url)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
     url, seconds, grace = sys.argv[1:]
     # A hand-over may take long; the time of a process that stops is its own.
     app = make_app(url, shutdown_timeout=float(grace), handover_timeout=600, workers=2)
