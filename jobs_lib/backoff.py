@@ -7,6 +7,11 @@ import random
 from dataclasses import dataclass
 
 
+def is_number(value: object) -> bool:
+    """Whether it is one, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """When a failed job runs again.
@@ -27,13 +32,19 @@ class Retry:
     """Attempts after which the job is discarded. Defaults to None: never."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.first <= self.cap < math.inf and self.factor >= 1):
+        numbers = (self.first, self.factor, self.cap)
+        if not (
+            all(map(is_number, numbers))
+            and 0 < self.first <= self.cap < math.inf
+            and self.factor >= 1
+        ):
             raise ValueError(
-                "a retry policy needs 0 < first <= cap < infinity and factor >= 1, "
-                f"not {self}"
+                "a retry policy needs numbers with 0 < first <= cap < infinity and "
+                f"factor >= 1, not {self}"
             )
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ValueError(f"max_attempts must be 1 or more, not {self.max_attempts}")
+        most = self.max_attempts
+        if most is not None and (type(most) is not int or most < 1):
+            raise ValueError(f"max_attempts must be a number from 1 on, not {most!r}")
 
     def bound(self, attempt: int) -> float:
         """Seconds, the longest delay after the failed attempt (1 is the first)."""

@@ -67,7 +67,8 @@ class Schedule:
         Raises:
             ConfigurationError: one of the arguments cannot be used.
         """
-        if not 0 < len(name) <= _NAME_LIMIT or "\0" in name:
+        is_text = isinstance(name, str)
+        if not (is_text and 0 < len(name) <= _NAME_LIMIT) or "\0" in name:
             raise ConfigurationError(
                 f"{name!r} is no name for a schedule: give 1 to {_NAME_LIMIT} "
                 "characters"
@@ -76,6 +77,11 @@ class Schedule:
             raise ConfigurationError(
                 f"the schedule {name!r} cannot treat missed ticks by {missed!r}: give "
                 "'skip', 'one' or 'all'"
+            )
+        if not isinstance(cron, str):
+            raise ConfigurationError(
+                f"the schedule {name!r} has the cron expression {cron!r}: give a text, "
+                "as in '0 3 * * *'"
             )
         self.job_type = job_type
         self.name = name

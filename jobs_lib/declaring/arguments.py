@@ -109,6 +109,23 @@ def make_rules(
     return rules
 
 
+def check_texts(what: str, **given: object) -> None:
+    """Refuse names that are no texts.
+
+    Args:
+        what: is declared.
+        given: the arguments, by their names.
+
+    Raises:
+        ConfigurationError: one of them is none, or empty.
+    """
+    for name, value in given.items():
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(
+                f"the {name} of {what} is {value!r}: give its name, a str"
+            )
+
+
 def check_rate(given: object, name: str) -> None:
     """Refuse what is no rate.
 

@@ -8,7 +8,7 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared
 from jobs_lib.consuming.read_model import ReadModel
-from jobs_lib.declaring.arguments import check_partitions
+from jobs_lib.declaring.arguments import check_partitions, check_texts
 from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
@@ -201,6 +201,7 @@ class TopicDeclarations:
 
         def declare(function: RowOf[V]) -> RowOf[V]:
             what = f"the mapping of {topic!r} to {table!r}"
+            check_texts(what, table=table, key=key)
             check_plain(function, what)
             check_takes(function, ("record",), what)
             declared = self._declare_consumer(topic, group)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.backoff import is_number
 from jobs_lib.jobs.model import RateLimited
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ class Rate:
     """In how many seconds. Defaults to one."""
 
     def __post_init__(self) -> None:
-        if not (1 <= self.starts <= 1_000_000 and 0 < self.per <= 86_400):
+        are_numbers = type(self.starts) is int and is_number(self.per)
+        if not (
+            are_numbers and 1 <= self.starts <= 1_000_000 and 0 < self.per <= 86_400
+        ):
             raise ValueError(
                 "a rate needs 1 to 1,000,000 starts in above 0 to 86,400 seconds, not "
                 f"{self}"

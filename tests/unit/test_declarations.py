@@ -372,3 +372,40 @@ def test_partitions_that_are_no_number_are_refused(app, partitions):
 def test_an_entity_of_a_name_is_refused(app):
     with pytest.raises(ConfigurationError, match="'orders': give what app"):
         app.entity("orders", source="orders", key="id")(lambda conn, keys: {})
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "named", "message"),
+    [
+        (Rate, ("5",), {}, "a rate needs 1 to 1,000,000 starts .*starts='5'"),
+        (Rate, (2.5,), {}, "a rate needs .*starts=2.5"),
+        (Rate, (True,), {}, "a rate needs .*starts=True"),
+        (Rate, (5,), {"per": "60"}, "a rate needs .*per='60'"),
+        (exponential, (), {"first": "1"}, "policy needs numbers .*first='1'"),
+        (exponential, (), {"cap": None}, "policy needs numbers .*cap=None"),
+        (exponential, (), {"max_attempts": "3"}, "a number from 1 on, not '3'"),
+        (exponential, (), {"max_attempts": 2.0}, "a number from 1 on, not 2.0"),
+    ],
+)
+def test_a_policy_of_what_is_no_number_is_refused(make, values, named, message):
+    with pytest.raises(ValueError, match=message):
+        make(*values, **named)
+
+
+@pytest.mark.parametrize("given", [7, "", None])
+def test_a_read_model_names_its_table_and_key_by_texts(app, given):
+    for arguments in ({"table": given, "key": "id"}, {"table": "t", "key": given}):
+        declare = app.read_model("orders", group="g", **arguments)
+        with pytest.raises(ConfigurationError, match=rf"is {given!r}: give its name"):
+            declare(lambda record: {})
+    assert not app.consumers
+
+
+def test_a_schedule_has_texts_for_its_name_and_its_times(app):
+    @app.job()
+    def tick(job: Job) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="7 is no name for a schedule"):
+        app.periodic("0 3 * * *", name=7)(tick)
+    with pytest.raises(ConfigurationError, match="has the cron expression 3: give"):
+        app.periodic(3)(tick)
