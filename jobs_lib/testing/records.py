@@ -20,14 +20,19 @@ def make_record(
     offset: int = 0,
     headers: Mapping[str, str] | None = None,
     timestamp: datetime | None = None,
+    version: int | None = None,
 ) -> Record:
-    """A record as a handler gets it: with its value decoded; None for a tombstone."""
+    """A record as a handler gets it: with its value decoded; None for a tombstone.
+
+    The version of a state stands in its header ``ce_version``, as a relay writes it.
+    """
+    given = {} if version is None else {"ce_version": str(version)}
     return Record(
         topic,
         partition,
         offset,
         key,
         value,
-        dict(headers or {}),
+        given | dict(headers or {}),
         timestamp or datetime.now(UTC),
     )

@@ -349,3 +349,9 @@ def test_a_failed_job_is_retried_without_moving_the_clock(jobs):
     assert [one[-1] for one in ran] == [1, 2, 3]
     with pytest.raises(AssertionError, match=rf"job {first}: completed at"):
         jobs.retry(first)
+
+
+def test_a_record_has_the_version_that_it_is_given():
+    assert make_record(1, version=7).version == 7
+    assert make_record(1).version is None
+    assert make_record(1, headers={"ce_version": "9"}, version=7).version == 9
