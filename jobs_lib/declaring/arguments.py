@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs_lib.backoff import Retry
+from jobs_lib.backoff import Retry, is_number
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.model import Cancel, Discard
 from jobs_lib.jobs.rate import Rate
@@ -171,8 +171,11 @@ def check_seconds(
     """
     if given is None:
         return
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if is_number and given < math.inf and (0 < given <= most or (zero and given == 0)):
+    if (
+        is_number(given)
+        and given < math.inf
+        and (0 < given <= most or (zero and given == 0))
+    ):
         return
     least = "0 or more" if zero else "above 0"
     bound = "" if most == math.inf else f" and at most {most:,.0f}"
