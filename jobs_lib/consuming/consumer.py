@@ -295,7 +295,7 @@ class Consumer:
         origin = f"{topic}/{number}"
         connection.execute(BEGIN)
         self._declared[topic].apply(connection, block)
-        if telemetry.listened():
+        if telemetry.listened("records.applied"):
             telemetry.emit(
                 "records.applied", group=self.group, origin=origin, count=len(block)
             )
@@ -316,7 +316,7 @@ class Consumer:
             )
             connection.execute("commit")
         progress.stored = following
-        if telemetry.listened():
+        if telemetry.listened("records.committed"):
             telemetry.emit(
                 "records.committed",
                 group=self.group,

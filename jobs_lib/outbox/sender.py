@@ -423,6 +423,6 @@ class Sender:
 
 
 def _tell(event: str, shard: int, block: Block) -> None:
-    if telemetry.listened():
+    if telemetry.listened(event):
         ids, _ = block.done
         telemetry.emit(event, shard=shard, rows=ids)

@@ -157,9 +157,9 @@ def emit(event: str, **fields: Any) -> None:
         _tell(level, event, fields, subject)
 
 
-def listened() -> bool:
-    """Whether the events of each single job are told: spares hot loops the call."""
-    return hears_each_job or logger.isEnabledFor(logging.DEBUG)
+def listened(event: str) -> bool:
+    """Whether somebody wants an event that no log has: spares hot loops the call."""
+    return any(event in wanted for _, wanted in _listeners)
 
 
 def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], None]:

@@ -146,3 +146,22 @@ def test_each_counted_event_is_emitted_with_what_is_counted():
 def test_nothing_is_shown_of_what_is_not_known():
     assert not [s for family in describe_depths(None) for s in family.samples]
     assert not [s for family in describe_jobs([]) for s in family.samples]
+
+
+def test_a_relay_counts_the_rows_that_it_has_relayed(
+    database_url, bootstrap_servers, topic, connect, wait_for
+):
+    port = free_port()
+    app = make_app(
+        database_url, probes_port=port, kafka_bootstrap_servers=bootstrap_servers
+    )
+    events = app.topic(topic(4), value=int, partitions=4)
+    with connect() as connection:
+        for n in range(7):
+            events.send(connection, key=str(n), value=n)
+
+    def relayed() -> float:
+        return sum(read(scrape(port), "jobs_lib_outbox_relayed").values())
+
+    with running(app, "relay"):
+        wait_for(lambda: relayed() == 7, timeout=40, what="all are counted")
