@@ -70,6 +70,12 @@ _HINTS = (
 _LOCAL = "<locals>."
 
 
+def explain(error: Exception) -> str:
+    """An error that holds no value, in a line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(lines[:3]) or type(error).__name__
+
+
 def explain_refusal(error: Exception, schema: Any) -> str:
     """Why pydantic has refused a value, or could not write it as JSON.
 

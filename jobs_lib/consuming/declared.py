@@ -14,7 +14,7 @@ from jobs_lib.errors import ConfigurationError, RecordError
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.naming import name_in_kafka
-from jobs_lib.schemas.codec import explain
+from jobs_lib.reasons import explain
 
 if TYPE_CHECKING:
     # Not before something connects: who only enqueues needs no Kafka client.

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from jobs_lib.callers import AsyncCaller, Caller, Steps
+    from jobs_lib.callers import Steps
+    from jobs_lib.callers.caller import AsyncCaller, Caller
     from jobs_lib.jobs.rate import Rate
 
 P = ParamSpec("P")

@@ -21,12 +21,13 @@ from jobs_lib.outbox.checks import (
 )
 from jobs_lib.outbox.entity import read_version
 from jobs_lib.partitioner import choose_shard
-from jobs_lib.schemas.codec import explain
+from jobs_lib.reasons import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from jobs_lib.callers import AsyncCaller, Caller, Steps
+    from jobs_lib.callers import Steps
+    from jobs_lib.callers.caller import AsyncCaller, Caller
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.schemas.codec import Encoder

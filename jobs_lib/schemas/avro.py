@@ -25,8 +25,9 @@ from pydantic import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.reasons import explain
 from jobs_lib.schemas.avro_limits import LimitError, check_limits, find_threshold
-from jobs_lib.schemas.codec import explain, refuse
+from jobs_lib.schemas.codec import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

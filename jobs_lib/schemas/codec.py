@@ -227,12 +227,6 @@ def refuse(error: Exception, adapter: TypeAdapter[Any]) -> ValueError:
     return ValueError(explain_refusal(error, adapter.core_schema))
 
 
-def explain(error: Exception) -> str:
-    """An error that holds no value, in a line."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(lines[:3]) or type(error).__name__
-
-
 def _require_avro(topic: str) -> None:
     try:
         importlib.import_module("jobs_lib.schemas.registry")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from jobs_lib.app import App
-    from jobs_lib.callers import Caller
+    from jobs_lib.callers.caller import Caller
     from jobs_lib.consuming.record import Record
     from jobs_lib.settings import Settings
 

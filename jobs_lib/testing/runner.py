@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 from psycopg.rows import class_row, tuple_row
 
-from jobs_lib.callers import driver_connection
+from jobs_lib.callers.drivers import driver_connection
 from jobs_lib.errors import JobsError, StoredPayloadError
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.complete import Completer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.app import App
-    from jobs_lib.callers import Caller
+    from jobs_lib.callers.caller import Caller
     from jobs_lib.db import Database, Queries
     from jobs_lib.jobs.type import JobType
 

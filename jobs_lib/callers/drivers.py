@@ -1,168 +1,31 @@
-"""What callers hand us to write on, and how a statement runs there.
-
-What is to be done is a generator of steps, so that it is written once; here it is run
-on what the caller has, in the transaction that is open there:
-
-    psycopg Connection, AsyncConnection           the driver's own connection
-    SQLAlchemy with psycopg, sync and async       the driver's connection behind it
-    SQLAlchemy with psycopg2, asyncpg, …          SQLAlchemy's execute
-    Django's connection                           the driver's connection behind it
-
-Every parameter is text or bytes, and every result is text: the statements cast them, so
-that no driver has to know more types.
-"""
+"""How steps run on what the caller has, in the transaction that is open there."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from dataclasses import dataclass
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Protocol,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
 from jobs_lib import direct, unsuited
+from jobs_lib.callers.caller import is_alone
+from jobs_lib.callers.steps import CopyIn, Fetch
 from jobs_lib.errors import NoTransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Coroutine
 
-    from psycopg import sql
     from sqlalchemy import Connection as SQLAlchemyConnection
-    from sqlalchemy import CursorResult, TextClause
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncSession,
-        async_scoped_session,
-    )
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy import CursorResult
 
-    from jobs_lib.db import Queries
-
-    Caller: TypeAlias = (
-        psycopg.Connection[Any]
-        | SQLAlchemyConnection
-        | Session
-        | scoped_session[Any]
-        | "DjangoConnection"
-        | "Alone"
-    )
-    AsyncCaller: TypeAlias = (
-        psycopg.AsyncConnection[Any]
-        | AsyncConnection
-        | AsyncSession
-        | async_scoped_session[Any]
-    )
-
-
-class Alone(Protocol):
-    """Who has nothing else to commit: every statement is a transaction of its own."""
-
-    def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A connection in autocommit mode."""
-
-    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A connection in a transaction that commits at the end."""
-
-
-class DjangoConnection(Protocol):
-    """``django.db.connection``, or one of ``django.db.connections``."""
-
-    in_atomic_block: bool
-    vendor: str
-
-    def ensure_connection(self) -> None:
-        """Connect, if it has not yet."""
-
+    from jobs_lib.callers.caller import AsyncCaller, Caller, DjangoConnection
+    from jobs_lib.callers.steps import Rows, Steps
 
 R = TypeVar("R")
-Rows = list[tuple[Any, ...]]
-Parameters: TypeAlias = "Mapping[str, str | bytes | None]"
-_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
-class Statement:
-    """A named query in the form of each driver."""
-
-    def __init__(self, query: sql.Composed) -> None:
-        self.named = query.as_string()
-        self.names = list(dict.fromkeys(_PARAMETER.findall(self.named)))
-        places = {name: f"${n}" for n, name in enumerate(self.names, 1)}
-        numbered = _PARAMETER.sub(lambda found: places[found[1]], self.named)
-        self.numbered = numbered.replace("%%", "%").encode()
-        digest = hashlib.blake2b(self.numbered, digest_size=8).hexdigest()
-        self.name = f"jobs_lib_{digest}".encode()
-        """Under which it is prepared."""
-        self._bound: TextClause | None = None
-
-    def bound(self, parameters: Parameters) -> TextClause:
-        """The form of SQLAlchemy, for any driver.
-
-        asyncpg would take the type of each parameter from the cast around it, and then
-        refuse text for it: so each says what it is.
-        """
-        from sqlalchemy import LargeBinary, String, bindparam, text
-
-        if self._bound is None:
-            escaped = self.named.replace(":", "\\:")
-            bound = text(_PARAMETER.sub(r":\1", escaped).replace("%%", "%"))
-            self._bound = bound.bindparams(
-                *(bindparam(name, type_=String()) for name in self.names)
-            )
-        binary = [
-            bindparam(name, type_=LargeBinary())
-            for name, value in parameters.items()
-            if isinstance(value, bytes)
-        ]
-        return self._bound.bindparams(*binary) if binary else self._bound
-
-
-class Statements:
-    """The statements of one schema by name, each compiled when it is first used."""
-
-    def __init__(self, queries: Callable[[], Queries]) -> None:
-        self.load_queries = queries
-        self._compiled: dict[str, Statement] = {}
-
-    def __getitem__(self, name: str) -> Statement:
-        found = self._compiled.get(name)
-        if found is None:
-            found = self._compiled[name] = Statement(self.load_queries()[name])
-        return found
-
-
-@dataclass(slots=True)
-class Fetch:
-    """Run a statement; its rows are sent back."""
-
-    statement: Statement
-    parameters: Parameters
-
-
-@dataclass(slots=True)
-class CopyIn:
-    """Send blocks of rows by COPY; without COPY, run these statements instead."""
-
-    query: sql.Composed
-    blocks: Iterable[bytes]
-    instead: Callable[[], Iterable[Fetch]]
-
-
-Steps: TypeAlias = "Generator[Fetch | CopyIn, Rows, R]"
-
-
-def perform(
+def run_steps(
     caller: Caller | AsyncCaller, steps: Steps[R]
 ) -> R | Coroutine[Any, Any, R]:
     """Run the steps in the caller's transaction; for async ones, when it is awaited.
@@ -182,7 +45,7 @@ def perform(
         return _perform_django(caller, steps)
     connection = _unwrap(caller)
     if isinstance(connection, psycopg.Connection):
-        return perform(connection, steps)
+        return run_steps(connection, steps)
     return _drive(lambda step: _run_sqlalchemy(connection, step), steps)
 
 
@@ -201,12 +64,6 @@ def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
             "this needs a synchronous connection of psycopg, or SQLAlchemy with psycopg"
         )
     return caller
-
-
-def is_alone(caller: object) -> TypeGuard[Alone]:
-    """Whether it has nothing else to commit."""
-    # Not a `runtime_checkable` protocol: asking that costs 10 µs.
-    return hasattr(type(caller), "alone")
 
 
 def is_async(caller: object) -> TypeGuard[AsyncCaller]:
@@ -231,7 +88,7 @@ def _perform_django(connection: Any, steps: Steps[R]) -> R | Coroutine[Any, Any,
     # Its own errors, by which Django knows what has become of the connection.
     with connection.wrap_database_errors:
         connection.ensure_connection()
-        return perform(connection.connection, steps)
+        return run_steps(connection.connection, steps)
 
 
 async def _perform_async(caller: Any, steps: Steps[R]) -> R:

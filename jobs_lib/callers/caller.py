@@ -1,0 +1,58 @@
+"""What callers hand us to write on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import psycopg
+    from sqlalchemy import Connection as SQLAlchemyConnection
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncSession,
+        async_scoped_session,
+    )
+    from sqlalchemy.orm import Session, scoped_session
+
+    Caller: TypeAlias = (
+        psycopg.Connection[Any]
+        | SQLAlchemyConnection
+        | Session
+        | scoped_session[Any]
+        | "DjangoConnection"
+        | "Alone"
+    )
+    AsyncCaller: TypeAlias = (
+        psycopg.AsyncConnection[Any]
+        | AsyncConnection
+        | AsyncSession
+        | async_scoped_session[Any]
+    )
+
+
+class Alone(Protocol):
+    """Who has nothing else to commit: every statement is a transaction of its own."""
+
+    def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection in autocommit mode."""
+
+    def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection in a transaction that commits at the end."""
+
+
+class DjangoConnection(Protocol):
+    """``django.db.connection``, or one of ``django.db.connections``."""
+
+    in_atomic_block: bool
+    vendor: str
+
+    def ensure_connection(self) -> None:
+        """Connect, if it has not yet."""
+
+
+def is_alone(caller: object) -> TypeGuard[Alone]:
+    """Whether it has nothing else to commit."""
+    # Not a `runtime_checkable` protocol: asking that costs 10 µs.
+    return hasattr(type(caller), "alone")
