@@ -2,6 +2,7 @@
 
 Each name is imported at its first use: pytest loads this package in every run of
 everybody who has it installed, for the fixtures of :mod:`jobs_lib.testing.plugin`.
+And what a name needs to connect or to check values is loaded when it does so.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if name == "App" and not _finds_libpq():
+            importlib.import_module("psycopg")  # fails, and says where it has looked
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ImportError as error:
         if "no pq wrapper" in str(error):
@@ -89,6 +92,20 @@ def __getattr__(name: str) -> Any:
         raise
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def _finds_libpq() -> bool:
+    """Whether psycopg will find one: told here, where the app is imported.
+
+    An app loads psycopg itself when it connects, which may be long after.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("psycopg_c") or find_spec("psycopg_binary"):
+        return True
+    from ctypes.util import find_library
+
+    return find_library("pq") is not None
 
 
 def __dir__() -> list[str]:

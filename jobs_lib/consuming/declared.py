@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.record import Record, describe, make_record, read_headers
@@ -17,17 +15,21 @@ from jobs_lib.naming import name_in_kafka
 from jobs_lib.reasons import explain
 
 if TYPE_CHECKING:
-    # Not before something connects: who only enqueues needs no Kafka client.
+    from collections.abc import Callable, Sequence
+
+    # Not before something connects: to declare needs neither of the two.
+    import psycopg
     from confluent_kafka import Message
 
     from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
+    Connection = psycopg.Connection[Any]
+    Applier = Callable[[Connection, Sequence[Message]], None]
+    RecordHandler = Callable[[Record["V"], Connection], None]
+
 V = TypeVar("V", default=Any)
 
-Connection = psycopg.Connection[Any]
-Applier = Callable[[Connection, "Sequence[Message]"], None]
-RecordHandler = Callable[[Record[V], Connection], None]
 TYPE_HEADER = "ce_type"
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.declared import Declared
-from jobs_lib.consuming.read_model import ReadModel
 from jobs_lib.declaring.arguments import check_partitions, check_texts
 from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
@@ -17,7 +16,6 @@ from jobs_lib.naming import name_in_kafka
 from jobs_lib.outbox.entity import Entity, has_version
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
-from jobs_lib.schemas.codec import make_decoder, make_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.read_model import RowOf
     from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Loader
-    from jobs_lib.schemas.codec import SchemaSource
+    from jobs_lib.schemas.codec import Decoder, SchemaSource
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
 
@@ -112,6 +110,9 @@ class TopicDeclarations:
                 f"the topic {name!r} settles for {settle:g} s and merges nothing: "
                 "leave `settle` out, or say merge=True"
             )
+        # Not before there is a type to read: it loads pydantic.
+        from jobs_lib.schemas.codec import make_encoder
+
         topic = Topic(
             name,
             encoder=make_encoder(name, value, schema, self._registry, self._in_kafka),
@@ -156,7 +157,7 @@ class TopicDeclarations:
                 written with. Defaults to JSON.
         """
 
-        decoder = make_decoder(topic, value, schema, self._registry)
+        decoder = self._make_decoder(topic, value, schema)
 
         def declare(function: RecordHandler[V]) -> RecordHandler[V]:
             what = f"the consumer of {topic!r} in the group {group!r}"
@@ -197,7 +198,10 @@ class TopicDeclarations:
                 written with. Defaults to JSON.
         """
 
-        decoder = make_decoder(topic, value, schema, self._registry)
+        # Not before there is a table to write: it loads psycopg.
+        from jobs_lib.consuming.read_model import ReadModel
+
+        decoder = self._make_decoder(topic, value, schema)
 
         def declare(function: RowOf[V]) -> RowOf[V]:
             what = f"the mapping of {topic!r} to {table!r}"
@@ -269,6 +273,16 @@ class TopicDeclarations:
             topic.encoder.load()
         for declared in self.consumers:
             declared.load()
+
+    def _make_decoder(
+        self,
+        topic: str,
+        value: Any,
+        schema: SchemaSource | Literal["registered"] | None,
+    ) -> Decoder:
+        from jobs_lib.schemas.codec import make_decoder
+
+        return make_decoder(topic, value, schema, self._registry)
 
     def _in_kafka(self, name: str) -> str:
         return name_in_kafka(self._read_settings(), name)

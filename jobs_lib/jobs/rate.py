@@ -7,7 +7,6 @@ are guesses, since other processes have theirs; the bucket alone decides who sta
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
@@ -91,6 +90,9 @@ class Throttle:
         rate = job_type.rate
         if rate is None:
             return function
+        # Not before jobs are run: it takes 0.05 s, which an App would pay for its Rate.
+        import asyncio
+
         limit = rate  # for the type checker, who does not follow it into a function
         name = job_type.name
 

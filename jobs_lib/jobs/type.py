@@ -36,7 +36,6 @@ from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.grouping import Grouping
 from jobs_lib.jobs.model import Cancel, Discard, Job
 from jobs_lib.jobs.options import Options, Priority, check_headers
-from jobs_lib.jobs.payload import Payload
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -105,6 +104,9 @@ class JobType(Generic[P]):
         rate: Rate | None = None,
         schema: Callable[..., Any] | None = None,
     ) -> None:
+        # Not before there is a signature to read: it loads pydantic.
+        from jobs_lib.jobs.payload import Payload
+
         check_name(name)
         self.function = function
         self.name = name

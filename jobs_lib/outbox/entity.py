@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import psycopg
+
     from jobs_lib.outbox.topic import Topic
+
+    Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, "V | Gone"]]
 
 V = TypeVar("V", default=Any)
 
@@ -24,9 +28,6 @@ class Gone:
 
     version: int
     """Greater than that of the last state."""
-
-
-Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, V | Gone]]
 
 
 @dataclass(frozen=True, slots=True)

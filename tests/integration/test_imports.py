@@ -1,4 +1,4 @@
-"""What an import loads: no Kafka client to enqueue, nothing at all for pytest."""
+"""What is loaded when: no driver to declare, no Kafka client to enqueue."""
 
 from __future__ import annotations
 
@@ -52,6 +52,64 @@ def test_nothing_is_loaded():
 """
 
 
+# Commands, workers and tests of an application import it many times a day.
+IMPORT = """
+import sys
+from jobs_lib import App, Draft, Gone, Item, Job, JobsError, Rate, Record, Retry, Snooze
+
+heavy = {
+    "alembic",
+    "asyncio",  # and ssl with it
+    "confluent_kafka",
+    "psycopg",
+    "psycopg_pool",
+    "pydantic",
+    "pydantic_core",
+    "pydantic_settings",
+    "sqlalchemy",
+}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+
+# Pydantic reads the signatures, so that a wrong one is refused at its declaration.
+DECLARE = """
+import sys
+from jobs_lib import App, Job, Rate, Record
+
+app = App("shop", home="orders")
+states = app.topic("states", value=int, compacted=True)
+
+@app.periodic("0 3 * * *", payload={"order": 1})
+@app.job(group="order", rate=Rate(5), retry=3)
+def ship(job: Job, order: int) -> None: ...
+
+@app.job()
+async def tell(job: Job, order: int) -> None: ...
+
+@app.consumer("orders", group="shop", value=int)
+def handle(record: Record[int], connection) -> None: ...
+
+heavy = {
+    "alembic",
+    "confluent_kafka",
+    "psycopg",
+    "psycopg_pool",
+    "pydantic_settings",
+    "sqlalchemy",
+}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+
+WITHOUT_LIBPQ = """
+import ctypes.util
+import sys
+
+sys.modules["psycopg_binary"] = sys.modules["psycopg_c"] = None
+ctypes.util.find_library = lambda name: None
+from jobs_lib import App
+"""
+
+
 def run(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess[str]:
     """Run Python with this checkout on its path."""
     return subprocess.run(
@@ -62,6 +120,23 @@ def run(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
     )
+
+
+def test_the_import_of_an_app_loads_no_heavy_library():
+    done = run("-c", IMPORT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_that_only_declares_loads_no_driver_and_no_settings():
+    done = run("-c", DECLARE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_import_of_an_app_without_libpq_says_what_to_install():
+    done = run("-c", WITHOUT_LIBPQ)
+    assert done.returncode == 1
+    assert "no pq wrapper" in done.stderr
+    assert "libpq is missing: pip install 'jobs-lib[binary]'" in done.stderr
 
 
 def test_who_only_enqueues_and_sends_loads_no_kafka_client(database_url):
