@@ -1,4 +1,4 @@
-"""What a newcomer meets: seconds to import and to get help, and lines in the log.
+"""What a newcomer meets: seconds to import, declare and get help; lines in the log.
 
 ``python -m benchmarks.day_one`` prints one JSON line. The CPU seconds are the medians
 of several runs; `idle_lines_in_an_hour` is counted over a shorter time and scaled.
@@ -45,6 +45,7 @@ def main(idle: float) -> None:
     """Measure on this machine."""
     figures = {
         "import_cpu_s": _measure_cpu("-c", "from jobs_lib import App, Job"),
+        "declare_cpu_s": _measure_cpu("-c", _SERVICE),
         "help_cpu_s": _measure_cpu("-m", "jobs_lib.cli", "--help"),
         **_count_lines(idle),
     }
