@@ -174,8 +174,13 @@ def reads_once(schema: Any) -> bool:
 def _to_json(plain: Any) -> bytes:
     """Plain Python values as JSON that names NaN and infinity."""
     return to_json(
-        plain, inf_nan_mode="constants", bytes_mode="base64", serialize_unknown=True
+        plain, inf_nan_mode="constants", bytes_mode="base64", fallback=_show_unknown
     )
+
+
+def _show_unknown(value: Any) -> Any:
+    """What pydantic-core has no rule for; a deque is among it in older releases."""
+    return list(value) if isinstance(value, deque) else ""
 
 
 def _may_be_lost(schema: Mapping[str, Any]) -> bool:

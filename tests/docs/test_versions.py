@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("binary", "avro", "otel", "devstack", "testing")
+EXTRAS = ("binary", "avro", "otel", "metrics", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: What the tests below need besides, in any version that goes with the rest.
 TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "sqlalchemy[asyncio]"]

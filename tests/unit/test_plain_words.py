@@ -142,10 +142,6 @@ REASON = "Connection refused (127.0.0.1, port 1)"
     ("make", "reason"),
     [
         (lambda: refused_by(psycopg.connect, ONE), REASON),
-        (
-            lambda: refused_by(psycopg.connect, TWO),
-            f"{REASON}; Connection refused (127.0.0.1, port 2)",
-        ),
         (lambda: refused_by(psycopg2.connect, ONE), REASON),
         (
             lambda: refused_by(psycopg.connect, "host=/nowhere dbname=x"),
@@ -168,12 +164,18 @@ REASON = "Connection refused (127.0.0.1, port 1)"
         ),
         (lambda: psycopg.OperationalError(), "OperationalError"),
     ],
-    ids=["refused", "two", "psycopg2", "socket", "lost", "password", "nothing"],
+    ids=["refused", "psycopg2", "socket", "lost", "password", "nothing"],
 )
 def test_libpqs_lines_are_one_with_the_reason_first(make, reason):
     error = make()
     assert find_reason(error) == reason
     assert describe(error) == f"OperationalError: {reason}"
+
+
+def test_each_host_that_was_tried_has_its_reason():
+    last = "Connection refused (127.0.0.1, port 2)"
+    # The first releases of psycopg 3.2 tell of the last one only.
+    assert find_reason(refused_by(psycopg.connect, TWO)) in {f"{REASON}; {last}", last}
 
 
 def test_what_sqlalchemy_wraps_is_one_line_too():
