@@ -30,8 +30,23 @@ class Histogram:
     """Seconds of all together."""
 
     def note(self, seconds: list[float]) -> None:
-        """So long took some more. To sort them costs less than a search for each."""
-        seconds.sort()
+        """So long took some more."""
+        if min(seconds, default=0.0) < 0.0:
+            # Two clocks may say that a job began before it was due.
+            seconds = [max(0.0, one) for one in seconds]
+        self.total += sum(seconds)
+        # Most are alike: in the first bucket, or all in one.
+        longer = [one for one in seconds if one > BOUNDS[0]]
+        self.counts[0] += len(seconds) - len(longer)
+        if longer:
+            first = bisect_left(BOUNDS, min(longer))
+            if first == bisect_left(BOUNDS, max(longer)):
+                self.counts[first] += len(longer)
+            else:
+                # To sort them costs less than a search for each.
+                self._note_sorted(sorted(longer))
+
+    def _note_sorted(self, seconds: list[float]) -> None:
         before = 0
         for bucket, bound in enumerate(BOUNDS):
             place = bisect_right(seconds, bound, before)
@@ -41,8 +56,6 @@ class Histogram:
             before = place
         else:
             self.counts[-1] += len(seconds) - before
-        # Two clocks may say that a job began before it was due.
-        self.total += sum(seconds[bisect_left(seconds, 0.0) :])
 
     def add(self, other: Histogram) -> None:
         """Count what another one has counted, too."""

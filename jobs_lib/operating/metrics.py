@@ -90,7 +90,7 @@ class _Reader:
         )
 
     def start(self) -> None:
-        self._asked.set()
+        # The first look comes with the first scrape: there may never be one.
         self._thread.start()
 
     def stop(self) -> None:

@@ -120,6 +120,9 @@ def test_what_waits_is_shown_and_looked_at_rarely(
     app = make_app(database_url, probes_port=port)
     app.job(name="work")(lambda job: None)
     with running(app, "executor"):
+        # The first scrape asks for the first look.
+        assert not looks
+        scrape(port)
         wait_for(lambda: looks, what="it has looked")
         for _ in range(5):
             found = scrape(port)
