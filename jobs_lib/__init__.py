@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from jobs_lib.jobs.around import Draft
     from jobs_lib.jobs.batch import Item
+    from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.outbox.entity import Gone
@@ -49,6 +50,7 @@ __all__ = [
     "RetryAfter",
     "Settings",
     "Snooze",
+    "Workers",
     "__version__",
     "exponential",
 ]
@@ -72,6 +74,7 @@ _MODULES = {
     "RetryAfter": "jobs.model",
     "Settings": "settings",
     "Snooze": "jobs.model",
+    "Workers": "jobs.limit",
     "exponential": "backoff",
 }
 

@@ -73,7 +73,12 @@ class Queries(Mapping[str, sql.Composed]):
 
 @cache
 def _read_queries() -> dict[str, str]:
-    """The queries by name; each ``{part}`` in one is the part of that name."""
+    """The queries by name; each ``{part}`` in one is the part of that name.
+
+    Where there is a part ``x_limited``, too, each query with the part ``x`` is there
+    twice: as ``q``, and as ``q_limited`` with the other part. A part may hold parts
+    that stand behind it.
+    """
     found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for file in sorted(
         resources.files("jobs_lib.sql").iterdir(), key=lambda file: file.name
@@ -85,12 +90,20 @@ def _read_queries() -> dict[str, str]:
             if name in found[kind]:
                 raise JobsError(f"the {kind} {name!r} stands twice in jobs_lib/sql")
             found[kind][name] = text.strip().rstrip(";")
-    queries, parts = found["name"], found["part"]
-    for name, text in queries.items():
-        for part, inner in parts.items():
-            text = text.replace(f"{{{part}}}", f"\n    {inner}\n")
-        queries[name] = text
+    parts = found["part"]
+    other = {p: parts[f"{p}_limited"] for p in parts if f"{p}_limited" in parts}
+    queries: dict[str, str] = {}
+    for name, text in found["name"].items():
+        queries[name] = _fill(text, parts)
+        if any(f"{{{part}}}" in text for part in other):
+            queries[f"{name}_limited"] = _fill(text, parts | other)
     return queries
+
+
+def _fill(text: str, parts: Mapping[str, str]) -> str:
+    for part, inner in parts.items():
+        text = text.replace(f"{{{part}}}", f"\n    {inner}\n")
+    return text
 
 
 def no_answer(url: str, error: BaseException | None) -> UnavailableError:

@@ -28,11 +28,17 @@ def check_parts(app: App, parts: Collection[str]) -> None:
 
     Raises:
         ConfigurationError: none of the parts has anything to do, or there is no such
-            part.
+            part, or the settings have workers that no job type has.
     """
     if unknown := sorted({*parts} - {*PARTS}):
         raise ConfigurationError(
             f"a service has no {', '.join(unknown)}: its parts are {', '.join(PARTS)}"
+        )
+    named = {job.workers.name for job in app.jobs.values() if job.workers}
+    if unknown := sorted(app.settings.own_workers.keys() - named):
+        raise ConfigurationError(
+            f"JOBS_LIB_OWN_WORKERS names {', '.join(unknown)}, and no job type has "
+            f"such workers: there are {', '.join(sorted(named)) or 'none'}"
         )
     declared = {"consumers": app.consumers, "executor": app.jobs, "relay": app.topics}
     if any(declared[part] for part in parts):

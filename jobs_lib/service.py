@@ -448,8 +448,10 @@ class Service:
             self.settings,
             self.app.around,
             lambda: self.process.lease,
+            lambda: self.process.sees_others,
             is_measured=self._metrics is not None,
         )
+        self.process.report = executor.report
         handled = self._handled
         if self.settings.origins:
             self._own("execute", StaticSource(chosen), executor)

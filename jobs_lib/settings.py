@@ -167,6 +167,11 @@ class Settings(BaseSettings):
     async_workers: int = Field(
         100, ge=1, le=10_000, description="Async job handlers that run at once."
     )
+    own_workers: dict[str, Annotated[int, Field(ge=1, le=1_000)]] = Field(
+        default_factory=dict,
+        description="Other numbers of workers for job types that have their own, by "
+        'name, as JSON: `{"reports": 4}`.',
+    )
     batch: int = Field(
         4_000,
         ge=2,

@@ -6,10 +6,11 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from jobs_lib.backoff import Retry, is_number
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.limit import MOST, MOST_WORKERS, Limit, Workers
 from jobs_lib.jobs.model import Cancel, Discard
 from jobs_lib.jobs.rate import Rate
 from jobs_lib.jobs.type import check_name
@@ -137,6 +138,52 @@ def check_rate(given: object, name: str) -> None:
             f"the rate of {name!r} is {given!r}: say in how many seconds, as in "
             f"Rate({given if type(given) is int else 5}, per=60)"
         )
+
+
+def make_limit(given: object, name: str) -> Limit | None:
+    """The limit; a number is that of all jobs of the type.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if given is None:
+        return None
+    most, parameter = given if _is_pair(given) else (given, None)
+    if type(most) is int and 1 <= most <= MOST:
+        return Limit(most, parameter)
+    raise ConfigurationError(
+        f"the limit of {name!r} is {given!r}: give how many of its jobs may run at "
+        f"once over all pods, 1 to {MOST:,}, as in limit=4, or so many for each value "
+        'of a parameter, as in limit=(2, "tenant")'
+    )
+
+
+def _is_pair(given: object) -> TypeGuard[tuple[object, str]]:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str)
+
+
+def make_workers(given: object, name: str) -> Workers | None:
+    """The workers of a type's own; a number is for this type alone.
+
+    Raises:
+        ConfigurationError: they are none.
+    """
+    if given is None:
+        return None
+    workers = Workers(given, name) if type(given) is int else given
+    if (
+        isinstance(workers, Workers)
+        and type(workers.count) is int
+        and 1 <= workers.count <= MOST_WORKERS
+        and isinstance(workers.name, str)
+        and workers.name
+    ):
+        return workers
+    raise ConfigurationError(
+        f"the workers of {name!r} are {given!r}: give how many of its jobs may run at "
+        f"once in a process, 1 to {MOST_WORKERS:,}, as in workers=2, or what several "
+        'types share, as in Workers(2, "reports")'
+    )
 
 
 def check_history(given: object, name: str) -> None:

@@ -12,8 +12,10 @@ from jobs_lib.declaring.arguments import (
     check_rate,
     check_seconds,
     choose_name,
+    make_limit,
     make_retry,
     make_rules,
+    make_workers,
 )
 from jobs_lib.declaring.functions import (
     check_function,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.around import AroundEnqueue
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.enqueue import Enqueuer
+    from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.options import Priority
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.jobs.run import Around
@@ -80,6 +83,8 @@ class JobDeclarations:
         rules: Mapping[type[BaseException], Rule | int] | None = None,
         time_limit: float | None = None,
         rate: Rate | None = None,
+        limit: int | tuple[int, str] | None = None,
+        workers: int | Workers | None = None,
         last_only: bool = False,
         debounce: float = 0.0,
         max_wait: float | None = None,
@@ -108,6 +113,12 @@ class JobDeclarations:
                 then; a plain one goes on, but can commit nothing any more.
             rate: how many may start in how many seconds, over all pods; the others wait
                 as scheduled jobs, and no attempt is counted. Defaults to no limit.
+            limit: how many run at once, over all pods; or a tuple of how many, and of
+                the parameter for each of whose values so many run. The others wait,
+                and keep nothing else waiting. Defaults to no limit.
+            workers: how many run at once in a process, on workers of their own: those
+                of all other types are left alone. Types that share them are given the
+                same :class:`Workers`. Defaults to the workers of all types.
             last_only: of the jobs of this type that wait in a group, only the newest
                 runs, whatever else waits there.
             debounce: seconds of quiet in its group before the newest one runs.
@@ -144,6 +155,8 @@ class JobDeclarations:
                 max_wait=max_wait,
                 time_limit=time_limit,
                 rate=rate,
+                limit=make_limit(limit, type_name),
+                workers=make_workers(workers, type_name),
                 rules=rules,
                 names=names,
                 priority=priority,
@@ -162,6 +175,7 @@ class JobDeclarations:
         retry: Retry | int | None = None,
         history: bool | timedelta = True,
         rules: Mapping[type[BaseException], Rule | int] | None = None,
+        workers: int | Workers | None = None,
     ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
         """Declare a function that handles several jobs of a type in one call.
 
@@ -180,6 +194,7 @@ class JobDeclarations:
             retry: see there.
             history: see there.
             rules: see there.
+            workers: how many calls run at once in a process; see there.
 
         Raises:
             ConfigurationError: the name is taken, or the signature is another one.
@@ -206,6 +221,7 @@ class JobDeclarations:
                 names=names,
                 priority=priority,
                 batch=size,
+                workers=make_workers(workers, type_name),
                 schema=make_schema(find_item_type(function, type_name, names)),
             )
 
@@ -227,6 +243,7 @@ class JobDeclarations:
             if one in self.jobs or names_of_jobs.count(one) > 1:
                 raise ConfigurationError(f"the job type {one!r} is declared twice")
         check_history(history, name)
+        self._check_workers(others["workers"], name)
         job_type: JobType[Any] = JobType(
             function,
             name=name,
@@ -239,6 +256,16 @@ class JobDeclarations:
         )
         self.jobs |= dict.fromkeys(names_of_jobs, job_type)
         return job_type
+
+    def _check_workers(self, workers: Workers | None, name: str) -> None:
+        """Refuse two counts for the workers of one name."""
+        for other in self.jobs.values():
+            theirs = other.workers
+            if workers and theirs and workers.name == theirs.name and workers != theirs:
+                raise ConfigurationError(
+                    f"the workers {workers.name!r} are {workers.count} for {name!r}, "
+                    f"and {theirs.count} for {other.name!r}: give both the same"
+                )
 
     def _choose_history(self, given: bool | timedelta) -> timedelta | None:
         if isinstance(given, timedelta):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.executor.loop import Loop
-from jobs_lib.executor.workers import Workers
+from jobs_lib.executor.turn import Turn
+from jobs_lib.executor.workers import ThreadWorkers
 from jobs_lib.jobs.model import Lane
 from jobs_lib.jobs.rate import Throttle
 from jobs_lib.jobs.run import Runner
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jobs_lib.db import Database
     from jobs_lib.jobs.claim import Item
     from jobs_lib.jobs.ended import Ended
+    from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
@@ -41,12 +43,16 @@ class Crew:
         settings: Settings,
         around: Sequence[Around],
         starving: Callable[[], None],
+        own: Workers | None = None,
         *,
         is_timed: bool = False,
     ) -> None:
+        workers, async_workers = settings.workers, settings.async_workers
+        if own is not None:
+            workers = async_workers = settings.own_workers.get(own.name, own.count)
         # One connection more than workers, so that handlers cannot starve each other.
-        self._pool = database.pool("handlers", settings.workers + 1)
-        self._async_pool = database.async_pool("handlers", settings.async_workers)
+        self._pool = database.pool("handlers", workers + 1)
+        self._async_pool = database.async_pool("handlers", async_workers)
         lender = Lender(
             types,
             database.queries,
@@ -59,11 +65,11 @@ class Crew:
         throttle = Throttle(types, lender)
         self._runner = Runner(types, lender, around, throttle, is_timed=is_timed)
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
-        self._workers = Workers(
-            settings.workers, self._runner, limits, starving, self._put_lane
+        self._workers = ThreadWorkers(
+            workers, self._runner, limits, starving, self._put_lane
         )
         self._loop = Loop(
-            settings.async_workers,
+            async_workers,
             self._runner,
             limits,
             starving,
@@ -71,15 +77,25 @@ class Crew:
             self._async_pool.close,
         )
         self._has_loop = any(t.is_async for t in types.values())
-        self.size = settings.workers + self._has_loop * settings.async_workers
+        self.size = workers + self._has_loop * async_workers
         """Jobs that may run at once."""
         # A handler may take as long as it likes: its thread has to be there, no more.
-        count = settings.workers
-        self.pulses = [Pulse("jobs_lib worker", lambda: self._workers.living >= count)]
+        self.pulses = [
+            Pulse("jobs_lib worker", lambda: self._workers.living >= workers)
+        ]
         if self._has_loop:
             self.pulses.append(Pulse("jobs_lib loop", self._loop.is_alive))
         for pulse in self.pulses:
             pulse.away = True
+
+    def find_busy(self) -> list[tuple[bool, int]]:
+        """Which workers are all busy while something waits: async or not, how many."""
+        found = []
+        if not self._workers.is_starving and not self._workers.idle:
+            found.append((False, self._workers.count))
+        if not self._loop.is_starving and not self._loop.idle:
+            found.append((True, self._loop.count))
+        return found
 
     def start(self) -> None:
         """Start the threads."""
@@ -110,15 +126,15 @@ class Crew:
         """Jobs that could run besides those that do, when nothing waits."""
         return self._workers.idle + self._loop.idle if self.is_starving else 0
 
-    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+    def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these, in this order: ``first``, or after what waits."""
         # Asked for each claim: for each job it would cost more than it is worth.
         self._runner.is_told = telemetry.logger.isEnabledFor(logging.DEBUG)
         if not self._has_loop:
             self._workers.put(items, first=first)
             return
-        for_loop = [item for item in items if self._runner.is_async(_head(item))]
-        for_threads = [item for item in items if not self._runner.is_async(_head(item))]
+        for_loop = [item for item in items if self._is_async(item)]
+        for_threads = [item for item in items if not self._is_async(item)]
         if for_loop:
             self._loop.put(for_loop, first=first)
         if for_threads:
@@ -126,9 +142,15 @@ class Crew:
 
     def take_back(self, ended: Ended) -> list[Item]:
         """What nobody has begun, of those that end there, oldest first."""
-        taken = [*self._workers.take_back(), *self._loop.take_back()]
-        ours = [item for item in taken if _head(item).lane.ended is ended]
-        if others := [item for item in taken if _head(item).lane.ended is not ended]:
+        ours: list[Item] = []
+        others: list[Item | Turn] = []
+        for item in [*self._workers.take_back(), *self._loop.take_back()]:
+            # A turn has nothing of its own.
+            if not isinstance(item, Turn) and _head(item).lane.ended is ended:
+                ours.append(item)
+            else:
+                others.append(item)
+        if others:
             self.put(others[::-1])
         return sorted(ours, key=lambda item: _head(item).id)
 
@@ -136,6 +158,11 @@ class Crew:
         """Tell a running handler to stop, if it can be told."""
         if self._runner.is_async(job):
             self._loop.cancel(job)
+
+    def _is_async(self, item: Item | Turn) -> bool:
+        if isinstance(item, Turn):
+            return item.is_async
+        return self._runner.is_async(_head(item))
 
     def _put_lane(self, lane: Lane) -> None:
         self.put([lane])

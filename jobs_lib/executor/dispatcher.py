@@ -32,11 +32,22 @@ if TYPE_CHECKING:
     from jobs_lib.db import Database
     from jobs_lib.executor.courier import Answer, Statement
     from jobs_lib.executor.crew import Crew
+    from jobs_lib.executor.limiter import Limiter
     from jobs_lib.executor.pace import Pace
     from jobs_lib.jobs.claim import Claimer, Item
     from jobs_lib.jobs.complete import Completer, Settlement
     from jobs_lib.jobs.meter import Meter
     from jobs_lib.jobs.model import Job, Lane, Outcome
+    from jobs_lib.jobs.section import Section
+
+    Share = Callable[
+        [
+            "Dispatcher",
+            Sequence[tuple[str, str, str | None]],
+            Sequence[tuple[str, int, str | None, str]],
+        ],
+        None,
+    ]
 
 _SETTLE_WITHIN = 0.005
 _WAITING = {Result.RETRIED, Result.SNOOZED, Result.DISCARDED, Result.DROPPED}
@@ -60,6 +71,10 @@ class Dispatcher:
         hinted: Callable[[str], None] | None,
         hears: Callable[[], bool],
         meter: Meter | None = None,
+        limiter: Limiter | None = None,
+        share: Share | None = None,
+        *,
+        takes_slots: bool = True,
     ) -> None:
         """Prepare to dispatch.
 
@@ -74,11 +89,18 @@ class Dispatcher:
                 to any.
             hears: says whether hints can come now, whoever listens.
             meter: counts what becomes of the jobs; None not to count.
+            limiter: stands before the crew where the jobs' type has a limit.
+            share: tells the other sections of the executor what concerns them.
+            takes_slots: whether it asks for the limiter's slots; one of all that share
+                the limiter does.
         """
         self._database = database
         self._claimer = claimer
         self._completer = completer
-        self._crew = crew
+        self._crew: Crew | Limiter = limiter or crew
+        self._limiter = limiter
+        self._takes_slots = limiter is not None and takes_slots
+        self._share = share
         self._pace = pace
         self._survey = Survey(claimer, poll_interval)
         listens = database.listens and hinted is not None
@@ -279,6 +301,8 @@ class Dispatcher:
         if failure or not answers[0]:
             raise failure or UnavailableError("the database did not answer")
         (*_, lost, ((server,),)) = answers[0]
+        if self._limiter:
+            self._limiter.doubt()
         claimer.flight.fence(job_id for job_id, _ in lost)
         claimer.server = courier.server = server
 
@@ -291,8 +315,12 @@ class Dispatcher:
             busy=len(self._claimer.flight) > 0, hinted=self._hears()
         )
         claim, jump = self._prepare_claim()
+        slots = []
+        if self._limiter and self._takes_slots:
+            slots = self._limiter.prepare()
         hurried = bool(self._leaving) or self._stopping.is_set()
-        if not (survey or claim or jump or hurried) and self._is_too_little():
+        idle = not (survey or claim or jump or slots or hurried)
+        if idle and self._is_too_little():
             self._sleep()
             return
         self._judged = self._losses.judge(self._outcomes, self._connected_at)
@@ -307,7 +335,7 @@ class Dispatcher:
         if settle or survey or claim or hurried:
             settle += self._end_claims()
         # The claim sees what the jump has seen.
-        batches = [b for b in (settle, *survey, jump, claim) if b]
+        batches = [b for b in (settle, slots, *survey, jump, claim) if b]
         if not batches:
             self._sleep()
             return
@@ -321,9 +349,14 @@ class Dispatcher:
             self._claimer.read_jump(jump[0][1], answer[0][0])
         if settle and (answer := found[id(settle)]) is not None:
             self._settled(settlements, answer)
+        if self._limiter and slots and (answer := found[id(slots)]) is not None:
+            self._limiter.read(slots, answer)
         for batch in survey:
             if (answer := found[id(batch)]) is not None:
                 self._survey.read(batch, answer)
+        if self._share and (self._claimer.shared or self._survey.due):
+            self._share(self, self._claimer.shared, self._survey.due)
+            self._claimer.shared, self._survey.due = [], []
         if self._survey.cancelled:
             self._cancel()
         if failure:
@@ -391,6 +424,11 @@ class Dispatcher:
         # What has ended lands in this same round trip.
         ended = len(self._completed) + len(self._outcomes)
         limit, flying = self._pace.limit, len(self._claimer.flight) - ended
+        if self._limiter and (stuck := self._limiter.count_stuck(self._ended)):
+            if stuck >= self._pace.most:
+                return [], []
+            # They wait for their own values, and keep back no others.
+            flying -= stuck
         # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
         room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
@@ -473,6 +511,8 @@ class Dispatcher:
         if time.monotonic() - self._put_at > _HOARDED:
             self._take_back()
         seconds = self._survey.seconds_left()
+        if self._limiter and self._takes_slots:
+            seconds = min(seconds, self._limiter.seconds_left())
         if self._ended or self._waits_until:
             seconds = min(seconds, _SETTLE_WITHIN)
         elif self._claimer.is_barred:
@@ -495,6 +535,33 @@ class Dispatcher:
     def hears(self) -> bool:
         """Whether it can hear hints now; asked from any thread."""
         return self._wakeup.hears
+
+    def follow(self, groups: Sequence[tuple[str, str, bool]]) -> None:
+        """Another section says that these may go on here, from any thread.
+
+        Args:
+            groups: origin, group, and whether its next job is of this section.
+        """
+
+        def follow() -> None:
+            for origin, group, at_once in groups:
+                self._claimer.follow(origin, group, at_once=at_once)
+
+        self._do(follow)
+
+    def take_due(self, rows: Sequence[tuple[str, int, str | None, str]]) -> None:
+        """Another section has found these due, from any thread."""
+        self._do(lambda: self._claimer.take_due(rows))
+
+    @property
+    def section(self) -> Section:
+        """The types that it claims."""
+        return self._claimer.section
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether jobs that it has claimed wait for their limit."""
+        return self._limiter is not None and self._limiter.lacks_slots
 
     def hint(self, origin: str) -> None:
         """Somebody says that there is something new in an origin, from any thread."""

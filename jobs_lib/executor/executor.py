@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.executor.crew import Crew
 from jobs_lib.executor.dispatcher import Dispatcher
+from jobs_lib.executor.limiter import Limiter
 from jobs_lib.executor.pace import Pace
+from jobs_lib.executor.slots import Slots
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.lease import UNLIMITED
 from jobs_lib.jobs.meter import Meter
+from jobs_lib.jobs.section import divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,12 +24,15 @@ if TYPE_CHECKING:
 
     from jobs_lib.db import Database
     from jobs_lib.jobs.lease import Lease
+    from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
     from jobs_lib.liveness import Pulse
     from jobs_lib.settings import Settings
 
+_TOLD = 20
+"""Running jobs that are told of, the oldest first."""
 _DISPATCHERS = 2
 """While one waits for the database, the other makes sense of what it got from it."""
 
@@ -42,50 +49,131 @@ class Executor:
         settings: Settings,
         around: Sequence[Around] = (),
         lease: Callable[[], Lease] = lambda: UNLIMITED,
+        sees_others: Callable[[], bool] = lambda: True,
         *,
         is_measured: bool = False,
     ) -> None:
-        self._crew = Crew(
-            database, types, owner, settings, around, self._wake, is_timed=is_measured
-        )
-        meters = [Meter() if is_measured else None for _ in range(_DISPATCHERS)]
-        self.meters = [meter for meter in meters if meter is not None]
+        """Make it from an app's types.
+
+        Args:
+            database: where the jobs are.
+            types: the handlers, by the names that their jobs may have.
+            owner: the process, as it owns origins.
+            installation: the database's identity.
+            settings: how many workers there are, and the like.
+            around: what is called around each run, the outermost first.
+            lease: tells the process's lease that holds now.
+            sees_others: says whether a process that lives would have been seen to beat.
+            is_measured: whether anybody wants figures of its jobs.
+        """
+        self._types = types
+        self._crews: dict[Workers | None, Crew] = {}
+        self.meters: list[Meter] = []
         """The figures of its jobs; none where nobody wants them."""
+        self._sections: list[list[Dispatcher]] = []
+        """The dispatchers of each, among which the origins are shared."""
+        sections = divide(types)
+        number = itertools.count()
         alone = threading.Lock()
-        self._dispatchers = [
-            Dispatcher(
-                database,
-                Claimer(owner, installation, types, first, _DISPATCHERS, alone, lease),
-                Completer(owner, types),
-                self._crew,
-                Pace(self._crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
-                settings.poll_interval,
-                # One listens for all.
-                None if first else self._hint,
-                self._hears,
-                meters[first],
-            )
-            for first in range(_DISPATCHERS)
-        ]
+        for section in sections:
+            crew = self._crews.get(section.workers)
+            if crew is None:
+                crew = self._crews[section.workers] = Crew(
+                    database, types, owner, settings, around, self._wake,
+                    section.workers, is_timed=is_measured,
+                )  # fmt: skip
+            limiter = None
+            if section.limit:
+                stale_after = settings.stale_after
+                slots = Slots(section, owner, lease, stale_after, sees_others)
+                is_async = types[min(section.types)].is_async
+                limiter = Limiter(crew, slots, is_async=is_async)
+            dispatchers: list[Dispatcher] = []
+            for first in itertools.islice(number, _DISPATCHERS):
+                step = len(sections) * _DISPATCHERS
+                claimer = Claimer(
+                    owner, installation, types, first, step, alone, lease, section
+                )
+                if limiter is not None:
+                    limiter.serve(claimer.ended, claimer.passed)
+                meter = Meter() if is_measured else None
+                if meter is not None:
+                    self.meters.append(meter)
+                dispatchers.append(
+                    Dispatcher(
+                        database,
+                        claimer,
+                        Completer(owner, types),
+                        crew,
+                        Pace(crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
+                        settings.poll_interval,
+                        # One listens for all.
+                        None if first else self._hint,
+                        self._hears,
+                        meter,
+                        limiter,
+                        self._share_work if len(sections) > 1 else None,
+                        takes_slots=not dispatchers,
+                    )
+                )
+            self._sections.append(dispatchers)
 
     @property
     def ran(self) -> int:
         """How many jobs it has run, or begun to."""
-        return self._crew.ran
+        return sum(crew.ran for crew in self._crews.values())
 
     @property
     def running(self) -> list[Job]:
         """The jobs whose handlers run, asked from any thread."""
         return [job for dispatcher in self._dispatchers for job in dispatcher.running]
 
+    def report(self) -> list[dict[str, Any]]:
+        """What jobs wait for besides their turn, asked from any thread.
+
+        An item for the types for which all workers are busy: their number, and some of
+        what they run, with its age in seconds. And one for each type that waits for
+        its limit.
+        """
+        report: list[dict[str, Any]] = []
+        now = time.monotonic()
+        for workers, crew in self._crews.items():
+            for is_async, count in crew.find_busy():
+                types = {
+                    name
+                    for name, job_type in self._types.items()
+                    if job_type.workers == workers and job_type.is_async is is_async
+                }
+                running = [job for job in self.running if job.type in types]
+                running.sort(key=lambda job: job.began)
+                jobs = [
+                    {"id": j.id, "type": j.type, "seconds": round(now - j.began, 3)}
+                    for j in running[:_TOLD]
+                ]
+                report.append({"types": sorted(types), "workers": count, "jobs": jobs})
+        for dispatcher in self._dispatchers:
+            limit = dispatcher.section.limit
+            if limit is not None and dispatcher.lacks_slots:
+                report.append(
+                    {
+                        "types": sorted(dispatcher.section.types),
+                        "type": dispatcher.section.type_name,
+                        "limit": limit.most,
+                        "parameter": limit.parameter,
+                    }
+                )
+        return report
+
     @property
     def pulses(self) -> list[Pulse]:
         """The signs of life of its threads."""
-        return [*self._crew.pulses, *(one.pulse for one in self._dispatchers)]
+        crews = [pulse for crew in self._crews.values() for pulse in crew.pulses]
+        return [*crews, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
-        self._crew.start()
+        for crew in self._crews.values():
+            crew.start()
         for dispatcher in self._dispatchers:
             dispatcher.start()
 
@@ -93,7 +181,8 @@ class Executor:
         """Stop the threads. Call after the origins have been released."""
         for dispatcher in self._dispatchers:
             dispatcher.stop()
-        self._crew.stop()
+        for crew in self._crews.values():
+            crew.stop()
 
     def acquire(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
@@ -132,27 +221,60 @@ class Executor:
 
     def _hint(self, origin: str) -> None:
         """Pass on what the first has heard; a hint without an origin is for all."""
-        for place, dispatcher in enumerate(self._dispatchers):
-            if place and (not origin or place == _place(origin)):
-                dispatcher.hint(origin)
+        listener = self._sections[0][0]
+        for dispatchers in self._sections:
+            for place, dispatcher in enumerate(dispatchers):
+                concerned = not origin or place == _place(origin, len(dispatchers))
+                if concerned and dispatcher is not listener:
+                    dispatcher.hint(origin)
 
     def _hears(self) -> bool:
-        return self._dispatchers[0].hears
+        return self._sections[0][0].hears
 
     def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
-        shares: list[set[str]] = [set() for _ in self._dispatchers]
-        for origin in origins:
-            shares[_place(origin)].add(origin)
-        return [
-            (dispatcher, frozenset(share))
-            for dispatcher, share in zip(self._dispatchers, shares, strict=True)
-            if share
-        ]
+        every = list(origins)
+        shares: dict[Dispatcher, set[str]] = {}
+        for dispatchers in self._sections:
+            for origin in every:
+                dispatcher = dispatchers[_place(origin, len(dispatchers))]
+                shares.setdefault(dispatcher, set()).add(origin)
+        return [(one, frozenset(share)) for one, share in shares.items()]
+
+    def _share_work(
+        self,
+        sender: Dispatcher,
+        groups: Sequence[tuple[str, str, str | None]],
+        due: Sequence[tuple[str, int, str | None, str]],
+    ) -> None:
+        """Tell the other sections what one has met that concerns them.
+
+        Args:
+            sender: who has met it.
+            groups: origin, group, and the type with which it goes on; None where it may
+                go on behind what another section has in flight.
+            due: jobs that may run now: origin, id, group and type.
+        """
+        for dispatcher in self._dispatchers:
+            if dispatcher.section == sender.section:
+                continue
+            concerned = [
+                (origin, group, type_ is not None)
+                for origin, group, type_ in groups
+                if type_ is None or type_ in dispatcher.section.types
+            ]
+            if concerned:
+                dispatcher.follow(concerned)
+            if due:
+                dispatcher.take_due(due)
+
+    @property
+    def _dispatchers(self) -> list[Dispatcher]:
+        return [one for dispatchers in self._sections for one in dispatchers]
 
     def _wake(self) -> None:
         for dispatcher in self._dispatchers:
             dispatcher.wake()
 
 
-def _place(origin: str) -> int:
-    return int(origin.rpartition("/")[2]) % _DISPATCHERS
+def _place(origin: str, count: int) -> int:
+    return int(origin.rpartition("/")[2]) % count

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.executor.lookout import Lookout
+from jobs_lib.executor.turn import Turn
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
@@ -38,13 +39,14 @@ class Loop:
         pass_on: Callable[[Lane], None],
         close: Callable[[], Awaitable[None]],
     ) -> None:
-        self._count = count
+        self.count = count
         self._runner = runner
         self._limits = limits
         self._starving = starving
         self._pass_on = pass_on
         self._close = close
-        self._ready: deque[Item] = deque()
+        self._ready: deque[Item | Turn] = deque()
+        self._turns: dict[asyncio.Task[None], Turn] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
         self._running: dict[asyncio.Task[None], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,7 +90,7 @@ class Loop:
         """Handlers that could run besides those that do."""
         return len(self._idle)
 
-    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+    def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these, in this order: ``first``, or after what waits."""
         if first:
             self._ready.extendleft(reversed(items))
@@ -98,9 +100,9 @@ class Loop:
         self._loop.call_soon_threadsafe(self._wake_tasks)
         self._lookout.wake()
 
-    def take_back(self) -> list[Item]:
+    def take_back(self) -> list[Item | Turn]:
         """What no task has begun."""
-        taken: list[Item] = []
+        taken: list[Item | Turn] = []
         while True:
             try:
                 taken.append(self._ready.pop())
@@ -131,6 +133,8 @@ class Loop:
         if self._running.pop(task, None) is None:
             return False
         job.lane.ended.add(job, self._runner.time_out(job))
+        if turn := self._turns.pop(task, None):
+            turn.abort()
         if job.group is not None:
             job.lane.failed = True
             job.lane.ended.add_lane(job.lane)
@@ -154,7 +158,7 @@ class Loop:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for _ in range(self._count):
+        for _ in range(self.count):
             self._add_task()
         self._started.set()
         while self._tasks:
@@ -212,12 +216,42 @@ class Loop:
                         self._idle.remove(waiting)
                     raise
                 continue
-            going = self._run if isinstance(item, Job) else self._run_lane
-            if await going(item) is None:  # type: ignore[arg-type]
+            if isinstance(item, Turn):
+                going = await self._run_turn(item)
+            else:
+                going = await self._run_item(item)
+            if going is None:
                 return  # another task has taken this one's place
             ran += 1
             if ran % _YIELD_AFTER == 0:
                 await asyncio.sleep(0)
+
+    async def _run_item(self, item: Item) -> bool | None:
+        if isinstance(item, Job):
+            return await self._run(item)
+        return await self._run_lane(item)
+
+    async def _run_turn(self, turn: Turn) -> bool | None:
+        """Run what waits behind a limit, one after the other."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._turns[task] = turn
+        try:
+            while not self._stopping:
+                item = turn.take()
+                if item is None:
+                    break
+                if await self._run_item(item) is None:
+                    return None
+                if turn.is_long():
+                    self._ready.append(turn)
+                    break
+        except BaseException:
+            if self._turns.pop(task, None):
+                turn.abort()
+            raise
+        self._turns.pop(task, None)
+        return True
 
     async def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if it was given up."""

@@ -37,6 +37,8 @@ class Survey:
     def __init__(self, claimer: Claimer, poll_interval: float) -> None:
         self.cancelled: frozenset[int] = frozenset()
         """Jobs that were asked to stop."""
+        self.due: list[tuple[str, int, str | None, str]] = []
+        """What is due of other sections' types, to be passed on."""
         self._many_cancelled = False
         self._claimer = claimer
         self._longest = poll_interval
@@ -117,7 +119,8 @@ class Survey:
                 late = self._sweeper.read(
                     rows, claimer.active(), claimer.flight, claimer.floors
                 )
-                claimer.extra.update(late)
+                passed = claimer.passed
+                claimer.extra |= {i: o for i, o in late.items() if i not in passed}
                 # What is left of it is not put off until the next look.
                 due_at = self._sweeper.due_at(claimer.active())
                 self._next_at = min(self._next_at, due_at)
@@ -185,10 +188,8 @@ class Survey:
             {kind: frozenset(names) for kind, names in paused.items()}, resumes
         )
 
-    def _read_promoted(self, rows: list[tuple[str, int, str | None]]) -> None:
-        for origin, job_id, group in rows:
-            self._claimer.extra[job_id] = origin
-            if group is not None:
-                self._claimer.floors.lower((origin, group), job_id)
+    def _read_promoted(self, rows: list[tuple[str, int, str | None, str]]) -> None:
+        self._claimer.take_due(rows)
+        self.due += [row for row in rows if row[3] in self._claimer.section.others]
         # None: somebody has locked the origins, and will have done so for a moment.
         self.stir(0.0 if rows else _SHORTEST_PAUSE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.executor.lookout import read_stack
+from jobs_lib.executor.turn import Turn
 from jobs_lib.jobs.model import Job, Lane
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _QUICK = 20
 _LIMIT_TICK = 0.02
 
 
-class Workers:
+class ThreadWorkers:
     """Runs jobs on threads: on as many as it takes.
 
     While jobs are quick one thread runs them all: Python runs one thread at a time,
@@ -54,7 +55,9 @@ class Workers:
         self._limits = limits
         self._starving = starving
         self._pass_on = pass_on
-        self._ready: deque[Item] = deque()
+        self._ready: deque[Item | Turn] = deque()
+        self._turns: dict[int, Turn] = {}
+        """Turns that are being taken, by the thread that has them."""
         self._condition = threading.Condition()
         self._idle = 0
         self.ran = 0
@@ -65,7 +68,7 @@ class Workers:
         """The threads, but for those that run what is given up."""
         self._watching = threading.Event()
         self._stopping = threading.Event()
-        self._count = count
+        self.count = count
         self._names = iter(range(1_000_000))
         self._watcher = threading.Thread(
             target=self._watch, name="jobs_lib watcher", daemon=True
@@ -73,7 +76,7 @@ class Workers:
 
     def start(self) -> None:
         """Start the threads."""
-        for _ in range(self._count):
+        for _ in range(self.count):
             self._add_thread()
         self._watcher.start()
 
@@ -95,20 +98,20 @@ class Workers:
         """Threads that have nothing to run."""
         return self._idle
 
-    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+    def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these, in this order: ``first``, or after what waits."""
         if first:
             self._ready.extendleft(reversed(items))
         else:
             self._ready.extend(items)
         with self._condition:
-            if self._idle == self._count:
+            if self._idle == self.count:
                 self._condition.notify(1)
         self._watching.set()
 
-    def take_back(self) -> list[Item]:
+    def take_back(self) -> list[Item | Turn]:
         """What no thread has begun."""
-        taken: list[Item] = []
+        taken: list[Item | Turn] = []
         while True:
             try:
                 taken.append(self._ready.pop())
@@ -156,9 +159,38 @@ class Workers:
                 continue
             if self._runner.has_batches and self._run_batch(item):
                 continue
-            going = self._run if isinstance(item, Job) else self._run_lane
-            if going(item) is None:  # type: ignore[arg-type]
+            if isinstance(item, Job):
+                going = self._run(item)
+            elif isinstance(item, Lane):
+                going = self._run_lane(item)
+            else:
+                going = self._run_turn(item)
+            if going is None:
                 return  # another thread has taken this one's place
+
+    def _run_item(self, item: Item) -> bool | None:
+        return self._run(item) if isinstance(item, Job) else self._run_lane(item)
+
+    def _run_turn(self, turn: Turn) -> bool | None:
+        """Run what waits behind a limit, one after the other."""
+        thread = threading.get_ident()
+        self._turns[thread] = turn
+        try:
+            while not self._stopping.is_set():
+                item = turn.take()
+                if item is None:
+                    break
+                if self._run_item(item) is None:
+                    return None
+                if self._ready and turn.is_long():
+                    self._ready.append(turn)
+                    break
+        except BaseException:
+            if self._turns.pop(thread, None):
+                turn.abort()
+            raise
+        self._turns.pop(thread, None)
+        return True
 
     def _run(self, job: Job) -> bool | None:
         """Run a job; returns whether its group may go on, None if its time was over."""
@@ -221,8 +253,10 @@ class Workers:
             lane.ended.wake()
         return True
 
-    def _run_batch(self, item: Item) -> bool:
+    def _run_batch(self, item: Item | Turn) -> bool:
         """Run it with others of its type in one call; False if it is for none."""
+        if isinstance(item, Turn):
+            return False
         head = item if isinstance(item, Job) else item.jobs[0]
         size = self._runner.batch_size(head)
         if size == 1:
@@ -239,13 +273,13 @@ class Workers:
             if len(jobs) == size:
                 break
             try:
-                item = self._ready.popleft()
+                following = self._ready.popleft()
             except IndexError:
                 break
-            following = item if isinstance(item, Job) else item.jobs[0]
-            if following.type != head.type:
-                self._ready.appendleft(item)
+            if isinstance(following, Turn) or _get_type(following) != head.type:
+                self._ready.appendleft(following)
                 break
+            item = following
         jobs = _begin(jobs)
         self.ran += len(jobs)
         try:
@@ -310,11 +344,17 @@ class Workers:
             self._threads.pop(thread, None)
             telemetry.emit("job.stuck", job=job, stack=read_stack(thread))
             job.lane.ended.add(job, self._runner.time_out(job))
+            if turn := self._turns.pop(thread, None):
+                turn.abort()
             if job.group is not None:
                 job.lane.failed = True
                 job.lane.ended.add_lane(job.lane)
                 job.lane.ended.wake()
             self._add_thread()
+
+
+def _get_type(item: Item) -> str:
+    return item.type if isinstance(item, Job) else item.jobs[0].type
 
 
 def _begin(jobs: list[Job]) -> list[Job]:

@@ -21,6 +21,8 @@ from jobs_lib.jobs.floors import Floors
 from jobs_lib.jobs.last import Last, Piles, keep_last
 from jobs_lib.jobs.lease import UNLIMITED, Lease
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
+from jobs_lib.jobs.passed import Passed
+from jobs_lib.jobs.section import Section
 from jobs_lib.jobs.suspects import GUILTY, SUSPECT, Suspects, explain_crashes
 from jobs_lib.jobs.windows import Windows
 
@@ -36,6 +38,7 @@ Item: TypeAlias = Job | Lane
 """What a worker takes: a job without a group, or a group's lane."""
 # The kinds of the rows that the query `claim` returns besides jobs.
 _WINDOW, _PASSED, _UNKNOWN, _SKIPPED, _NEWER = 1, 2, 3, 5, 6
+_FOREIGN, _ENDS, _BEHIND, _FULL = 7, 8, 9, 10
 SKIP_PAUSE = 0.02
 """Seconds until an origin is asked again that somebody had locked, such as a cancel."""
 
@@ -79,6 +82,7 @@ class Claimer:
         step: int = 1,
         alone: threading.Lock | None = None,
         lease: Callable[[], Lease] = lambda: UNLIMITED,
+        section: Section | None = None,
     ) -> None:
         """Prepare to claim.
 
@@ -90,7 +94,9 @@ class Claimer:
             step: and every so many further, since an owner may have several claimers.
             alone: held while a suspect is in flight, by one of those claimers.
             lease: tells the owner's lease that holds now.
+            section: the types to claim; all by default.
         """
+        self.section = section or Section(frozenset(types))
         self.owner = owner
         self.first = first
         self.step = step
@@ -110,16 +116,32 @@ class Claimer:
         """What the last claim has found of those that were hurried."""
         self.given_back: list[Job] = []
         """Claimed, but they will not run under this claim."""
+        self.passed = Passed()
+        """Passed over for their value alone."""
+        self.shared: list[tuple[str, str, str | None]] = []
+        """Groups that are other sections' business: origin, group, and the type with
+        which they go on; None where they may just have more behind what is in flight.
+        """
         self._installation = installation
         self._get_lease = lease
         self._lease = lease()
         self._types = types
-        self._known = sorted(types)
+        self._every = sorted(types)
+        self._known = sorted(self.section.types)
         self._last = {
             name: Last(t.debounce, t.max_wait)
             for name, t in types.items()
-            if t.last_only
+            if t.last_only and name in self.section.types
         }
+        self._values: dict[str, Any] = {
+            "others": sorted(self.section.others),
+            "field": self.section.parameter,
+        }
+        """The parameters of queries that say what the section leaves alone."""
+        self._kind = "_limited" if self.section.parameter else ""
+        """Of the queries: see ``_read_queries``."""
+        self._refilled: dict[int, str] = {}
+        """Jobs that are asked for since fewer of their value wait now."""
         self._paused: dict[str, frozenset[str]] = {}
         self._resumes: int | None = None
         self._seq = first
@@ -165,6 +187,7 @@ class Claimer:
         self._suspects.leave(gone)
         self._piles.leave(gone)
         self.floors.leave(gone)
+        self.passed.leave(gone)
         return self.flight.leave(gone)
 
     @property
@@ -204,18 +227,20 @@ class Claimer:
         """
         self._paused = paused
         if self._resumes not in (None, resumes):
-            self.windows.rewind()
+            self._rewind()
         self._resumes = resumes
 
     def doubt(self) -> None:
         """Forget what is known of the rows: the last commits may be lost."""
         self.windows.doubt()
+        self.passed.clear()
         self.floors.clear()
         self.extra.clear()
         self.hurried.clear()
         self.flight.doubt()
         self._suspects.clear()
         self._following, self._tried = {}, []
+        self._refilled.clear()
 
     # What there is to do
 
@@ -235,6 +260,8 @@ class Claimer:
         active = self._askable()
         self._add_extra(self.flight.late)
         self.flight.late.clear()
+        if self.passed or self.passed.is_overflown:
+            self._refill(active)
         behind = self._choose_behind(active, room) if room > 0 else []
         # Chosen first and counted then: those that must wait hold up no other.
         extra = list(islice(self._ready(self.hurried, active), max(room, hurried, 0)))
@@ -254,17 +281,19 @@ class Claimer:
         few = len(deep) == 1 and not (behind or extra)
         if few and self.windows.is_plain(deep[0]):
             self._following, self._tried = {}, []
-            return "claim_plain", shared | self.windows.prepare_plain(deep[0], room)
+            where = self.windows.prepare_plain(deep[0], room)
+            return f"claim_plain{self._kind}", shared | where | self._list_full()
         self._following = {(o, g): at for o, g, at in behind}
         self._tried = [i for _, i in extra]
         touched = sorted({*deep, *(o for o, _ in extra), *(o for o, _, _ in behind)})
         # Groups that are asked for anyway need no look for their heads.
         busy = self.flight.lanes.keys() | self._following
         floors = self.floors.choose(touched, busy)
-        return "claim", {
+        return f"claim{self._kind}", {
             **shared,
-            "known": self._known,
+            "known": self._every,
             **self.lasts,
+            **self._list_full(),
             "suspect": suspect,
             "room": max(room, 1),
             "lane": max(2, min(room, _LONGEST_LANE)),
@@ -329,13 +358,27 @@ class Claimer:
         # Read only where something is stuck: this is asked in every round.
         busy = chain(self.flight.lanes, self.flight.behind)
         asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
-        return ("jump", asked | self.lasts) if asked else None
+        if asked is None:
+            return None
+        return f"jump{self._kind}", asked | self.lasts | self._list_full()
 
     def read_jump(
-        self, asked: Mapping[str, Any], row: tuple[list[int], int | None, int]
+        self,
+        asked: Mapping[str, Any],
+        row: tuple[list[int], int | None, int, list[int], list[str]],
     ) -> None:
         """Take note of what a jump has found; the next claim asks for it by id."""
-        self._add_extra(self.windows.read_jump(asked, row, self.flight))
+        full_ids, full_values = row[3:]
+        origin = asked["origin"]
+        self._add_extra(self.windows.read_jump(asked, row[:3], self.flight))
+        if self.section.others:
+            # Whose head others have in flight, only they reach.
+            self.shared.append((origin, "", None))
+        if full_ids and (position := self.positions.get(origin)):
+            for value, job_id in zip(full_values, full_ids, strict=True):
+                # What lies behind the cursor's new place is met again.
+                if job_id <= position.cursor and job_id not in self.flight.jobs:
+                    self.passed.add(origin, value, job_id)
 
     def hurry(self, rows: Mapping[int, str]) -> None:
         """Claim these by id, before all others."""
@@ -344,6 +387,57 @@ class Claimer:
     def _add_extra(self, rows: Mapping[int, str]) -> None:
         """Claim these by id, if their origin was not given away meanwhile."""
         self.extra |= {i: o for i, o in rows.items() if o in self.positions}
+
+    def _list_full(self) -> dict[str, Any]:
+        """The parameters of the part ``unfull``: of which values enough wait here."""
+        if not self._kind:
+            return self._values
+        full = {*self.passed.full(), *self.passed.values}
+        refilled = int_array(i for i in self._tried if i in self._refilled)
+        return self._values | {"full": text_array([*full]), "refilled": refilled}
+
+    def _refill(self, active: Mapping[str, Position]) -> None:
+        """Ask by id for what was passed over, where fewer of its value wait now."""
+        if self.passed.is_overflown and not self.passed:
+            self._rewind()
+        taken = self.passed.take(active, {*self._refilled.values()})
+        for value, origin, job_id in taken:
+            self._refilled[job_id] = value
+            self.extra[job_id] = origin
+
+    def _rewind(self) -> None:
+        """Look again from the start: what was passed over may run now."""
+        self.windows.rewind()
+        self.passed.clear()
+
+    def follow(self, origin: str, group: str, *, at_once: bool) -> None:
+        """Another section says that a group may go on here.
+
+        Args:
+            origin: of the group.
+            group: its name; "" for all that are in flight there.
+            at_once: whether its next job is one of this section's types.
+        """
+        if origin not in self.positions:
+            return
+        if lane := self.flight.lanes.get((origin, group)):
+            lane.more = True
+        elif not group:
+            for (lies, _), lane in self.flight.lanes.items():
+                lane.more |= lies == origin
+        if at_once and (origin, group) not in self.flight.lanes:
+            self.flight.behind.setdefault((origin, group), 0)
+
+    def take_due(self, rows: Iterable[tuple[str, int, str | None, str]]) -> None:
+        """Claim these by id, which are due: origins, ids, groups and types.
+
+        Those of other types are left for their sections.
+        """
+        for origin, job_id, group, type_ in rows:
+            if group is not None:
+                self.floors.lower((origin, group), job_id)
+            if type_ not in self.section.others:
+                self._add_extra({job_id: origin})
 
     def _choose_behind(
         self, active: Mapping[str, Position], room: int
@@ -385,6 +479,9 @@ class Claimer:
                 self.floors.note(key, lane.jobs[0].id, len(lane.jobs), low)
         cut = sum(lane.more for lane in found.lanes.values())
         self.windows.note_lanes(len(found.lanes), cut)
+        if self.section.parameter:
+            for lane in found.lanes.values():
+                self._keep_one_value(lane)
         outcomes = [
             outcome
             for lane in found.lanes.values()
@@ -432,6 +529,12 @@ class Claimer:
         for key in self._following:
             if key[0] not in skipped:
                 self.flight.behind.pop(key, None)
+        if self._refilled:
+            left = self.extra
+            # Some may have ended since: then there is still room for more.
+            asked = {v for i, v in self._refilled.items() if i not in left}
+            self.passed.hungry.update(asked)
+            self._refilled = {i: v for i, v in self._refilled.items() if i in left}
         self._suspects.asked(skipped)
 
     def _sort(self, rows: Iterable[tuple[Any, ...]]) -> _Found:
@@ -441,6 +544,7 @@ class Claimer:
         flying, open_lanes = self.flight.jobs, self.flight.lanes
         lingering = self.flight.lingering
         free: dict[str, Lane] = {}
+        by_value = bool(self._kind)
         for row in rows:
             kind, origin, job_id, type_, group = row[:5]
             if kind:
@@ -455,7 +559,7 @@ class Claimer:
             if job_id in flying or origin not in self.positions or job_id in lingering:
                 continue
             failures, crashes, priority, payload = row[5:9]
-            run_at, enqueued, headers, cut, delayed, age, place = row[9:]
+            run_at, enqueued, headers, cut, delayed, age, place = row[9:16]
             if group is None:
                 lane = free.get(origin)
                 if lane is None:
@@ -474,6 +578,8 @@ class Claimer:
                 lane, job_id, type_, group, failures + crashes + 1, crashes, priority,
                 payload, run_at, enqueued, headers, place,
             )  # fmt: skip
+            if by_value:
+                job.value = row[16]
             jobs.append(job)
             flying[job_id] = job
             if group is None:
@@ -513,6 +619,16 @@ class Claimer:
                     lane.late = job_id
         elif kind == _UNKNOWN:
             self._report_unknown(type_, origin, count)
+        elif kind == _FOREIGN:
+            self.shared.append((origin, group, type_))
+        elif kind == _BEHIND:
+            self.shared.append((origin, group, None))
+        elif kind == _ENDS:
+            if lane := self.flight.lanes.get((origin, group)):
+                lane.more = True
+        elif kind == _FULL:
+            if job_id not in self.flight.jobs:
+                self.passed.add(origin, row[16], job_id)
         else:
             self._suspects.add(job_id, origin)
 
@@ -539,6 +655,18 @@ class Claimer:
         elif not lane.jobs:
             self.flight.end_lane(lane)
         return ends
+
+    def _keep_one_value(self, lane: Lane) -> None:
+        """Leave in a lane what is of its head's value: one start of it is counted."""
+        head, *behind = lane.jobs
+        lane.value = head.value or ""
+        for place, job in enumerate(behind, 1):
+            if job.value != head.value:
+                lane.more, lane.last = True, job.id - 1
+                for other in behind[place - 1 :]:
+                    self.give_back(other)
+                    lane.jobs.pop()
+                return
 
     def note_failed(self, job: Job) -> None:
         """A job waits for its next attempt: one that runs last only may give way."""

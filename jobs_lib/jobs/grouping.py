@@ -43,7 +43,7 @@ class Grouping:
         self._function = None if isinstance(given, str) else given
         self._parameter = given if isinstance(given, str) else ""
         if isinstance(given, str):
-            self._check_parameter(given)
+            check_parameter(given, payload, "group")
         else:
             self._check_function(given)
 
@@ -83,20 +83,6 @@ class Grouping:
                 f"fields {', '.join(filled)}: {error}"
             ) from None
 
-    def _check_parameter(self, name: str) -> None:
-        if name not in self._payload.signature.parameters:
-            raise ConfigurationError(
-                f"the group of {self._type!r} is said to be its parameter {name!r}, "
-                f"but the handler takes {self._payload.signature}"
-            )
-        hint = self._payload.hints.get(name, Any)
-        if not _can_be_group(hint):
-            raise ConfigurationError(
-                f"the group of {self._type!r} is said to be its parameter "
-                f"{name!r}, which is {_show(hint)} and can be no group: annotate it as "
-                f"{_FORMS}, or give a function, as in group=lambda {name}: …"
-            )
-
     def _check_function(self, function: object) -> None:
         if not callable(function):
             raise ConfigurationError(
@@ -127,6 +113,33 @@ class Grouping:
                 f"the group function of {self._type!r} returns {_show(returned)}: "
                 f"return {_FORMS}"
             )
+
+
+def check_parameter(name: str, payload: Payload, what: str) -> None:
+    """Refuse what is no parameter of a type, or one whose values have no text.
+
+    Args:
+        name: of the parameter.
+        payload: of the type.
+        what: is chosen by it: ``group`` or ``limit``.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    type_name = payload.type_name
+    if name not in payload.signature.parameters:
+        raise ConfigurationError(
+            f"the {what} of {type_name!r} is said to be its parameter {name!r}, "
+            f"but the handler takes {payload.signature}"
+        )
+    hint = payload.hints.get(name, Any)
+    if not _can_be_group(hint):
+        way_out = f", or give a function, as in group=lambda {name}: …"
+        raise ConfigurationError(
+            f"the {what} of {type_name!r} is said to be its parameter {name!r}, which "
+            f"is {_show(hint)} and can be no {what}: annotate it as {_FORMS}"
+            f"{way_out if what == 'group' else ''}"
+        )
 
 
 def _as_text(group: Any) -> Any:

@@ -41,6 +41,8 @@ class Lane:
     """Under which it was claimed; nothing of it begins once that is over."""
     server: int = 0
     """Where its jobs were claimed: on another server, commits may be lost since."""
+    value: str = field(default="", repr=False)
+    """Of a group, where a limit counts by value: that of its jobs."""
     jobs: deque[Job] = field(default_factory=deque)
     """Those of a group that have not started yet."""
     last: int = 0
@@ -106,6 +108,8 @@ class Job:
     """Context that travels with the job, such as a trace."""
     place: str = field(default="(0,0)", repr=False)
     """Where its row lay when it was claimed, as PostgreSQL's ctid."""
+    value: str | None = field(default=None, repr=False)
+    """Where a limit counts by value: the job's, as text."""
     started: bool = False
     completed: bool = False
     """Set once its completion is known to be committed."""

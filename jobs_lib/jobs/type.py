@@ -33,7 +33,7 @@ from jobs_lib.errors import ConfigurationError, EnqueueError
 from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.context import current_origin, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
-from jobs_lib.jobs.grouping import Grouping
+from jobs_lib.jobs.grouping import Grouping, check_parameter
 from jobs_lib.jobs.model import Cancel, Discard, Job
 from jobs_lib.jobs.options import Options, Priority, check_headers
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers import Steps
     from jobs_lib.callers.caller import AsyncCaller, Caller
+    from jobs_lib.jobs.limit import Limit, Workers
     from jobs_lib.jobs.rate import Rate
 
 P = ParamSpec("P")
@@ -102,6 +103,8 @@ class JobType(Generic[P]):
         around: Sequence[AroundEnqueue] = (),
         batch: int = 1,
         rate: Rate | None = None,
+        limit: Limit | None = None,
+        workers: Workers | None = None,
         schema: Callable[..., Any] | None = None,
     ) -> None:
         # Not before there is a signature to read: it loads pydantic.
@@ -120,6 +123,8 @@ class JobType(Generic[P]):
             raise ConfigurationError(str(error)) from None
         self.is_async = inspect.iscoroutinefunction(function)
         self.rate = rate
+        self.limit = limit
+        self.workers = workers
         self.time_limit = time_limit
         self.rules = rules
         self.last_only = last_only
@@ -133,6 +138,8 @@ class JobType(Generic[P]):
             raise ConfigurationError(
                 f"{name!r} has a debounce or max_wait, which need last_only=True"
             )
+        if limit is not None and limit.parameter is not None:
+            check_parameter(limit.parameter, self.payload, "limit")
         self._group = None if group is None else Grouping(group, self.payload)
         self._history = history
         self._enqueuer = enqueuer

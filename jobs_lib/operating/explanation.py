@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.jobs.model import RateLimited
@@ -28,8 +29,9 @@ class Reason:
 
     code: str
     """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``rate_limited``,
-    ``behind``, ``unknown_type``, ``no_owner``, ``stale_owner``, ``ready``,
-    ``discarded``, ``finished``, ``gone`` or ``never_existed``."""
+    ``behind``, ``workers_busy``, ``limited``, ``unknown_type``, ``no_owner``,
+    ``stale_owner``, ``ready``, ``discarded``, ``finished``, ``gone`` or
+    ``never_existed``."""
     text: str
     """The same as a sentence, with the values."""
 
@@ -67,6 +69,8 @@ class _Facts:
     pod: str | None
     silent: float | None
     types: list[str] | None
+    beaten_at: datetime | None
+    busy: list[dict[str, Any]] | None
 
     def owned_by(self) -> str:
         return f"pod {self.pod} (process {self.owner}) at epoch {self.epoch}"
@@ -107,7 +111,8 @@ class _Look:
             return Explanation(job, [self._ended(job)])
         facts = _Facts(*row)
         if facts.claimed_at is not None and not self._is_stale(facts):
-            return Explanation(job, list(_running(facts)))
+            waits = [] if _is_told_running(facts) else self._waits(facts)
+            return Explanation(job, [*_running(facts), *waits])
         reasons = [*self._pauses(facts), *_schedule(facts)]
         head = self._head(facts)
         if head is not None:
@@ -116,6 +121,8 @@ class _Look:
         if head is None:
             # Of the head it is told, and both have the same origin.
             reasons += self._owner(facts)
+        if not reasons:
+            reasons += self._waits(facts)
         if not reasons:
             reasons.append(self._ready(facts))
         return Explanation(job, reasons, self.explain(head[0]) if head else None)
@@ -162,6 +169,35 @@ class _Look:
                 f"the owner of {facts.origin}, {facts.owned_by()}, does not know the "
                 f"type {facts.type!r}; known on: {', '.join(pods) or 'no other pod'}",
             )
+
+    def _waits(self, facts: _Facts) -> list[Reason]:
+        """What its owner has said with its last heartbeat."""
+        found = []
+        for item in facts.busy or []:
+            if "workers" in item:
+                found.append(_busy(facts, item))
+            elif reason := self._limited(facts, item):
+                found.append(reason)
+        return found
+
+    def _limited(self, facts: _Facts, item: dict[str, Any]) -> Reason | None:
+        most, parameter = item["limit"], item["parameter"]
+        row = self._one(
+            "explain_limit",
+            type=item["type"],
+            parameter=parameter,
+            origin=facts.origin,
+            id=facts.id,
+        )
+        pods = (row and row[0]) or []
+        if len(pods) < most:
+            return None
+        each = f" for each {parameter}" if parameter else ""
+        return Reason(
+            "limited",
+            f"{facts.type!r} runs {most:,} at once{each} over all pods, and so many "
+            f"run: on {', '.join(sorted({*pods}))}",
+        )
 
     def _owner(self, facts: _Facts) -> Iterator[Reason]:
         if facts.owner is None:
@@ -243,6 +279,26 @@ def _running(facts: _Facts) -> Iterator[Reason]:
             "cancel_requested",
             f"it was asked to stop at {_time(facts.cancel_requested_at)}",
         )
+
+
+def _is_told_running(facts: _Facts) -> bool:
+    told = (job for item in facts.busy or [] for job in item.get("jobs", ()))
+    return any(job["id"] == facts.id for job in told)
+
+
+def _busy(facts: _Facts, item: dict[str, Any]) -> Reason:
+    jobs = []
+    for job in item["jobs"]:
+        since = facts.beaten_at and facts.beaten_at - timedelta(seconds=job["seconds"])
+        jobs.append(f"job {job['id']} ({job['type']}) since {_time(since)}")
+    more = item["workers"] - len(jobs)
+    if more > 0 and jobs:
+        jobs.append(f"{more:,} more")
+    return Reason(
+        "workers_busy",
+        f"all {item['workers']:,} workers of pod {facts.pod} that it could run on are "
+        f"busy with {', '.join(jobs) or 'jobs that end quickly'}",
+    )
 
 
 def _behind(facts: _Facts, first: int, before: int) -> Reason:

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID, uuid4
 
+from psycopg.types.json import Jsonb
+
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.jobs.lease import Lease
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import psycopg
 
@@ -88,6 +90,8 @@ class Process:
         """Since when no heartbeat has failed or come late, as far as is known."""
         self.lease = Lease(-math.inf)
         """How long this process may begin jobs that it claims now."""
+        self.report: Callable[[], list[dict[str, Any]]] = list
+        """Says with each heartbeat what jobs wait for: see ``Executor.report``."""
         self._cut_off = False
         self._watchers: list[Watcher] = []
         self._stopping = threading.Event()
@@ -205,6 +209,7 @@ class Process:
                 "version": __version__,
                 "types": self.types,
                 "topics": self.topics,
+                "busy": Jsonb(busy) if (busy := self.report()) else None,
             },
         )
         owned = connection.execute(queries["owned"], {"id": self.id}).fetchall()

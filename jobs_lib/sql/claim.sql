@@ -91,7 +91,7 @@ due as materialized (
 -- Where they lie: the planner might look for an id from its origin's start.
 update {schema}.jobs j set state = 'available'
 where j.ctid = any (array(select due.place from due)) and j.state <> 'available'
-returning j.origin, j.id, j."group"
+returning j.origin, j.id, j."group", j.type
 
 -- part: uncancelled
 -- The statement's snapshot may be older than a cancellation, and would still show its
@@ -116,6 +116,79 @@ exists (
     where head.state = 'scheduled' and head.attempt > 0 and head.type = any (f.lasts)
 )
 
+-- part: read_value
+
+-- part: read_value_limited
+-- Where a type is limited by a field of its payload: see `claim_limited`. All other
+-- claims pay nothing for it.
+, coalesce(j.payload ->> %(field)s::text, '') as value, {unfull} as unfull
+
+-- part: able_if_unfull
+
+-- part: able_if_unfull_limited
+and q.unfull
+
+-- part: plain_if_unfull
+
+-- part: plain_if_unfull_limited
+and r.unfull
+
+-- part: value
+
+-- part: value_limited
+, value
+
+-- part: no_value
+
+-- part: no_value_limited
+, null
+
+-- part: passed_for_value
+
+-- part: passed_for_value_limited
+union all
+-- Passed over for their value alone: they come back when fewer of it wait.
+select 10, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
+    null, null, null, l.value
+from (
+    select origin, id, type, state, value, unfull from looked
+    union all
+    select origin, id, type, state, value, unfull from lanes
+) l
+where not l.unfull and l.state = 'available' and l.type = any (%(types)s::text[])
+
+-- part: full_of_value
+'{{}}'::bigint[], '{{}}'::text[]
+
+-- part: full_of_value_limited
+-- Passed over for their value alone, and those values.
+array(select unnest(f.full_ids) from first f where f.full_ids is not null),
+array(select unnest(f.full_values) from first f where f.full_ids is not null)
+
+-- part: gather_full
+
+-- part: gather_full_limited
+, array_agg(r.id order by r.id) filter (where r.full) as full_ids
+, array_agg(r.value order by r.id) filter (where r.full) as full_values
+
+-- part: read_full
+
+-- part: read_full_limited
+, coalesce(j.payload ->> %(field)s::text, '') as value
+, j.state = 'available' and j.priority = 0
+    and j.type <> all (%(others)s::text[]) and not ({unfull}) as full
+
+-- part: unfull
+true
+
+-- part: unfull_limited
+-- Not of a value of which as many wait in memory as may: what is passed over so comes
+-- back by its id, as `refilled`. By a hash, since there may be very many of them.
+case when cardinality(%(full)s::text[]) = 0 then true else
+    j.id = any (%(refilled)s::bigint[])
+    or coalesce(j.payload ->> %(field)s::text, '') not in (select unnest(%(full)s::text[]))
+end
+
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone
 -- in its origins, so a cursor per origin says what it has looked at. Behind the cursor a
@@ -139,11 +212,12 @@ looked as materialized (
     ) as w(origin, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            {read_value},
             -- The other priorities have windows of their own. A job that was in two
             -- crashes is a suspect, and runs with no other suspect beside it.
             j.state = 'available' and j.priority = 0 and j.crashes < 2
-                and j.type = any (%(types)s::text[]) as runs
+                and j.type = any (%(types)s::text[]) and {unfull} as runs
         from {schema}.jobs j
         where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
     ) c
@@ -156,8 +230,10 @@ looked as materialized (
     ) as w(origin, level, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            {read_value},
             j.state = 'available' and j.crashes < 2 and j.type = any (%(types)s::text[])
+                and {unfull}
         from {schema}.jobs j
         where j.origin = w.origin and j.priority = w.level and j.priority <> 0
             and j.id > w.cursor
@@ -171,9 +247,10 @@ looked as materialized (
     cross join lateral (
         -- `offset 0` keeps the planner from turning this into a join over all rows.
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            {read_value},
             j.state = 'available' and (j.crashes < 2 or j.id = %(suspect)s)
-                and j.type = any (%(types)s::text[])
+                and j.type = any (%(types)s::text[]) and {unfull}
         from {schema}.jobs j where j.origin = x.origin and j.id = x.id offset 0
     ) c
     where x.origin in (select origin from own)
@@ -252,10 +329,12 @@ lanes as materialized (
                 q.type = any (%(types)s::text[])
                 and (q.state = 'available' or q.type = any (%(last_types)s::text[]))
                 and (q.crashes < 2 or q.id = %(suspect)s)
+                {able_if_unfull}
             ) over by_id as able
         from (
             select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
                 j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+                {read_value}
             from {schema}.jobs j
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
@@ -293,28 +372,34 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end,
     -- Where the row lies: its completion finds it there without the index.
     t.tid::text
+    {value}
 from (
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
         enqueued_at, headers, state, tid, false as cut
+        {value}
     from looked where runs and "group" is null
     union all
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
         enqueued_at, headers, state, tid, cut
+        {value}
     from lanes where runs
 ) t
 union all
 -- How far each window went, and how many rows it held: a full one has more behind it.
 select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, null, null,
     null, bool_and(l."group" is null), null, null, null
+    {no_value}
 from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
 select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
     null, null, null
+    {no_value}
 from first f where f.busy
 union all
 select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
     null, null, null, null, null
+    {no_value}
 from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
 group by l.origin, l.type
@@ -322,17 +407,20 @@ union all
 -- Suspects, who wait for their turn.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
     null, null, null
+    {no_value}
 from (
-    select origin, id, state, crashes, runs from looked
+    select origin, id, type, state, crashes, runs from looked
     union all
-    select origin, id, state, crashes, runs from lanes
+    select origin, id, type, state, crashes, runs from lanes
 ) l
 where l.state = 'available' and l.crashes > 1 and not l.runs
+    and l.type <> all (%(others)s::text[])
 union all
 -- Of lanes that begin with what runs last only, and end before all of their group: the
 -- next one of its type, however much of other types stands between.
 select 6, h.origin, newer.id, h.type, h."group", null, null, null, null, null, null, null,
     null, null, null, null
+    {no_value}
 from (
     select l.origin, l."group", (array_agg(l.type order by l.place))[1] as type,
         max(l.id) filter (where l.runs) as last
@@ -348,9 +436,29 @@ cross join lateral (
 ) newer
 where h.type = any (%(last_types)s::text[])
 union all
+-- Groups that go on with a type of `others`, which are claimed by themselves: at once,
+-- and behind a lane of this claim.
+select case when l.place = 1 then 7 else 8 end, l.origin, min(l.id), min(l.type),
+    l."group", null, null, null, null, null, null, null, null, null, null, null
+    {no_value}
+from lanes l
+where cardinality(%(others)s::text[]) > 0 and l.type = any (%(others)s::text[])
+group by l.origin, l."group", l.place = 1
+union all
+-- Groups passed over behind a head that others may have in flight.
+select 9, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
+    null, null, null
+    {no_value}
+from first f
+where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
+    select from starts s where s.origin = f.origin and s."group" = f."group"
+)
+{passed_for_value}
+union all
 -- Origins that were skipped: what was asked for in them is asked for again.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
     null, null
+    {no_value}
 from unnest(%(origins)s::text[]) as m(origin)
 where m.origin not in (select origin from own)
 
@@ -368,10 +476,11 @@ with own as materialized (
 looked as materialized (
     select r.*, bool_and(
         r."group" is null and r.priority = 0 and r.crashes < 2
-        and r.type = any (%(types)s::text[])
+        and r.type = any (%(types)s::text[]) {plain_if_unfull}
     ) over (order by r.id) as plain
     from (
-        select j.* , j.ctid as tid from {schema}.jobs j
+        select j.*, j.ctid as tid {read_value}
+        from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s
         order by j.id limit %(size)s
     ) r
@@ -389,12 +498,15 @@ select 0 as kind, l.origin, l.id, l.type, l."group", l.attempt, l.crashes, l.pri
             or octet_length(l.payload::text) <= 8192
         then l.payload::text
     end,
-    l.run_at, date_part('epoch', l.enqueued_at), l.headers, false, false, null::float8, l.tid::text
+    l.run_at, date_part('epoch', l.enqueued_at), l.headers, false, false, null::float8,
+    l.tid::text
+    {value}
 from looked l where l.plain and l.state = 'available'
 union all
 select case when exists (select from own) then 1 else 5 end, %(origin)s,
     max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0, null, null, null,
     null, bool_and(l.plain), null, null, null
+    {no_value}
 from looked l having count(*) > 0 or not exists (select from own)
 
 -- name: jump
@@ -407,9 +519,12 @@ with first as materialized (
         min(r.id) filter (where r.free and r.last) as last_id,
         array_agg(r.type) filter (where r.free and r.last) as lasts,
         max(r.id) as furthest, count(*) as count
+        {gather_full}
     from (
-        select j.id, j."group", j.type, j.state = 'available' and j.priority = 0 as free,
-            j.type = any (%(last_types)s::text[]) as last
+        select j.id, j."group", j.type, j.type = any (%(last_types)s::text[]) as last,
+            j.state = 'available' and j.priority = 0
+                and j.type <> all (%(others)s::text[]) and {unfull} as free
+            {read_full}
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
     ) r
@@ -454,7 +569,8 @@ select
         limit %(room)s
     ),
     (select max(furthest) from first),
-    (select coalesce(sum(count), 0)::bigint from first)
+    (select coalesce(sum(count), 0)::bigint from first),
+    {full_of_value}
 
 -- name: payload
 -- Of a job whose payload was too large to come with the claim.

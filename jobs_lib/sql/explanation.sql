@@ -8,7 +8,11 @@ select
     j.errors -> -1 ->> 'error',
     c.claimed_at, k.requested_at,
     o.owner, o.epoch, p.pod,
-    extract(epoch from clock_timestamp() - p.heartbeat_at)::float8, p.types
+    extract(epoch from clock_timestamp() - p.heartbeat_at)::float8, p.types,
+    p.heartbeat_at, (
+        select jsonb_agg(item) from jsonb_array_elements(p.busy) item
+        where item -> 'types' ? j.type
+    )
 from {schema}.find_jobs(array[%(id)s]) f
 join lateral (
     select j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at, j.errors
@@ -57,6 +61,15 @@ select
 from {schema}.processes p
 where 'execute' = any (p.roles)
     and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- name: explain_limit
+-- On which pods jobs run that are counted with this one.
+select array_agg(coalesce(p.pod, s.owner::text) order by p.pod) from {schema}.jobs j
+join {schema}.slots s on s.type = %(type)s and s.value = coalesce(
+    case when %(parameter)s::text is not null
+        then j.payload ->> %(parameter)s::text end, '')
+left join {schema}.processes p on p.id = s.owner
+where j.origin = %(origin)s and j.id = %(id)s
 
 -- name: explain_ended
 -- What is still discarded first, then the last end that the history knows.

@@ -2,13 +2,14 @@
 
 -- name: beat
 -- Waits for a take-over that holds the row: see `lock_dead`.
-insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics)
+insert into {schema}.processes (id, pod, roles, host, pid, version, types, topics, busy)
 values (
-    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s
+    %(id)s, %(pod)s, %(roles)s, %(host)s, %(pid)s, %(version)s, %(types)s, %(topics)s,
+    %(busy)s
 )
 on conflict (id) do update set
     heartbeat_at = clock_timestamp(), roles = excluded.roles, types = excluded.types,
-    topics = excluded.topics
+    topics = excluded.topics, busy = excluded.busy
 
 -- name: owned
 -- What the process still owns: others may have taken some of it. A statement of its own,
@@ -16,6 +17,10 @@ on conflict (id) do update set
 select role, origin, epoch from {schema}.origins where owner = %(id)s
 
 -- name: leave
+-- The slots of limited types come free with it.
+with given_back as (
+    delete from {schema}.slots where owner = %(id)s
+)
 delete from {schema}.processes where id = %(id)s
 
 -- name: abandon
@@ -27,6 +32,9 @@ with released as (
 ),
 forgotten as (
     delete from {schema}.claims where owner = %(id)s
+),
+given_back as (
+    delete from {schema}.slots where owner = %(id)s
 )
 delete from {schema}.processes where id = %(id)s
 

@@ -11,7 +11,7 @@ import pytest
 
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.executor.workers import Workers
+from jobs_lib.executor.workers import ThreadWorkers
 from tests.support.apps import make_app, running
 from tests.support.proxy import Proxy
 
@@ -47,7 +47,7 @@ def serve(url, monkeypatch):
     ("owner", "method", "name"),
     [
         (Dispatcher, "_collect", "jobs_lib dispatcher"),
-        (Workers, "_watch", "jobs_lib worker"),
+        (ThreadWorkers, "_watch", "jobs_lib worker"),
     ],
 )
 def test_a_thread_that_stands_still_or_is_gone_fails_livez(

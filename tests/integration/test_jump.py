@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from jobs_lib.jobs.position import WIDEST
 from tests.support.apps import executing, make_app
@@ -13,24 +14,33 @@ FREE = (None, "available", 0, 0)
 
 
 @pytest.fixture
-def jump(database_url, admin):
+def passed():
+    """The rows that the last jump has passed over for their value alone."""
+    return []
+
+
+@pytest.fixture
+def jump(database_url, admin, passed):
     """A function that jumps over rows: group, state, priority, crashes of each."""
     queries = make_app(database_url).database().queries
 
-    def jump(rows, *, cursor=0, limit=100, room=1, groups=(), floors=(), lasts=()):
+    def jump(
+        rows, *, cursor=0, limit=100, room=1, groups=(), floors=(), lasts=(),
+        others=(), full=(),
+    ):  # fmt: skip
         ids = [
             admin.execute(
                 'insert into jobs_lib.jobs (origin, type, "group", state, priority,'
                 " crashes, attempt, run_at, payload)"
                 " values (%s, 'work', %s, %s, %s, %s, (%s = 'scheduled')::int,"
-                " case when %s = 'scheduled' then now() + interval '1 day' end, '{}')"
+                " case when %s = 'scheduled' then now() + interval '1 day' end, %s)"
                 " returning id",
-                (ORIGIN, *row, row[1], row[1]),
+                (ORIGIN, *row, row[1], row[1], Jsonb({"place": place})),
             ).fetchone()[0]
-            for row in rows
+            for place, row in enumerate(rows)
         ]
-        found, furthest, count = admin.execute(
-            queries["jump"],
+        found, furthest, count, full_ids, full_values = admin.execute(
+            queries["jump_limited" if full else "jump"],
             {
                 "origin": ORIGIN,
                 "cursor": ids[cursor - 1] if cursor else 0,
@@ -40,9 +50,15 @@ def jump(database_url, admin):
                 "floor_groups": [group for group, _ in floors],
                 "floor_ids": [ids[at] for _, at in floors],
                 "last_types": list(lasts),
+                "others": list(others),
+                "field": "place" if full else None,
+                "full": [str(place) for place in full],
+                "refilled": [],
             },
         ).fetchone()
         place = {job_id: n for n, job_id in enumerate(ids)} | {None: None}
+        assert [str(place[job_id]) for job_id in full_ids] == full_values
+        passed[:] = [place[job_id] for job_id in full_ids]
         return [place[job_id] for job_id in found], place[furthest], count
 
     return jump
@@ -124,3 +140,15 @@ def test_jobs_behind_many_that_cannot_run_are_reached_and_so_are_urgent_ones(
         work.options(origin=ORIGIN, priority="high").enqueue(connection, n=2)
     with executing(app, [ORIGIN]):
         wait_for(lambda: sorted(ran) == [1, 2], what=lambda: f"both ran: {ran}")
+
+
+@pytest.mark.parametrize(("other", "found"), [("work", []), ("other", [0, 1])])
+def test_a_jump_leaves_types_of_other_sections_alone(jump, other, found):
+    rows = [FREE, ("g", "available", 0, 0)]
+    assert jump(rows, others=[other], room=2) == (found, 1, 2)
+
+
+def test_a_jump_passes_over_full_values_and_tells_which(jump, passed):
+    rows = [FREE, FREE, ("g", "available", 0, 0), FREE, (None, "scheduled", 0, 0)]
+    assert jump(rows, full=[0, 2, 4], room=5) == ([1, 3], 4, 5)
+    assert sorted(passed) == [0, 2]

@@ -100,7 +100,9 @@ def executing(
         settings.model_copy(update={"workers": workers, "batch": batch}),
         app.around,
         lambda: process.lease,
+        lambda: process.sees_others,
     )
+    process.report = executor.report
     ownership = Ownership(
         database,
         process,

@@ -138,6 +138,7 @@ class Pod:
             {
                 "id": self.id, "pod": "pod", "roles": ["execute"], "host": "h",
                 "pid": 1, "version": "0", "types": sorted(types), "topics": [],
+                "busy": None,
             },
         )  # fmt: skip
 

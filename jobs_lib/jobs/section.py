@@ -1,0 +1,65 @@
+"""Sections: job types that an executor claims together, apart from all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobs_lib.jobs.limit import Limit, Workers
+    from jobs_lib.jobs.type import JobType
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Some job types of an app: claims of them have cursors of their own.
+
+    So a section whose workers are busy, or whose limit is used up, waits where it is,
+    and no other section waits with it.
+    """
+
+    types: frozenset[str]
+    """Their names, and aliases."""
+    others: frozenset[str] = frozenset()
+    """Those of all other sections."""
+    workers: Workers | None = None
+    """Whose workers run them; None: those of all that have none of their own."""
+    limit: Limit | None = None
+    """Of its one type."""
+    type_name: str = ""
+    """Of a section with a limit: the type's name, whatever alias its jobs have."""
+
+    @property
+    def parameter(self) -> str | None:
+        """The parameter whose values are limited one by one."""
+        return self.limit.parameter if self.limit else None
+
+
+def divide(types: Mapping[str, JobType[Any]]) -> list[Section]:
+    """The sections of an app; the first is that of the types that ask for nothing.
+
+    A type with a limit is a section of its own. Types with the same workers are one.
+    """
+    shares: dict[object, set[str]] = {None: set()}
+    for name, job_type in types.items():
+        key = job_type.name if job_type.limit else job_type.workers
+        shares.setdefault(key, set()).add(name)
+    if not shares[None] and len(shares) > 1:
+        del shares[None]
+    every = frozenset(types)
+    sections = []
+    for names in shares.values():
+        first = types[min(names)] if names else None
+        own = frozenset(names)
+        sections.append(
+            Section(
+                own,
+                every - own,
+                first.workers if first else None,
+                first.limit if first else None,
+                first.name if first else "",
+            )
+        )
+    return sections

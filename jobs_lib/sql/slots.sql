@@ -1,0 +1,98 @@
+-- Slots of limited types: each is a job that may run. See `jobs_lib/executor/slots.py`.
+
+-- name: take_slots
+-- Free numbers below the limit, whatever limit the process has that took the others. Who
+-- gets none marks one of the process that has most of them, if that is fair: it has two
+-- more than this one, or this one has none.
+with asked as (
+    select a.value, a.count from unnest(%(values)s::text[], %(counts)s::bigint[])
+        as a(value, count)
+),
+taken as (
+    insert into {schema}.slots (type, value, slot, owner)
+    select %(type)s, a.value, free.slot, %(owner)s
+    -- In one order: two processes that take the same ones do not wait for each other.
+    from (select * from asked order by value) a
+    cross join lateral (
+        select n as slot from generate_series(1, %(most)s::int) n
+        where not exists (
+            select from {schema}.slots s
+            where s.type = %(type)s and s.value = a.value and s.slot = n
+        )
+        order by n limit a.count
+    ) free
+    on conflict do nothing
+    returning value
+),
+granted as (select value, count(*) as count from taken group by value),
+marked as (
+    update {schema}.slots s set wanted = true
+    from (
+        select a.value, most.slot from asked a
+        cross join lateral (
+            select (array_agg(h.slot order by h.slot))[1] as slot
+            from {schema}.slots h
+            where h.type = %(type)s and h.value = a.value and h.owner <> %(owner)s
+            group by h.owner
+            having not bool_or(h.wanted) and count(*) > case when exists (
+                select from {schema}.slots m
+                where m.type = %(type)s and m.value = a.value and m.owner = %(owner)s
+            ) then (
+                select count(*) + 1 from {schema}.slots m
+                where m.type = %(type)s and m.value = a.value and m.owner = %(owner)s
+            ) else 0 end
+            order by count(*) desc limit 1
+        ) most
+        where a.value not in (select value from granted)
+    ) found
+    where s.type = %(type)s and s.value = found.value and s.slot = found.slot
+)
+select value, count from granted
+
+-- name: give_slots_back
+-- So many of each value; those that others want first.
+delete from {schema}.slots s
+using (
+    select s.value, s.slot, row_number() over (
+        partition by s.value order by s.wanted desc, s.slot desc
+    ) as place, given.count
+    from unnest(%(values)s::text[], %(counts)s::bigint[]) as given(value, count)
+    join {schema}.slots s on s.type = %(type)s and s.value = given.value
+    where s.owner = %(owner)s
+) mine
+where mine.place <= mine.count
+    and s.type = %(type)s and s.value = mine.value and s.slot = mine.slot
+
+-- name: count_slots
+-- What the process holds, where it does not know: after an answer that was lost, or time
+-- in which others took it for dead.
+select s.value, count(*) from {schema}.slots s
+where s.owner = %(owner)s and s.type = %(type)s
+group by s.value
+
+-- name: watch_slots
+-- How many the process holds, which it compares with what it knows; and what of them
+-- others want.
+select null as value, count(*) from {schema}.slots s
+where s.owner = %(owner)s and s.type = %(type)s
+union all
+select s.value, count(*) from {schema}.slots s
+where s.owner = %(owner)s and s.type = %(type)s and s.wanted
+group by s.value
+
+-- name: free_slots_of_the_dead
+-- The lock keeps a process that lives after all from beating until this has committed: it
+-- misses its slots when it watches them next.
+with owners as materialized (
+    select distinct s.owner as id from {schema}.slots s where s.type = %(type)s
+),
+gone as materialized (
+    select p.id from {schema}.processes p
+    where p.id in (select id from owners) and {dead}
+    for share of p skip locked
+)
+delete from {schema}.slots s
+where s.type = %(type)s and (
+    s.owner in (select id from gone)
+    or not exists (select from {schema}.processes p where p.id = s.owner)
+)

@@ -1,0 +1,92 @@
+"""Why a job waits that nothing but other jobs keeps: workers and limits."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from jobs_lib import Job, Workers
+from jobs_lib.operating import explain
+from tests.support.apps import HOME, executing, make_app
+
+
+@pytest.fixture
+def app(database_url):
+    """An app on the test's database."""
+    return make_app(database_url)
+
+
+@pytest.fixture
+def gate():
+    """An event that handlers wait for; set when the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def await_reason(app, wait_for):
+    """A function that waits until a job has a reason, and returns its text."""
+
+    def await_reason(job_id: int, code: str) -> str:
+        found: list[str] = []
+
+        def look() -> bool:
+            reasons = explain(app.database(), job_id, stale_after=60).reasons
+            found[:] = [reason.text for reason in reasons if reason.code == code]
+            return bool(found)
+
+        wait_for(look, what=f"job {job_id} is {code}")
+        return found[0]
+
+    return await_reason
+
+
+@pytest.mark.guarantee("J24")
+def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason):
+    @app.job(workers=Workers(2, "reports"))
+    def report(job: Job) -> None:
+        gate.wait(60)
+
+    @app.job()
+    def other(job: Job) -> None: ...
+
+    with connect() as connection:
+        ids = [report.enqueue(connection) for _ in range(40)]
+    with executing(app, HOME) as process:
+        text = await_reason(ids[-1], "workers_busy")
+        found = re.fullmatch(
+            r"all 2 workers of pod (\S+) that it could run on are busy with "
+            r"job (\d+) \(report\) since 20[^,]+, job (\d+) \(report\) since 20[^,]+",
+            text,
+        )
+        assert found
+        assert found[1] == process.pod
+        running = {int(found[2]), int(found[3])}
+        assert running < {*ids}
+        # What runs is not told to wait.
+        for job_id in running:
+            codes = explain(app.database(), job_id, stale_after=60).codes
+            assert codes == ["running"]
+        gate.set()
+
+
+@pytest.mark.guarantee("J24")
+@pytest.mark.parametrize("limit", [1, (1, "tenant")])
+def test_a_job_waits_for_its_limit(app, connect, gate, await_reason, limit):
+    @app.job(limit=limit)
+    def call(job: Job, tenant: str) -> None:
+        gate.wait(60)
+
+    with connect() as connection:
+        ids = [call.enqueue(connection, tenant="t") for _ in range(3)]
+    with executing(app, HOME) as process:
+        text = await_reason(ids[-1], "limited")
+        each = " for each tenant" if isinstance(limit, tuple) else ""
+        assert text == (
+            f"'call' runs 1 at once{each} over all pods, and so many run: "
+            f"on {process.pod}"
+        )
+        gate.set()

@@ -1,0 +1,71 @@
+"""What is passed over for its value: kept by value, and taken where there is room."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib.jobs import passed as module
+from jobs_lib.jobs.passed import Passed
+
+ORIGINS = {"local/0", "local/1"}
+
+
+@pytest.fixture
+def passed():
+    """Two values in two origins, of which two more each may wait."""
+    passed = Passed()
+    passed.room = lambda value: 2
+    for job_id in range(1, 7):
+        passed.add(f"local/{job_id % 2}", "a" if job_id < 5 else "b", job_id)
+    return passed
+
+
+def test_as_many_of_each_value_are_taken_as_there_is_room_for(passed):
+    taken = passed.take(ORIGINS, ())
+    assert sorted(value for value, _, _ in taken) == ["a", "a", "b", "b"]
+    assert len(passed) == 2
+    assert {*passed.values} == {"a"}
+    # Nothing more of it, until somebody says that there is room again.
+    assert passed.take(ORIGINS, ()) == []
+    passed.hungry.add("a")
+    assert len(passed.take(ORIGINS, ())) == 2
+    assert len(passed) == 0
+    assert not passed.values
+
+
+def test_the_oldest_of_an_origin_comes_first(passed):
+    taken = passed.take({"local/1"}, ())
+    assert [job_id for value, _, job_id in taken if value == "a"] == [1, 3]
+
+
+def test_what_is_met_again_is_kept_once(passed):
+    passed.add("local/1", "a", 1)
+    assert len(passed) == 6
+    assert 1 in passed
+
+
+def test_values_that_are_asked_for_already_wait(passed):
+    assert {value for value, _, _ in passed.take(ORIGINS, {"a"})} == {"b"}
+    assert len(passed.take(ORIGINS, ())) == 2
+
+
+def test_values_of_origins_that_are_paused_are_taken_once_they_are_not(passed):
+    assert passed.take((), ()) == []
+    assert len(passed.take(ORIGINS, ())) == 4
+
+
+def test_origins_that_are_given_away_take_theirs_along(passed):
+    passed.leave(["local/0"])
+    assert len(passed) == 3
+    passed.leave(["local/1"])
+    assert len(passed) == 0
+    assert not passed.values
+
+
+def test_there_is_an_end_to_what_is_kept(passed, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 6)
+    passed.add("local/0", "c", 7)
+    assert passed.is_overflown
+    assert len(passed) == 6
+    passed.clear()
+    assert not passed.is_overflown
