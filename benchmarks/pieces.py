@@ -71,15 +71,17 @@ def drain(
     seconds: float,
     settings: Mapping[str, Any] | None = None,
     unfinished: str | None = None,
+    **given: Any,
 ) -> Row:
     """Run all jobs that are there, or as many as a worker can in some seconds.
 
-    Counted from the first handler's start until no unfinished job is left in the
-    table; when the time was up first, until then.
+    What is ``given`` besides goes to the adapter as it is. Counted from the first
+    handler's start until no unfinished job is left in the table; when the time was up
+    first, until then.
     """
     chosen = peer.drain if settings is None else settings
     dead = server.dead_tuples()
-    with working(server, peer, chosen, jobs=jobs, seconds=seconds) as worker:
+    with working(server, peer, chosen, jobs=jobs, seconds=seconds, **given) as worker:
         pid = worker.process.pid
         ready = worker.await_event("ready", _START_SECONDS)["at"]
         worker.await_event("first", _START_SECONDS)

@@ -33,12 +33,17 @@ class Worker:
     """A running adapter that handles jobs."""
 
     def __init__(
-        self, server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
+        self,
+        server: Server,
+        peer: Peer,
+        settings: Mapping[str, Any],
+        command: str = "work",
+        **given: Any,
     ) -> None:
         self.peer = peer
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed by `end`
         self.process = subprocess.Popen(
-            argv(peer, "work", {**given, "settings": dict(settings)}),
+            argv(peer, command, {**given, "settings": dict(settings)}),
             cwd=REPOSITORY,
             env=server.environment,
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.peers import limited
 from benchmarks.peers.adapter import (
     database_address,
     make_sink,
@@ -28,6 +29,7 @@ from jobs_lib.settings import load_settings
 # As many as the other adapters give to one call, or more: millions do not fit at once.
 _SLICE = 100_000
 _BLOCKED_BEHIND = 3
+_TENANTS = 1_000
 _PAD = "x" * 64 * 1024
 # What operators and failures leave behind, as many of each as there are jobs.
 _CROWD = (
@@ -48,19 +50,30 @@ _CROWD = (
 )
 
 
-def make_app(given: dict[str, Any], sink: Any = None) -> App:
-    """An app with one type of jobs that do nothing."""
+def open_app(given: dict[str, Any]) -> App:
+    """An app without any type."""
     host, port = os.environ["PGHOST"], os.environ["PGPORT"]
     user, database = os.environ["PGUSER"], os.environ["PGDATABASE"]
     password = os.environ["PGPASSWORD"]
     url = f"postgresql://{user}:{password}@{host}:{port}/{database}"
-    app = App(
-        "bench",
-        settings=load_settings(database_url=url, **given.get("settings", {})),
-    )
+    settings = load_settings(database_url=url, **given.get("settings", {}))
+    return App("bench", settings=settings)
 
-    @app.job(group="k")
-    def noop(job: Job, i: int, k: str | None = None, pad: str = "") -> None:
+
+def read_limit(given: dict[str, Any]) -> Any:
+    """The limit of how many run at once, as it is declared."""
+    limit = given.get("limit")
+    return (int(limit[0]), str(limit[1])) if isinstance(limit, list) else limit
+
+
+def make_app(given: dict[str, Any], sink: Any = None) -> App:
+    """An app with one type of jobs that do nothing."""
+    app = open_app(given)
+
+    @app.job(group="k", limit=read_limit(given))
+    def noop(
+        job: Job, i: int, k: str | None = None, pad: str = "", tenant: str = ""
+    ) -> None:
         sink.note(i, k)
 
     return app
@@ -111,6 +124,8 @@ def bulk(given: dict[str, Any]) -> None:
             numbers = range(start, min(start + _SLICE, jobs))
             if mode == "heavy":
                 payloads = [{"i": number, "pad": _PAD} for number in numbers]
+            elif mode == "tenants":
+                payloads = [{"i": n, "tenant": f"t{n % _TENANTS}"} for n in numbers]
             else:
                 payloads = [payload_of(number, mode) for number in numbers]
             noop.enqueue_many(connection, payloads)
@@ -136,6 +151,24 @@ def work(given: dict[str, Any]) -> None:
     service = Service(make_app(given, sink), ["executor"])
     say(event="ready", at=time.monotonic_ns())
     service.run()
+
+
+def fill_limited(given: dict[str, Any]) -> None:
+    """Enqueue jobs of 50 tenants that note when they run."""
+    limited_type = limited.declare(open_app(given), read_limit(given))
+    with psycopg.connect(database_address()) as connection:
+        for start in range(0, given["jobs"], _SLICE):
+            numbers = range(start, min(start + _SLICE, given["jobs"]))
+            limited_type.enqueue_many(
+                connection, [{"i": n, "tenant": n % limited.TENANTS} for n in numbers]
+            )
+            connection.commit()
+    say(jobs=given["jobs"])
+
+
+def work_limited(given: dict[str, Any]) -> None:
+    """Run them until the process is ended."""
+    limited.work(open_app(given), read_limit(given), given["log"])
 
 
 def send(given: dict[str, Any]) -> None:
