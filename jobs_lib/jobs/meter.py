@@ -29,22 +29,24 @@ class Histogram:
     total: float = 0.0
     """Seconds of all together."""
 
-    def note(self, seconds: list[float]) -> None:
-        """So long took some more."""
-        if min(seconds, default=0.0) < 0.0:
+    def note(self, seconds: list[float], shift: float = 0.0) -> None:
+        """So long took some more, and each of them ``shift`` seconds longer."""
+        if not seconds:
+            return
+        shortest, longest = min(seconds) + shift, max(seconds) + shift
+        if shortest < 0.0:
             # Two clocks may say that a job began before it was due.
-            seconds = [max(0.0, one) for one in seconds]
-        self.total += sum(seconds)
-        # Most are alike: in the first bucket, or all in one.
-        longer = [one for one in seconds if one > BOUNDS[0]]
-        self.counts[0] += len(seconds) - len(longer)
-        if longer:
-            first = bisect_left(BOUNDS, min(longer))
-            if first == bisect_left(BOUNDS, max(longer)):
-                self.counts[first] += len(longer)
-            else:
-                # To sort them costs less than a search for each.
-                self._note_sorted(sorted(longer))
+            self.note([max(0.0, one + shift) for one in seconds])
+            return
+        self.total += sum(seconds) + shift * len(seconds)
+        # Most are alike: one look at the shortest and the longest finds their bucket.
+        bucket = bisect_left(BOUNDS, shortest)
+        if bucket == bisect_left(BOUNDS, longest):
+            self.counts[bucket] += len(seconds)
+        else:
+            longer = [one + shift for one in seconds if one + shift > BOUNDS[bucket]]
+            self.counts[bucket] += len(seconds) - len(longer)
+            self._note_sorted(sorted(longer))
 
     def _note_sorted(self, seconds: list[float]) -> None:
         before = 0
@@ -86,13 +88,12 @@ class Meter:
         offset = time.time() - time.monotonic()
         for name, of_type in _split(jobs):
             self.durations[name].note([job.ended - job.began for job in of_type])
-            waited = [job.began - job.enqueued for job in of_type if job.run_at is None]
-            waited += [
-                job.began - job.run_at.timestamp()
+            waited = [
+                job.began
+                - (job.enqueued if job.run_at is None else job.run_at.timestamp())
                 for job in of_type
-                if job.run_at is not None
             ]
-            self.delays[name].note([seconds + offset for seconds in waited])
+            self.delays[name].note(waited, offset)
 
 
 def _split(jobs: Sequence[Job]) -> list[tuple[str, Sequence[Job]]]:
