@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from jobs_lib.executor.turn import Line, Turn
+from jobs_lib.executor.workers import ThreadWorkers
+from jobs_lib.jobs.ended import Ended
+from jobs_lib.jobs.model import Job, Lane
 
 
 @pytest.fixture
@@ -56,3 +60,28 @@ def test_a_turn_ends_before_its_next_job_where_there_are_too_many(line, ends):
 
 def test_a_long_turn_stands_back_for_once(line):
     assert [line.turn.is_long() for _ in range(100)].index(True) == 49
+
+
+class Interrupted:
+    """In place of a runner: an error from outside ends the thread."""
+
+    has_batches = False
+
+    def run(self, job: Job) -> None:
+        """The handler is interrupted."""
+        raise KeyboardInterrupt
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """The attempt has failed."""
+
+
+def test_a_turn_whose_thread_an_error_ends_is_over(line, ends):
+    runner: Any = Interrupted()
+    workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
+    lane = Lane("local/0", 1, None, 1, UUID(int=1), Ended())
+    job = Job(lane, 1, "work", None, 1, 0, 0, "{}", None, 0.0, None)
+    line.waiting.append(job)
+    with pytest.raises(KeyboardInterrupt):
+        workers._run_turn(line.turn)
+    assert ends == [("a", True)]
+    assert not workers._turns
