@@ -16,6 +16,7 @@ from psycopg.adapt import Dumper
 from psycopg.postgres import types
 from psycopg.pq import Format
 from psycopg.rows import TupleRow, tuple_row
+from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import Int8Dumper
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -26,6 +27,7 @@ from jobs_lib.errors import (
     SchemaVersionError,
     UnavailableError,
 )
+from jobs_lib.json_limits import read_json
 from jobs_lib.masking import describe, find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
 from jobs_lib.reasons import find_reason
@@ -230,6 +232,8 @@ class Database:
         except psycopg.OperationalError as error:
             raise no_answer(url, error) from None
         connection.answer_within = self.timeout if impatient else None
+        # Not where handlers get a connection: what they read is their business.
+        set_json_loads(read_json, connection)
         prepare_connection(connection)
         if not self.prepares and not direct:
             self._check_isolation(connection)

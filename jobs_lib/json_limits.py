@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import accumulate
+from typing import Any, Self
 
 MOST_LEVELS = 200
 """Objects and lists inside one another. Pydantic reads no more of them."""
@@ -16,6 +17,29 @@ _MANY_DIGITS = re.compile(rb"(?<![0-9])[0-9]{%d}" % (MOST_DIGITS + 1))
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+class Unreadable(str):
+    """In place of JSON that Python cannot read; SQL may write it all the same.
+
+    It is a text that is not empty: what needs an object refuses it as any other text.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "unreadable")
+
+
+def read_json(encoded: bytes | str) -> Any:
+    """JSON from the database; :class:`Unreadable` if it has too many levels or digits.
+
+    One such value must not keep the rows beside it from being read.
+    """
+    try:
+        return json.loads(encoded)
+    except (RecursionError, ValueError):
+        return Unreadable()
 
 
 def check_limits(encoded: bytes) -> None:

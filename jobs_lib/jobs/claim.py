@@ -560,6 +560,8 @@ class Claimer:
                 continue
             failures, crashes, priority, payload = row[5:9]
             run_at, enqueued, headers, cut, delayed, age, place = row[9:16]
+            if headers is not None and type(headers) is not dict:
+                headers = None  # past all doors, SQL writes what it likes
             if group is None:
                 lane = free.get(origin)
                 if lane is None:

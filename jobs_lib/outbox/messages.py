@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from jobs_lib.json_limits import Unreadable
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import KeptBack, Refusal, make_messages
 
@@ -150,7 +151,9 @@ def _explain_row(record: Sendable, error: Exception) -> str:
             "the record alone is larger than the client's queue: raise "
             "`queue.buffering.max.kbytes` in JOBS_LIB_KAFKA"
         )
-    headers = record.more
+    headers: Any = record.more
+    if isinstance(headers, Unreadable):
+        return f"the row's headers are JSON that Python cannot read: {_HEADERS_WAY_OUT}"
     if headers and not isinstance(headers, dict):
         kind = type(headers).__name__
         return f"the row's headers are a JSON {kind}: {_HEADERS_WAY_OUT}"

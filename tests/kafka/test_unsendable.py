@@ -19,6 +19,10 @@ ODD_HEADERS = {
     "a list": (["a", "b"], "the row's headers are a JSON list"),
     "a text": ("a", "the row's headers are a JSON str"),
 }
+UNREADABLE = {
+    "levels": '{"a": ' + "[" * 2_000 + "]" * 2_000 + "}",
+    "digits": '{"a": ' + "1" * 5_000 + "}",
+}
 
 
 @pytest.fixture
@@ -71,6 +75,28 @@ def test_headers_that_are_no_text_hold_their_key_alone(
         assert says in hold.error
         assert "drop this row with `jobs-lib outbox drop`" in hold.error
         assert VALUE not in hold.error
+
+
+@pytest.mark.guarantee("FK10")
+@pytest.mark.parametrize("headers", UNREADABLE.values(), ids=[*UNREADABLE])
+def test_headers_that_python_cannot_read_hold_their_key_alone(
+    app, database, admin, topic, bootstrap_servers, wait_for, headers
+):
+    name = topic(1)
+    app.topic(name, value=bytes)
+    write(admin, name, "a", b"1")
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, topic, key, value, headers)"
+        " values (%s, %s, 'b', '2', %s::jsonb)",
+        [choose_shard(name, "a", 16), name, headers],
+    )
+    write(admin, name, "c", b"3")
+    with running(app, "relay"):
+        wait_for(lambda: count_unsent(admin) == (0, 1), what="good rows have left")
+    assert [r.value for r in read_topic(bootstrap_servers, name)] == [b"1", b"3"]
+    (hold,) = operating.list_holds(database)
+    assert hold.key == "b"
+    assert "the row's headers are JSON that Python cannot read" in hold.error
 
 
 @pytest.mark.guarantee("FK10")
