@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.model import Job
     from jobs_lib.jobs.passed import Passed
 
-_MANY = 2_000
-"""How many jobs of one value wait here where they end quickly."""
+_LEAST, _MANY = 2, 2_000
+"""How many jobs of one value wait here: where they end slowly, and quickly."""
 _QUICK = 5_000
 """Jobs a second of quick ones: more workers would run no more of them."""
 _LOOK_PAUSE = 0.01
@@ -143,7 +143,8 @@ class Limiter:
                     every = _take_all(line.waiting)
                     taken += [item for item in every if _find_ended(item) is ended]
                     line.waiting.extend(i for i in every if _find_ended(i) is not ended)
-                    line.most = max(FEW, line.most // 2)
+                    # They have waited for long: fewer of them will do.
+                    line.most = max(_LEAST, line.most // 4)
                 if not line.waiting:
                     self._lacking.pop(line.value, None)
         return sorted(taken, key=_get_id)
