@@ -25,9 +25,9 @@ taken as (
     returning value
 ),
 granted as (select value, count(*) as count from taken group by value),
-marked as (
-    update {schema}.slots s set wanted = true
-    from (
+found as (
+    -- One that is being given back is skipped: to wait for it might end in a circle.
+    select s.value, s.slot from (
         select a.value, most.slot from asked a
         cross join lateral (
             select (array_agg(h.slot order by h.slot))[1] as slot
@@ -44,7 +44,12 @@ marked as (
             order by count(*) desc limit 1
         ) most
         where a.value not in (select value from granted)
-    ) found
+    ) m
+    join {schema}.slots s on s.type = %(type)s and s.value = m.value and s.slot = m.slot
+    for update of s skip locked
+),
+marked as (
+    update {schema}.slots s set wanted = true from found
     where s.type = %(type)s and s.value = found.value and s.slot = found.slot
 )
 select value, count from granted
