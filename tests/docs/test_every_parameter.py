@@ -32,7 +32,8 @@ PAGES = {
     "frameworks.md": ["Service"],
     "jobs.md": [
         *("App.job", "App.batch", "App.around_run", "Job.transaction", "Item.fail"),
-        *("exponential", "Rate", "Retry", "RetryAfter", "Snooze", "Discard", "Cancel"),
+        *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),
+        *("Discard", "Cancel"),
     ],
     "migrations.md": ["upgrade", "include_name"],
     "origins.md": ["App"],

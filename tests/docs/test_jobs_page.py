@@ -18,6 +18,8 @@ MODULES = [
     "publish",
     "report",
     "sms",
+    "sync",
+    "reports",
     "search",
     "tenants",
     "history",
@@ -56,6 +58,9 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
             page["publish"].publish.enqueue(connection, entity="e", state=state)
         page["report"].write_report.enqueue(connection, count=3)
         page["sms"].send_text.enqueue(connection, number="555-0100")
+        page["sync"].sync.enqueue(connection, tenant="acme")
+        page["reports"].write_daily.enqueue(connection, day="2026-11-24")
+        page["reports"].write_yearly.enqueue(connection, year=2026)
         page["search"].index.enqueue(connection, "ada")
         page["search"].index.enqueue(connection, "")
         page["history"].settle.enqueue(connection, order=7)
@@ -92,7 +97,10 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
         ("send_mail", "completed", 1),
         ("send_text", "completed", 1),
         ("settle", "completed", 1),
+        ("sync", "completed", 1),
+        ("write_daily", "completed", 1),
         ("write_report", "completed", 1),
+        ("write_yearly", "completed", 1),
     ]
     assert {name: days for name, _, _, days in ends}["settle"] >= 29
     assert admin.execute("select * from charges").fetchall() == [("ada", 7)]
@@ -102,5 +110,7 @@ def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
     assert sorted(page["books"].booked) == ["None 8", "account 7 7"]
     assert page["sms"].texts == ["555-0100"]
     assert page["report"].pages == [0, 1, 2]
+    assert page["sync"].synced == ["acme"]
+    assert sorted(page["reports"].written) == ["2026", "2026-11-24"]
     # Around each run that there was: all but what was superseded.
-    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 14 + ["acme"]
+    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 17 + ["acme"]
