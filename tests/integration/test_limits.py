@@ -254,7 +254,7 @@ def test_the_slots_of_a_dead_process_are_free_once_it_counts_as_dead(
     admin.execute(
         "insert into jobs_lib.processes"
         " (id, pod, roles, host, pid, version, types, topics, heartbeat_at) values"
-        " (%s, 'p', '{execute}', 'h', 1, '0', '{}', '{}', now() - '1 h'::interval)",
+        " (%s, 'p', '{execute}', 'h', 1, '0', '{}', '{}', now() - '1 min'::interval)",
         (dead,),
     )
     admin.execute(

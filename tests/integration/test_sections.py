@@ -1,0 +1,151 @@
+"""Sections claim by themselves, and tell each other where a group goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from jobs_lib.executor.courier import Courier
+from jobs_lib.jobs.claim import Claimer
+from jobs_lib.jobs.section import divide
+from tests.support.apps import HOME
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+ORIGIN = HOME[0]
+
+
+class Side:
+    """One section's claims, sent when the test says so."""
+
+    def __init__(self, claimer: Claimer, courier: Courier) -> None:
+        self.claimer = claimer
+        self._courier = courier
+        claimer.add({ORIGIN: 1})
+        position = claimer.positions[ORIGIN]
+        position.seen, position.plain = True, False
+
+    def claim(self, *, looks: bool = False) -> list[int]:
+        """Claim once; returns the ids. It looks behind the cursor if it is told to."""
+        self.claimer.positions[ORIGIN].deep = looks
+        asked = self.claimer.prepare(100)
+        if asked is None:
+            return []
+        before = {*self.claimer.flight.jobs}
+        (answer,), failure = self._courier.exchange([asked])
+        assert failure is None
+        assert answer is not None
+        self.claimer.read(answer[0])
+        return sorted(self.claimer.flight.jobs.keys() - before)
+
+    def end(self, admin: Any) -> None:
+        """All that it has in flight has ended."""
+        flight = self.claimer.flight
+        admin.execute("delete from jobs_lib.jobs where id = any (%s)", [[*flight.jobs]])
+        for job in [*flight.jobs.values()]:
+            flight.land(job)
+        for lane in [*flight.lanes.values()]:
+            lane.jobs.clear()
+            flight.end_lane(lane)
+
+    def take_shared(self) -> list[tuple[str, str | None]]:
+        """The groups that are told to others, and the type that is next there."""
+        shared, self.claimer.shared = self.claimer.shared, []
+        return [(group, type_) for _, group, type_ in shared]
+
+
+@pytest.fixture
+def sides(app, admin, connect):
+    """The sections of ``book`` and of ``send``, and how to enqueue: ids in order."""
+
+    @app.job(group="key")
+    def book(job: Job, key: str) -> None: ...
+
+    @app.job(group="key", workers=1)
+    def send(job: Job, key: str) -> None: ...
+
+    owner = uuid4()
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', %s, %s, 1)",
+        (ORIGIN, owner),
+    )
+    database = app.database()
+    connection = database.connect("test")
+    courier = Courier(connection, database.queries, prepare=True)
+    sides = [
+        Side(Claimer(owner, UUID(int=1), app.jobs, first, 2, section=section), courier)
+        for first, section in enumerate(divide(app.jobs))
+    ]
+
+    def enqueue(*types: Any) -> list[int]:
+        with connect() as caller:
+            return [
+                one.options(origin=ORIGIN).enqueue(caller, key="g") for one in types
+            ]
+
+    yield *sides, enqueue, (book, send)
+    connection.close()
+
+
+def test_a_group_is_told_to_the_section_that_has_its_next_job(sides, admin):
+    booking, sending, enqueue, (book, send) = sides
+    first, second, third = enqueue(book, send, book)
+    assert booking.claim(looks=True) == [first]
+    # Its head is not this one's business.
+    assert sending.claim(looks=True) == []
+    booking.end(admin)
+    assert booking.claim() == []
+    assert ("g", "send") in booking.take_shared()
+    sending.claimer.follow(ORIGIN, "g", at_once=True)
+    assert sending.claim() == [second]
+    sending.end(admin)
+    assert sending.claim() == []
+    assert ("g", "book") in sending.take_shared()
+    booking.claimer.follow(ORIGIN, "g", at_once=True)
+    assert booking.claim() == [third]
+
+
+def test_a_job_behind_anothers_head_is_told_to_the_section_that_runs_it(sides, admin):
+    booking, sending, enqueue, (book, send) = sides
+    (first,) = enqueue(send)
+    assert sending.claim(looks=True) == [first]
+    # It comes when the lane before it has been claimed already.
+    (second,) = enqueue(book)
+    assert booking.claim(looks=True) == []
+    assert ("g", None) in booking.take_shared()
+    sending.claimer.follow(ORIGIN, "g", at_once=False)
+    sending.end(admin)
+    assert sending.claim() == []
+    assert ("g", "book") in sending.take_shared()
+    booking.claimer.follow(ORIGIN, "g", at_once=True)
+    assert booking.claim() == [second]
+
+
+def test_more_is_asked_for_where_what_was_passed_over_has_ended_meanwhile(app, admin):
+    @app.job(limit=(1, "tenant"))
+    def call(job: Job, tenant: str) -> None: ...
+
+    owner = uuid4()
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', %s, %s, 1)",
+        (ORIGIN, owner),
+    )
+    (section,) = divide(app.jobs)
+    database = app.database()
+    with database.connect("test") as connection:
+        courier = Courier(connection, database.queries, prepare=True)
+        side = Side(Claimer(owner, UUID(int=1), app.jobs, section=section), courier)
+        passed = side.claimer.passed
+        passed.room = lambda value: 2
+        for job_id in range(1, 6):
+            passed.add(ORIGIN, "t", job_id)
+        lengths = []
+        for _ in range(4):
+            assert side.claim() == []
+            lengths.append(len(passed))
+    assert lengths == [3, 1, 0, 0]
