@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +111,14 @@ def postgres_server() -> Iterator[PostgresServer]:
 def jobs_server_url(postgres_server: PostgresServer) -> str:
     """The same server for the fixtures of the test kit."""
     return postgres_server.url
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """An event that handlers wait for; set when the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ class Crew:
         *,
         is_timed: bool = False,
     ) -> None:
+        self._types = types
         workers, async_workers = settings.workers, settings.async_workers
         if own is not None:
             workers = async_workers = settings.own_workers.get(own.name, own.count)
@@ -88,14 +89,14 @@ class Crew:
         for pulse in self.pulses:
             pulse.away = True
 
-    def find_busy(self) -> list[tuple[bool, int]]:
-        """Which workers are all busy while something waits: async or not, how many."""
-        found = []
-        if not self._workers.is_starving and not self._workers.idle:
-            found.append((False, self._workers.count))
-        if not self._loop.is_starving and not self._loop.idle:
-            found.append((True, self._loop.count))
-        return found
+    def find_busy(self) -> list[tuple[list[str], int]]:
+        """The types that wait since all workers for them are busy, and their number."""
+        busy = []
+        for is_async, side in ((False, self._workers), (True, self._loop)):
+            if not (side.is_starving or side.idle):
+                types = [n for n, t in self._types.items() if t.is_async is is_async]
+                busy.append((sorted(types), side.count))
+        return busy
 
     def start(self) -> None:
         """Start the threads."""

@@ -66,7 +66,6 @@ class Executor:
             sees_others: says whether a process that lives would have been seen to beat.
             is_measured: whether anybody wants figures of its jobs.
         """
-        self._types = types
         self._crews: dict[Workers | None, Crew] = {}
         self.meters: list[Meter] = []
         """The figures of its jobs; none where nobody wants them."""
@@ -78,8 +77,9 @@ class Executor:
         for section in sections:
             crew = self._crews.get(section.workers)
             if crew is None:
+                ours = {n: t for n, t in types.items() if t.workers == section.workers}
                 crew = self._crews[section.workers] = Crew(
-                    database, types, owner, settings, around, self._wake,
+                    database, ours, owner, settings, around, self._wake,
                     section.workers, is_timed=is_measured,
                 )  # fmt: skip
             limiter = None
@@ -137,29 +137,25 @@ class Executor:
         """
         report: list[dict[str, Any]] = []
         now = time.monotonic()
-        for workers, crew in self._crews.items():
-            for is_async, count in crew.find_busy():
-                types = {
-                    name
-                    for name, job_type in self._types.items()
-                    if job_type.workers == workers and job_type.is_async is is_async
-                }
-                running = [job for job in self.running if job.type in types]
-                running.sort(key=lambda job: job.began)
-                jobs = [
-                    {"id": j.id, "type": j.type, "seconds": round(now - j.began, 3)}
-                    for j in running[:_TOLD]
-                ]
-                report.append({"types": sorted(types), "workers": count, "jobs": jobs})
-        for dispatcher in self._dispatchers:
-            limit = dispatcher.section.limit
-            if limit is not None and dispatcher.lacks_slots:
+        busy = [one for crew in self._crews.values() for one in crew.find_busy()]
+        for types, count in busy:
+            running = [job for job in self.running if job.type in types]
+            running.sort(key=lambda job: job.began)
+            jobs = [
+                {"id": j.id, "type": j.type, "seconds": round(now - j.began, 3)}
+                for j in running[:_TOLD]
+            ]
+            report.append({"types": types, "workers": count, "jobs": jobs})
+        for first, *_ in self._sections:
+            section = first.section
+            # All dispatchers of a section share its slots.
+            if section.limit is not None and first.lacks_slots:
                 report.append(
                     {
-                        "types": sorted(dispatcher.section.types),
-                        "type": dispatcher.section.type_name,
-                        "limit": limit.most,
-                        "parameter": limit.parameter,
+                        "types": sorted(section.types),
+                        "type": section.type_name,
+                        "limit": section.limit.most,
+                        "parameter": section.limit.parameter,
                     }
                 )
         return report

@@ -42,7 +42,7 @@ _BUSY_PAUSE = 0.05
 """Seconds in which a job of each value ends, where quick jobs of many values run."""
 _FORGOTTEN = 0.5
 """Seconds after which it has to be seen anew how quickly jobs end."""
-HELD = 0.5
+_HELD = 0.5
 """Seconds for which a slot is held at least that others want and jobs here need."""
 
 
@@ -128,7 +128,7 @@ class Slots:
             spare = held.count - needed
             if spare > 0 and (held.wanted or now - held.idle_since > _KEPT):
                 idle[value] = spare
-            elif held.wanted and now - held.since > HELD:
+            elif held.wanted and now - held.since > _HELD:
                 idle[value] = min(held.wanted, held.count)
         return idle
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from jobs_lib import ConfigurationError, Job, Rate
+from tests.operating.helpers import add_owner
 from tests.support.apps import HOME, count, executing
 
 
@@ -44,14 +45,6 @@ class Runs:
 def runs():
     """The runs of a test's handlers."""
     return Runs()
-
-
-@pytest.fixture
-def gate():
-    """An event that handlers wait for; set when the test ends."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 @contextmanager
@@ -250,13 +243,7 @@ def test_the_slots_of_a_dead_process_are_free_once_it_counts_as_dead(
         with runs.run():
             pass
 
-    dead = "00000000-0000-0000-0000-00000000dead"
-    admin.execute(
-        "insert into jobs_lib.processes"
-        " (id, pod, roles, host, pid, version, types, topics, heartbeat_at) values"
-        " (%s, 'p', '{execute}', 'h', 1, '0', '{}', '{}', now() - '1 min'::interval)",
-        (dead,),
-    )
+    dead = add_owner(admin, origin="elsewhere/0", silent=60)
     admin.execute(
         "insert into jobs_lib.slots (type, value, slot, owner) values ('call','',1,%s)",
         (dead,),
@@ -307,17 +294,12 @@ def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
             if n == 0:
                 gate.wait(30)
 
-    other = "00000000-0000-0000-0000-000000000abc"
     with connect() as connection:
         call.enqueue(connection, n=0)
     with executing(app, HOME):
         wait_for(lambda: runs.now[""] == 1, what="one runs")
-        admin.execute(
-            "insert into jobs_lib.processes"
-            " (id, pod, roles, host, pid, version, types, topics, heartbeat_at) values"
-            " (%s, 'p', '{execute}', 'h', 1, '0', '{}', '{}', now() + '1 h'::interval)",
-            (other,),
-        )
+        # Alive for an hour, as far as anybody sees.
+        other = add_owner(admin, origin="elsewhere/0", silent=-3_600)
         admin.execute("update jobs_lib.slots set owner = %s, wanted = false", (other,))
         time.sleep(0.5)  # five looks at the slots
         gate.set()

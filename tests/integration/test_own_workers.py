@@ -13,14 +13,6 @@ from jobs_lib import ConfigurationError, Job, Workers
 from tests.support.apps import HOME, count, executing, make_app, running
 
 
-@pytest.fixture
-def gate():
-    """An event that handlers wait for; set when the test ends."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
 @pytest.mark.guarantee("J31")
 def test_slow_jobs_with_workers_of_their_own_leave_the_others_free(
     app, admin, connect, wait_for, gate
@@ -124,6 +116,32 @@ def test_async_handlers_have_workers_of_their_own_too(app, connect, wait_for, ga
         assert len(running) == 3
         gate.set()
         wait_for(lambda: len(running) == 50, what="all have run")
+
+
+def test_workers_of_plain_handlers_have_no_event_loop(app, admin, connect, wait_for):
+    loops: set[int] = set()
+
+    def find_loops() -> set[int]:
+        return {
+            thread.ident or 0
+            for thread in threading.enumerate()
+            if thread.name == "jobs_lib loop"
+        }
+
+    @app.job(workers=1)
+    def report(job: Job) -> None:
+        loops.update(find_loops() - before)
+
+    @app.job()
+    async def ping(job: Job) -> None: ...
+
+    before = find_loops()
+    with connect() as connection:
+        report.enqueue(connection)
+        ping.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
+    assert len(loops) == 1
 
 
 def test_a_group_goes_on_from_one_section_to_the_other_in_order(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 
 import pytest
 
@@ -16,14 +15,6 @@ from tests.support.apps import HOME, executing, make_app
 def app(database_url):
     """An app on the test's database."""
     return make_app(database_url)
-
-
-@pytest.fixture
-def gate():
-    """An event that handlers wait for; set when the test ends."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 @pytest.fixture
@@ -89,4 +80,6 @@ def test_a_job_waits_for_its_limit(app, connect, gate, await_reason, limit):
             f"'call' runs 1 at once{each} over all pods, and so many run: "
             f"on {process.pod}"
         )
+        codes = explain(app.database(), ids[-1], stale_after=60).codes
+        assert codes.count("limited") == 1
         gate.set()
