@@ -121,7 +121,7 @@ exists (
 -- part: read_value_limited
 -- Where a type is limited by a field of its payload: see `claim_limited`. All other
 -- claims pay nothing for it.
-, coalesce(j.payload ->> %(field)s::text, '') as value, {unfull} as unfull
+, {value_of_field} as value, {unfull} as unfull
 
 -- part: able_if_unfull
 
@@ -174,7 +174,7 @@ array(select unnest(f.full_values) from first f where f.full_ids is not null)
 -- part: read_full
 
 -- part: read_full_limited
-, coalesce(j.payload ->> %(field)s::text, '') as value
+, {value_of_field} as value
 , j.state = 'available' and j.priority = 0
     and j.type <> all (%(others)s::text[]) and not ({unfull}) as full
 
@@ -186,8 +186,11 @@ true
 -- back by its id, as `refilled`. By a hash, since there may be very many of them.
 case when cardinality(%(full)s::text[]) = 0 then true else
     j.id = any (%(refilled)s::bigint[])
-    or coalesce(j.payload ->> %(field)s::text, '') not in (select unnest(%(full)s::text[]))
+    or {value_of_field} not in (select unnest(%(full)s::text[]))
 end
+
+-- part: value_of_field
+coalesce(j.payload ->> %(field)s::text, '')
 
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone

@@ -30,17 +30,15 @@ found as (
     select s.value, s.slot from (
         select a.value, most.slot from asked a
         cross join lateral (
+            select count(*) as count from {schema}.slots m
+            where m.type = %(type)s and m.value = a.value and m.owner = %(owner)s
+        ) mine
+        cross join lateral (
             select (array_agg(h.slot order by h.slot))[1] as slot
             from {schema}.slots h
             where h.type = %(type)s and h.value = a.value and h.owner <> %(owner)s
             group by h.owner
-            having not bool_or(h.wanted) and count(*) > case when exists (
-                select from {schema}.slots m
-                where m.type = %(type)s and m.value = a.value and m.owner = %(owner)s
-            ) then (
-                select count(*) + 1 from {schema}.slots m
-                where m.type = %(type)s and m.value = a.value and m.owner = %(owner)s
-            ) else 0 end
+            having not bool_or(h.wanted) and (mine.count = 0 or count(*) > mine.count + 1)
             order by count(*) desc limit 1
         ) most
         where a.value not in (select value from granted)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from jobs_lib.executor.courier import Courier
 from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.section import divide
+from tests.operating.helpers import add_owner
 from tests.support.apps import HOME
 
 if TYPE_CHECKING:
     from jobs_lib import Job
 
-ORIGIN = HOME[0]
+ORIGIN, EPOCH = HOME[0], 7
 
 
 class Side:
@@ -24,7 +25,7 @@ class Side:
     def __init__(self, claimer: Claimer, courier: Courier) -> None:
         self.claimer = claimer
         self._courier = courier
-        claimer.add({ORIGIN: 1})
+        claimer.add({ORIGIN: EPOCH})
         position = claimer.positions[ORIGIN]
         position.seen, position.plain = True, False
 
@@ -67,12 +68,7 @@ def sides(app, admin, connect):
     @app.job(group="key", workers=1)
     def send(job: Job, key: str) -> None: ...
 
-    owner = uuid4()
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('execute', %s, %s, 1)",
-        (ORIGIN, owner),
-    )
+    owner = add_owner(admin, origin=ORIGIN)
     database = app.database()
     connection = database.connect("test")
     courier = Courier(connection, database.queries, prepare=True)
@@ -129,12 +125,7 @@ def test_more_is_asked_for_where_what_was_passed_over_has_ended_meanwhile(app, a
     @app.job(limit=(1, "tenant"))
     def call(job: Job, tenant: str) -> None: ...
 
-    owner = uuid4()
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('execute', %s, %s, 1)",
-        (ORIGIN, owner),
-    )
+    owner = add_owner(admin, origin=ORIGIN)
     (section,) = divide(app.jobs)
     database = app.database()
     with database.connect("test") as connection:
