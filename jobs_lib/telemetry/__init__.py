@@ -126,6 +126,8 @@ hears_each_job = False
 """Whether a listener wants the events of each single job."""
 _lines: dict[str, tuple[float, int]] = {}
 """Of each subject: since when its lines are counted, and how many there were."""
+_counting = threading.RLock()
+"""Reentrant: the handler of a signal may tell something while its thread counts."""
 
 
 def emit(event: str, **fields: Any) -> None:
@@ -271,12 +273,13 @@ def is_recent(subject: str) -> bool:
 def _count_line(subject: str) -> int:
     """How many lines there are about a subject in these seconds, with this one."""
     now = time.monotonic()
-    since, count = _lines.get(subject, (-_PAUSE, 0))
-    if now >= since + _PAUSE:
-        since, count = now, 0
-        if len(_lines) >= _MOST_SUBJECTS:
-            _lines.clear()
-    _lines[subject] = since, count + 1
+    with _counting:
+        since, count = _lines.get(subject, (-_PAUSE, 0))
+        if now >= since + _PAUSE:
+            since, count = now, 0
+            if len(_lines) >= _MOST_SUBJECTS:
+                _lines.clear()
+        _lines[subject] = since, count + 1
     return count + 1
 
 

@@ -117,9 +117,10 @@ def test_many_failures_of_one_kind_are_few_lines(app, admin, connect, wait_for, 
     told = lines(caplog, "job.failed")
     alike = [r for r in told if "LookupError" in r.fields["error"]]
     assert len(told) == len(alike) + 1 == 11
-    assert [bool(r.exc_text) for r in alike] == [True] + [False] * 9
-    assert ["more" in r.fields for r in alike] == [False] * 9 + [True]
-    assert alike[-1].getMessage().endswith("more=left out for 10 s")
+    # Workers log side by side: the first that was counted need not stand first.
+    assert sum(bool(r.exc_text) for r in alike) == 1
+    (last,) = [r for r in alike if "more" in r.fields]
+    assert last.getMessage().endswith("more=left out for 10 s")
 
 
 def test_what_no_handler_has_raised_is_told_of_as_well(
