@@ -35,7 +35,8 @@ class App(JobDeclarations, TopicDeclarations):
     """The jobs, schedules, topics, consumers and entities of one service.
 
     Args:
-        name: the service, as it appears in headers and logs.
+        name: the service, as it appears in headers and logs. Apps on the same tables
+            have a name each, and keep it.
         home: the topic whose partitions are the origins of this service's groups: the
             one whose records it handles. Defaults to none: the origins are shared by
             heartbeat, without Kafka.

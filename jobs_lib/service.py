@@ -31,6 +31,7 @@ from jobs_lib.naming import check_environment
 from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership, Process
+from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
 from jobs_lib.ownership.filled import FilledOrigins
 from jobs_lib.ownership.follow import FollowSource
 from jobs_lib.ownership.member import MemberSource
@@ -164,18 +165,19 @@ class Service:
         groups: dict[str, list[Declared]] = {}
         for declared in consumers:
             groups.setdefault(declared.group, []).append(declared)
+        if executes:
+            self.process.role = self._patiently(self._find_role)
         self.process.roles = sorted(
             [f"consume:{group}" for group in groups]
-            + ["execute"] * executes
+            + [self.process.role] * executes
             + ["relay"] * relays
         )
         self.process.types = sorted(self.app.jobs) if executes else []
         self.process.topics = self._followed_topics() if executes else []
         chosen = self._patiently(self._choose_origins)
         self._patiently(self.process.start)
-        if executes and not (self.process.topics or chosen):
-            # After the first heartbeat: of two that start at once, each sees the other.
-            self._patiently(self._refuse_strangers)
+        if executes:
+            self._patiently(partial(self._refuse_others, not chosen))
         self._has_begun = True
         self._maintenance.start()
         if self._metrics is not None:
@@ -322,41 +324,26 @@ class Service:
         kept = {job_type.keep for job_type in self.app.jobs.values()}
         return {days for days in kept | {self.settings.history_days} if days}
 
-    def _refuse_strangers(self) -> None:
-        """Refuse to share origins with an application that has other types.
-
-        One with some types in common may be the release before, and is only told of.
-        """
-        with self.database.connect("start") as connection:
-            row = connection.execute(
-                self.database.queries["strangers"],
-                {
-                    "id": self.process.id,
-                    "types": self.process.types,
-                    "stale_after": self.settings.stale_after,
-                },
-            ).fetchone()
-        if row is None:
-            return
-        pod, types = row
-        own = {*self.process.types}
-        if not own.isdisjoint(types):
-            telemetry.emit(
-                "types.differ",
-                pod=pod,
-                unknown=sorted({*types} - own),
-                own=sorted(own - {*types}),
-            )
-            return
-        self.process.stop()
-        raise ConfigurationError(
-            f"the executor of pod {pod!r} shares the schema {self.database.schema!r} "
-            f"and has other job types ({', '.join(types[:5])}; here "
-            f"{', '.join(self.process.types[:5])}): each would own origins with jobs "
-            "that only the other can run. Give each application a schema of its own "
-            "(JOBS_LIB_SCHEMA), or declare the types of both in one. Where a release "
-            "replaces every type, stop the old executors first"
+    def _find_role(self) -> str:
+        return find_role(
+            self.database, self.app.name, self.app.jobs, self.settings.stale_after
         )
+
+    def _refuse_others(self, shares: bool) -> None:
+        """Refuse executors that would take this one's jobs, or keep theirs from it.
+
+        Args:
+            shares: whether this one shares origins with them by heartbeats.
+        """
+        process = self.process
+        of = self.database, process, process.role, self.settings.stale_after
+        try:
+            refuse_rivals(*of)
+            if shares and not process.topics:
+                refuse_strangers(*of)
+        except ConfigurationError:
+            process.stop()
+            raise
 
     def _read_installation(self) -> tuple[UUID, int, str]:
         with self.database.connect("start") as connection:
@@ -449,16 +436,19 @@ class Service:
             self.app.around,
             lambda: self.process.lease,
             lambda: self.process.sees_others,
+            role=self.process.role,
+            foreign=lambda: self.process.foreign,
             is_measured=self._metrics is not None,
         )
         self.process.report = executor.report
+        role = self.process.role
         handled = self._handled
         if self.settings.origins:
-            self._own("execute", StaticSource(chosen), executor)
+            self._own(role, StaticSource(chosen), executor)
         elif not handled:
             filled = FilledOrigins(self.database)
-            shared = self._shared("execute", self._all_origins, filled.find)
-            self._own("execute", shared, executor)
+            shared = self._shared(role, self._all_origins, filled.find)
+            self._own(role, shared, executor)
         elif self._sidecar:
             groups: dict[str, frozenset[str]] = {}
             for one in handled:
@@ -467,13 +457,13 @@ class Service:
             followed.refused = self._fail
             if share := read_share():
                 followed.share(*share)
-            self._own("execute", self._with_orphans(followed, handled), executor)
+            self._own(role, self._with_orphans(followed, handled), executor)
         else:
             named = {one.group for one in handled}
             members = [m for m in self._members if m.group in named]
             source = MemberSource(members, self.settings.handover_timeout)
             combined = self._with_orphans(source, handled)
-            source.serve(self._own("execute", combined, executor))
+            source.serve(self._own(role, combined, executor))
 
     def _with_orphans(self, source: Source, handled: list[Declared]) -> CombinedSource:
         """What the source wants, and a share of what nobody is assigned."""

@@ -109,7 +109,9 @@ class Wakeup:
             connection = self._database.connect("hints", direct=True)
             connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except Exception as error:
-            self._fail(error)
+            # Nobody waits for hints any more, and a server may be going away, too.
+            if not self._closed:
+                self._fail(error)
         else:
             self._connection, self._failures = connection, 0
             self.turns += 1

@@ -12,6 +12,7 @@ from jobs_lib.executor.turn import Turn
 from jobs_lib.executor.workers import ThreadWorkers
 from jobs_lib.jobs.model import Lane
 from jobs_lib.jobs.rate import Throttle
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender
 from jobs_lib.liveness import Pulse
@@ -45,6 +46,7 @@ class Crew:
         starving: Callable[[], None],
         own: Workers | None = None,
         *,
+        role: str = EXECUTE,
         is_timed: bool = False,
     ) -> None:
         self._types = types
@@ -62,6 +64,7 @@ class Crew:
             self._borrow_async,
             database.timeout,
             keeps_server=database.prepares,
+            role=role,
         )
         throttle = Throttle(types, lender)
         self._runner = Runner(types, lender, around, throttle, is_timed=is_timed)

@@ -16,6 +16,7 @@ from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.lease import UNLIMITED
 from jobs_lib.jobs.meter import Meter
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.jobs.section import divide
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _DISPATCHERS = 2
 
 
 class Executor:
-    """Runs the jobs of the origins it is given; a Holder of the role ``execute``."""
+    """Runs the jobs of the origins it is given; the Holder of an app's executors."""
 
     def __init__(
         self,
@@ -51,6 +52,8 @@ class Executor:
         lease: Callable[[], Lease] = lambda: UNLIMITED,
         sees_others: Callable[[], bool] = lambda: True,
         *,
+        role: str = EXECUTE,
+        foreign: Callable[[], frozenset[str]] = frozenset,
         is_measured: bool = False,
     ) -> None:
         """Make it from an app's types.
@@ -64,6 +67,8 @@ class Executor:
             around: what is called around each run, the outermost first.
             lease: tells the process's lease that holds now.
             sees_others: says whether a process that lives would have been seen to beat.
+            role: in which the process owns origins.
+            foreign: tells the types that other apps know.
             is_measured: whether anybody wants figures of its jobs.
         """
         self._crews: dict[Workers | None, Crew] = {}
@@ -80,7 +85,7 @@ class Executor:
                 ours = {n: t for n, t in types.items() if t.workers == section.workers}
                 crew = self._crews[section.workers] = Crew(
                     database, ours, owner, settings, around, self._wake,
-                    section.workers, is_timed=is_measured,
+                    section.workers, role=role, is_timed=is_measured,
                 )  # fmt: skip
             limiter = None
             if section.limit:
@@ -92,8 +97,9 @@ class Executor:
             for first in itertools.islice(number, _DISPATCHERS):
                 step = len(sections) * _DISPATCHERS
                 claimer = Claimer(
-                    owner, installation, types, first, step, alone, lease, section
-                )
+                    owner, installation, types, first, step, alone, lease, section,
+                    role, foreign,
+                )  # fmt: skip
                 if limiter is not None:
                     limiter.serve(claimer.ended, claimer.passed)
                 meter = Meter() if is_measured else None
@@ -103,7 +109,7 @@ class Executor:
                     Dispatcher(
                         database,
                         claimer,
-                        Completer(owner, types),
+                        Completer(owner, types, role),
                         crew,
                         Pace(crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
                         settings.poll_interval,

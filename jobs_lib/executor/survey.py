@@ -132,6 +132,7 @@ class Survey:
             "epochs": int_array(p.epoch for p in active.values()),
             "due_from": self._looks.choose_due(active),
             "owner": self._claimer.owner,
+            "role": self._claimer.role,
             "limit": _PROMOTE_LIMIT,
         }
 

@@ -22,6 +22,7 @@ from jobs_lib.jobs.last import Last, Piles, keep_last
 from jobs_lib.jobs.lease import UNLIMITED, Lease
 from jobs_lib.jobs.model import Job, Lane, Outcome, Result
 from jobs_lib.jobs.passed import Passed
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.jobs.section import Section
 from jobs_lib.jobs.suspects import GUILTY, SUSPECT, Suspects, explain_crashes
 from jobs_lib.jobs.windows import Windows
@@ -83,6 +84,8 @@ class Claimer:
         alone: threading.Lock | None = None,
         lease: Callable[[], Lease] = lambda: UNLIMITED,
         section: Section | None = None,
+        role: str = EXECUTE,
+        foreign: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """Prepare to claim.
 
@@ -95,9 +98,12 @@ class Claimer:
             alone: held while a suspect is in flight, by one of those claimers.
             lease: tells the owner's lease that holds now.
             section: the types to claim; all by default.
+            role: in which the owner has its origins.
+            foreign: tells the types that other apps know.
         """
         self.section = section or Section(frozenset(types))
         self.owner = owner
+        self.role = role
         self.first = first
         self.step = step
         self.server = 0
@@ -127,6 +133,8 @@ class Claimer:
         self._lease = lease()
         self._types = types
         self._every = sorted(types)
+        self._get_foreign = foreign
+        self._foreign: frozenset[str] = frozenset()
         self._known = sorted(self.section.types)
         self._last = {
             name: Last(t.debounce, t.max_wait)
@@ -257,6 +265,7 @@ class Claimer:
         """
         # Now, and not when the answer is there: the process may stand still meanwhile.
         self._lease = self._get_lease()
+        self._note_foreign()
         active = self._askable()
         self._add_extra(self.flight.late)
         self.flight.late.clear()
@@ -277,7 +286,12 @@ class Claimer:
         if not (deep or behind or extra):
             return None
         self._seq += self.step
-        shared = {"owner": self.owner, "seq": self._seq, "types": self.types}
+        shared = {
+            "owner": self.owner,
+            "role": self.role,
+            "seq": self._seq,
+            "types": self.types,
+        }
         few = len(deep) == 1 and not (behind or extra)
         if few and self.windows.is_plain(deep[0]):
             self._following, self._tried = {}, []
@@ -291,7 +305,7 @@ class Claimer:
         floors = self.floors.choose(touched, busy)
         return f"claim{self._kind}", {
             **shared,
-            "known": self._every,
+            "known": [*self._every, *self._foreign],
             **self.lasts,
             **self._list_full(),
             "suspect": suspect,
@@ -314,6 +328,13 @@ class Claimer:
             ),
             "next_piles": [(o, g) in self._piles for o, g, _ in behind],
         }
+
+    def _note_foreign(self) -> None:
+        """Leave alone what other apps know now."""
+        foreign = self._get_foreign()
+        if foreign is not self._foreign:
+            self._foreign = foreign
+            self._values["others"] = sorted(self.section.others | foreign)
 
     def _ready(
         self, rows: Mapping[int, str], active: Mapping[str, Position]
@@ -436,7 +457,7 @@ class Claimer:
         for origin, job_id, group, type_ in rows:
             if group is not None:
                 self.floors.lower((origin, group), job_id)
-            if type_ not in self.section.others:
+            if type_ not in self.section.others and type_ not in self._foreign:
                 self._add_extra({job_id: origin})
 
     def _choose_behind(
@@ -622,9 +643,12 @@ class Claimer:
         elif kind == _UNKNOWN:
             self._report_unknown(type_, origin, count)
         elif kind == _FOREIGN:
-            self.shared.append((origin, group, type_))
+            # Another app finds by itself where its groups go on.
+            if type_ in self.section.others:
+                self.shared.append((origin, group, type_))
         elif kind == _BEHIND:
-            self.shared.append((origin, group, None))
+            if self.section.others:
+                self.shared.append((origin, group, None))
         elif kind == _ENDS:
             if lane := self.flight.lanes.get((origin, group)):
                 lane.more = True

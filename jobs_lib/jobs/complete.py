@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.db import int_array, text_array
 from jobs_lib.jobs.model import Job, Outcome, Result
+from jobs_lib.jobs.role import EXECUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +44,10 @@ class Settlement:
 class Completer:
     """Prepares the writing of outcomes, and reads the answers; sends nothing."""
 
-    def __init__(self, owner: UUID, types: Mapping[str, JobType[Any]]) -> None:
-        self._owner = owner
+    def __init__(
+        self, owner: UUID, types: Mapping[str, JobType[Any]], role: str = EXECUTE
+    ) -> None:
+        self._owner = {"owner": owner, "role": role}
         self.types = types
         kept = {name: t.keep for name, t in types.items() if t.keep is not None}
         self._kept = {"types": text_array([*kept]), "keep": int_array(kept.values())}
@@ -131,7 +134,7 @@ class Completer:
         # Only the origins touched are locked: the lock's cost grows with their number.
         touched = sorted(set(origins) - {""})
         return {
-            "owner": self._owner,
+            **self._owner,
             "owned": text_array(touched),
             "epochs": int_array(epochs[origin] for origin in touched),
             "origins": text_array(origins),

@@ -20,6 +20,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.jobs.flight import name_rows
 from jobs_lib.jobs.forked import count_forks, end_if_forked
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.masking import spell
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Lender:
         answer_within: float | None = None,
         *,
         keeps_server: bool = True,
+        role: str = EXECUTE,
     ) -> None:
         """Prepare to lend.
 
@@ -65,6 +67,7 @@ class Lender:
             borrow_async: the same on the event loop.
             answer_within: seconds that the server has to answer our own statements.
             keeps_server: whether a connection leads to one server as long as it lives.
+            role: in which the process owns them.
         """
         self.forks = count_forks()
         self.borrow = borrow
@@ -72,6 +75,7 @@ class Lender:
         self._types = types
         self.queries = queries
         self._owner = owner
+        self._role = role
         self.answer_within = answer_within
         self._keeps_server = keeps_server
         asking = b"; " + queries["read_server"].as_bytes(None)
@@ -143,6 +147,7 @@ class Lender:
             b"keep": _literal(self._types[job.type].keep),
             b"before": _array(done.id for done in before),
             b"before_keep": _array(self._types[done.type].keep for done in before),
+            b"role": psycopg.sql.Literal(self._role).as_bytes(connection),
         }
 
 

@@ -52,14 +52,12 @@ def cancel(
     with database.connect("cancel") as connection, bounded(connection, database):
         found = connection.execute(queries["find_origins"], {"ids": ids}).fetchall()
         values = {
-            "role": "execute",
             "origins": [origin for (origin,) in found],
             "ids": ids,
             "keep": keep,
             "stale_after": stale_after,
         }
-        # An origin that nobody has ever owned gets its row, so that it can be locked.
-        connection.execute(queries["make_origins"], values)
+        connection.execute(queries["make_jobs_origins"], values)
         connection.execute(queries["lock_jobs_origins"], values)
         became: dict[int, str] = dict(
             connection.execute(queries["cancel_jobs"], values).fetchall()

@@ -25,7 +25,7 @@ class Owned:
     """One origin in one role."""
 
     role: str
-    """``execute``, ``relay`` or ``consume:<group>``."""
+    """``execute`` or ``execute:<app>``, ``relay``, or ``consume:<group>``."""
     origin: str
     pod: str | None
     """None if nobody owns it."""

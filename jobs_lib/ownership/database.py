@@ -114,7 +114,7 @@ class DatabaseSource(WatchingSource):
         if not takes_part:
             return set()
         # After an outage it may look before its own heartbeat has come through.
-        topics = self._process.topics if self._role == "execute" else []
+        topics = self._process.topics if self._role == self._process.role else []
         live.setdefault(self._process.id, topics)
         followers: defaultdict[str, list[UUID]] = defaultdict(list)
         for process, followed in live.items():

@@ -49,7 +49,7 @@ class OrphanSource(DatabaseSource):
         super().__init__(
             database,
             process,
-            "execute",
+            process.role,
             lambda _: (),
             self._find,
             interval=settings.heartbeat_interval,

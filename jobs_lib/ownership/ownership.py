@@ -241,7 +241,7 @@ class Ownership:
             ]
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
             # What this process had itself, before an outage, was cut off by no crash.
-            if others and self.role == "execute":
+            if others and self.role == self._process.role:
                 cut = dict(
                     connection.execute(queries["strip_claims"], parameters).fetchall()
                 )

@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.jobs.lease import Lease
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Process:
         *,
         types: Iterable[str] = (),
         topics: Iterable[str] = (),
+        role: str = EXECUTE,
         give_up_after: float = math.inf,
         stale_after: float = 5.0,
     ) -> None:
@@ -68,6 +70,7 @@ class Process:
             interval: seconds between two heartbeats.
             types: of the jobs that it knows.
             topics: whose partitions its executor follows.
+            role: in which its executor owns origins.
             give_up_after: seconds without a heartbeat from which on it is cut off.
             stale_after: seconds without a heartbeat from which on another process is
                 dead, and its transactions are ended; and of heartbeats without a
@@ -79,6 +82,10 @@ class Process:
         self.roles = sorted(roles)
         self.types = sorted(types)
         self.topics = sorted(topics)
+        self.role = role
+        """In which it owns the origins of jobs, if it runs any."""
+        self.foreign: frozenset[str] = frozenset()
+        """Types that the executors of other apps know, as of the last heartbeat."""
         self._database = database
         self._interval = interval
         self._give_up_after = give_up_after
@@ -220,9 +227,18 @@ class Process:
         if self.lease.is_over() and self.lease.until > -math.inf:
             self.doubt()
         self.lease = self.lease.renew(sent_at, self._stale_after)
+        if self.role in self.roles:
+            self._look_at_apps(connection)
         if self.sees_others:
             self._see_to_the_dead(connection)
         self._beaten_at = time.monotonic()
+
+    def _look_at_apps(self, connection: psycopg.Connection[Any]) -> None:
+        query = self._database.queries["foreign_types"]
+        ((types,),) = connection.execute(query, {"role": self.role}).fetchall()
+        # The same object as long as nothing changes: claims ask in every round.
+        if (foreign := frozenset(types)) != self.foreign:
+            self.foreign = foreign
 
     def _see_to_the_dead(self, connection: psycopg.Connection[Any]) -> None:
         queries = self._database.queries

@@ -152,20 +152,19 @@ select o.origin,
         select from {schema}.topics t
         where t.topic = regexp_replace(o.origin, '/[0-9]+$', '')
     ),
-    p.id is not null
+    exists (
+        select from {schema}.origins e join {schema}.processes p on p.id = e.owner
+        where e.role like 'execute%%' and e.origin = o.origin and {alive}
+    )
 from {schema}.job_origins() as o(origin)
-left join {schema}.origins e on e.role = 'execute' and e.origin = o.origin
-left join {schema}.processes p on p.id = e.owner
-    and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
 order by 1
 
 -- name: check_types
--- Types of the first jobs of each origin that nobody alive knows, or that the owner does
--- not know while somebody else does. A process of a release that does not say knows all.
+-- Types of the first jobs of each origin that nobody alive knows, or that no owner knows
+-- while somebody else does. A process of a release that does not say knows all.
 with alive as materialized (
-    select p.id, p.types from {schema}.processes p
-    where 'execute' = any (p.roles)
-        and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+    select p.id, p.types, p.roles from {schema}.processes p
+    where {runs_jobs} and {alive}
 ),
 waiting as materialized (
     select distinct o.origin, j.type
@@ -181,13 +180,19 @@ select w.type, array_agg(w.origin order by w.origin) filter (
         )
     ) as nobody,
     array_agg(w.origin order by w.origin) filter (
-        where owner.id is not null and w.type <> all (owner.types) and exists (
-            select from alive a where w.type = any (a.types)
+        where not owners.knowing and exists (
+            select from alive a
+            where w.type = any (a.types) and a.roles && owners.roles
         )
     ) as another
 from waiting w
-left join {schema}.origins e on e.role = 'execute' and e.origin = w.origin
-left join alive owner on owner.id = e.owner
+cross join lateral (
+    -- Another app's executor that knows the type takes the origin beside them.
+    select bool_or(a.types is null or w.type = any (a.types)) as knowing,
+        array_agg(e.role) as roles
+    from {schema}.origins e join alive a on a.id = e.owner
+    where e.role like 'execute%%' and e.origin = w.origin
+) owners
 group by w.type order by w.type
 
 -- name: check_multixacts

@@ -75,7 +75,7 @@ with own as materialized (
     select o.origin, mine.due_from from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[], %(due_from)s::float8[])
         as mine(origin, epoch, due_from) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    where o.role = %(role)s and o.owner = %(owner)s and o.epoch = mine.epoch
     order by o.origin
     for share of o skip locked
 ),
@@ -202,7 +202,7 @@ with own as materialized (
     -- jobs were cancelled meanwhile.
     select o.origin from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    where o.role = %(role)s and o.owner = %(owner)s and o.epoch = mine.epoch
         and {uncancelled}
     order by o.origin
     for share of o skip locked
@@ -471,7 +471,7 @@ where m.origin not in (select origin from own)
 -- size starts in a third of the time, and between an enqueue and its run time counts.
 with own as materialized (
     select o.origin from {schema}.origins o
-    where o.role = 'execute' and o.origin = %(origin)s
+    where o.role = %(role)s and o.origin = %(origin)s
         and o.owner = %(owner)s and o.epoch = %(epoch)s
         and {uncancelled}
     for share of o skip locked

@@ -6,7 +6,7 @@
 -- part: fence
     select o.origin from {schema}.origins o
     join unnest(%(owned)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch) using (origin)
-    where o.role = 'execute' and o.owner = %(owner)s and o.epoch = mine.epoch
+    where o.role = %(role)s and o.owner = %(owner)s and o.epoch = mine.epoch
     order by o.origin
     for share of o
 
@@ -220,6 +220,6 @@ where t.same is not true or f."group" is not null and exists (
 -- that is refused makes the server roll back. A pipeline would cost more than all else.
 select {schema}.complete_job(
     %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(attempt)s, %(keep)s,
-    %(before)s, %(before_keep)s
+    %(before)s, %(before_keep)s, %(role)s
 );
 commit

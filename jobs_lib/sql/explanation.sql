@@ -18,7 +18,14 @@ join lateral (
     select j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at, j.errors
     from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
 ) j on true
-left join {schema}.origins o on o.role = 'execute' and o.origin = j.origin
+-- Of several apps' owners the one that knows the type, if there is one.
+left join lateral (
+    select o.owner, o.epoch from {schema}.origins o
+    left join {schema}.processes p on p.id = o.owner
+    where o.role like 'execute%%' and o.origin = j.origin
+    order by p.types is not null and j.type = any (p.types) desc, p.id is null, o.role
+    limit 1
+) o on true
 left join {schema}.processes p on p.id = o.owner
 left join {schema}.cancellations k on k.id = j.id
 left join lateral (
@@ -59,8 +66,7 @@ select
     count(*) filter (where p.types is null or %(type)s = any (p.types)),
     coalesce(array_agg(p.pod order by p.pod) filter (where %(type)s = any (p.types)), '{{}}')
 from {schema}.processes p
-where 'execute' = any (p.roles)
-    and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+where {runs_jobs} and {alive}
 
 -- name: explain_limit
 -- On which pods jobs run that are counted with this one.

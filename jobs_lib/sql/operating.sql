@@ -68,7 +68,7 @@ select
     j.enqueued_at, j.errors -> -1 ->> 'error'
 from (
     select distinct o.origin, r.id from {schema}.claims c
-    join {schema}.origins o on o.role = 'execute' and o.owner = c.owner
+    join {schema}.origins o on o.role like 'execute%%' and o.owner = c.owner
     cross join lateral unnest(c.ids) as r(id)
     where r.id > %(after)s
 ) f
@@ -143,19 +143,26 @@ order by h.finished_at desc limit 1
 -- name: find_origins
 select distinct f.origin from {schema}.find_jobs(%(ids)s) f
 
+-- name: make_jobs_origins
+-- One that nobody has ever owned gets its rows, so that they can be locked.
+insert into {schema}.origins (role, origin)
+select app.role, o.origin from unnest(%(origins)s::text[]) as o(origin)
+cross join (select 'execute' as role union select role from {schema}.apps) app
+on conflict do nothing
+
 -- name: lock_jobs_origins
 -- Claims and completions hold these rows `for share`: this waits for those in flight,
 -- and keeps new ones off until it commits. In order, as take-overs lock them. A claim
 -- whose snapshot is from before the commit, and its lock from after it, goes by the mark:
 -- it is new each time. Releases before this one read it as a transaction id.
 with locked as materialized (
-    select o.origin from {schema}.origins o
-    where o.role = 'execute' and o.origin = any (%(origins)s::text[])
-    order by o.origin
+    select o.role, o.origin from {schema}.origins o
+    where o.role like 'execute%%' and o.origin = any (%(origins)s::text[])
+    order by o.origin, o.role
     for no key update
 )
 update {schema}.origins o set changed_by = pg_current_xact_id()::text::bigint
-from locked where o.role = 'execute' and o.origin = locked.origin
+from locked where o.role = locked.role and o.origin = locked.origin
 
 -- name: cancel_jobs
 -- Runs in a statement after the lock, with a snapshot that sees every claim committed
@@ -170,10 +177,10 @@ with wanted as materialized (
     ) j
 ),
 running as materialized (
-    select w.origin, w.id from wanted w
-    join {schema}.origins o on o.role = 'execute' and o.origin = w.origin
+    select distinct w.origin, w.id from wanted w
+    join {schema}.origins o on o.role like 'execute%%' and o.origin = w.origin
     join {schema}.processes p on p.id = o.owner
-        and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+        and {alive}
     where exists (
         select from {schema}.claims c where c.owner = o.owner and w.id = any (c.ids)
     )
@@ -213,12 +220,14 @@ freed as materialized (
             and not exists (select from removed r where r.id = j.id)
         order by j."group", j.id limit 1
     ) head
-    join {schema}.origins o on o.role = 'execute' and o.origin = gone.origin
     where head.id > gone.id and head.state = 'available'
         and not exists (
-            select from {schema}.claims c join {schema}.processes p on p.id = c.owner
-            where c.owner = o.owner and head.id = any (c.ids)
-                and p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+            select from {schema}.origins o
+            join {schema}.claims c on c.owner = o.owner
+            join {schema}.processes p on p.id = c.owner
+            where o.role like 'execute%%' and o.origin = gone.origin
+                and head.id = any (c.ids)
+                and {alive}
         )
 ),
 woken as (
@@ -406,7 +415,7 @@ left join lateral (
                 where j.origin = o.origin and j.id = one.id offset 0
             ) row
         ) as claimed
-) jobs on o.role = 'execute'
+) jobs on o.role like 'execute%%'
 left join lateral (
     select count(*) as waiting from (
         select from {schema}.outbox b

@@ -89,17 +89,62 @@ group by d.id
 
 -- name: live_processes
 -- Whose topics count for executors alone: shards have none.
-select id, case when %(role)s = 'execute' then coalesce(topics, '{{}}') else '{{}}' end
+select id, case when %(role)s like 'execute%%' then coalesce(topics, '{{}}') else '{{}}' end
 from {schema}.processes
 where %(role)s = any (roles)
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- part: runs_jobs
+-- Whether the process p executes, for whatever app.
+exists (select from unnest(p.roles) as of(role) where of.role like 'execute%%')
+
+-- name: lock_apps
+-- Of two apps that start for the first time at once, one is the first.
+select pg_advisory_xact_lock(hashtextextended('apps', 7603))
+
+-- name: name_role
+-- The first app gets the role that releases before this query know. One of those that
+-- runs now belongs to this app if it has types in common with it, or to another one.
+insert into {schema}.apps (name, role)
+select %(app)s, case when exists (
+        select from {schema}.apps a where a.role = 'execute'
+    ) or exists (
+        select from {schema}.processes p
+        where 'execute' = any (p.roles) and {alive}
+        having count(*) > 0 and not bool_or(p.types is null or p.types && %(types)s::text[])
+    ) then 'execute:' || %(app)s else 'execute' end
+on conflict (name) do nothing
+
+-- name: read_role
+select role from {schema}.apps where name = %(app)s
+
+-- part: alive
+p.heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+
+-- name: rivals
+-- Executors of other apps that know types of this one: both would run the same jobs.
+select p.pod, (
+    select a.name from {schema}.apps a where a.role = any (p.roles)
+), array(
+    select own.type from unnest(%(types)s::text[]) as own(type)
+    where own.type = any (p.types) order by 1
+) from {schema}.processes p
+where {runs_jobs} and not %(role)s = any (p.roles) and p.types && %(types)s::text[]
+    and {alive}
+order by p.pod limit 1
+
+-- name: foreign_types
+-- What the executors of other apps know.
+select coalesce(array_agg(distinct known.type), '{{}}')
+from {schema}.processes p cross join unnest(p.types) as known(type)
+where {runs_jobs} and not %(role)s = any (p.roles)
 
 -- name: strangers
 -- Executors that share the origins with this one, where each knows types that the other
 -- lacks: each keeps origins with jobs that only the other can run. Those that have no
 -- type in common come first.
 select pod, types from {schema}.processes
-where 'execute' = any (roles) and id <> %(id)s
+where %(role)s = any (roles) and id <> %(id)s
     and coalesce(topics, '{{}}') = '{{}}' and types <> '{{}}'
     and not types <@ %(types)s::text[] and not types @> %(types)s::text[]
     and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
@@ -242,7 +287,7 @@ where r.state in ('loading', 'running', 'paused') and exists (
 -- name: fence_origins
 -- Whoever owns one has to take it again, and looks at it from its start.
 update {schema}.origins set owner = null, epoch = epoch + 1, since = clock_timestamp()
-where role = 'execute' and origin = any (%(origins)s::text[])
+where role like 'execute%%' and origin = any (%(origins)s::text[])
 
 -- name: move_groups
 -- Under the same ids: a group keeps its order. What was given an origin of its own stays.

@@ -49,20 +49,21 @@ def add_owner(
     origin: str = "local/3",
     types: list[str] | None = None,
     silent: float = 0.0,
+    role: str = "execute",
 ) -> UUID:
     """A process, `pod-x`, that owns an origin at epoch 7; its id."""
     owner = uuid4()
     connection.execute(
         "insert into jobs_lib.processes"
         " (id, pod, roles, host, pid, version, types, heartbeat_at) values"
-        " (%s, 'pod-x', '{execute}', 'h', 1, '0', %s,"
+        " (%s, 'pod-x', %s, 'h', 1, '0', %s,"
         " clock_timestamp() - make_interval(secs => %s))",
-        (owner, types, silent),
+        (owner, [role], types, silent),
     )
     connection.execute(
         "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('execute', %s, %s, 7)",
-        (origin, owner),
+        " values (%s, %s, %s, 7)",
+        (role, origin, owner),
     )
     return owner
 

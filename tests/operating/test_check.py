@@ -149,7 +149,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "error",
             "types",
             "type theirs wait in local/14, whose owner does not know",
-            "a schema of its own",
+            "a name of its own",
         ),
         (
             faults.old_multixacts,

@@ -47,10 +47,12 @@ def count_unsent(admin: Any) -> tuple[int, int]:
     return waiting, held
 
 
-def make_app(url: str, *, home: str | None = None, **settings: Any) -> App:
+def make_app(
+    url: str, *, home: str | None = None, name: str = "test", **settings: Any
+) -> App:
     """An app on the database at ``url``, with quick settings."""
     return App(
-        "test",
+        name,
         home=home,
         settings=load_settings(**{**QUICK, **settings}, database_url=url),
     )

@@ -14,6 +14,7 @@ from jobs_lib.jobs.claim import Claimer
 from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.lease import Lease
 from jobs_lib.jobs.model import Job, Lane, Outcome
+from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.jobs.run import Runner
 from jobs_lib.jobs.transaction import Lender, Transaction
 from jobs_lib.ownership.ownership import Ownership
@@ -102,6 +103,7 @@ class Pod:
             lend: connections for the jobs' own transactions; opened anew by default.
         """
         self.id = uuid4()
+        self.role = EXECUTE
         self.running: list[Job] = []
         self.open: dict[int, Transaction] = {}
         """Transactions of running jobs, by job."""

@@ -11,7 +11,10 @@ from jobs_lib.schema import migrations_path
 
 WRITTEN = {"jobs", "claims", "discarded", "history", "origins", "processes", "outbox"}
 """Tables that pods write to all the time."""
-TAKES_AWAY = re.compile(r"\bdrop (?!default|not null)|\brename\b|\bset not null\b")
+TAKES_AWAY = re.compile(
+    # A check that goes, or is replaced, lets in more than before.
+    r"\bdrop (?!default|not null|constraint \w+_check\b)|\brename\b|\bset not null\b"
+)
 REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
 
 

@@ -7,10 +7,12 @@ import os
 import resource
 import threading
 
+import psycopg
 import pytest
 
 from jobs_lib.db import Database
 from jobs_lib.wakeup import Wakeup
+from tests.support.apps import heard
 
 
 @pytest.fixture
@@ -60,3 +62,24 @@ def test_a_process_with_thousands_of_descriptors_sleeps_and_wakes(wakeup):
             assert high._reader > 1_024
             high.set()
             assert high.wait(60) == []
+
+
+def test_a_connection_that_fails_once_nobody_waits_is_not_told_of(
+    wait_for, monkeypatch
+):
+    asked, answer = threading.Event(), threading.Event()
+    database = Database("dbname=none", "any")
+
+    def connect(*_: object, **__: object) -> None:
+        asked.set()
+        answer.wait(60)
+        raise psycopg.OperationalError("the server goes away")
+
+    monkeypatch.setattr(database, "connect", connect)
+    with heard("loop.failed") as failed:
+        with contextlib.closing(Wakeup(database, "any")) as wakeup:
+            wakeup.wait(0)
+            assert asked.wait(60)
+        answer.set()
+        wait_for(lambda: not wakeup._connecting, what="the attempt has ended")
+    assert not failed

@@ -75,8 +75,7 @@ def check_types(look: Look) -> Iterator[Finding]:
                 "types",
                 f"jobs of type {type_} wait in {names(another)}, whose owner does not "
                 "know the type; another executor does",
-                "finish the deployment, or give each application a schema of its own "
-                "(JOBS_LIB_SCHEMA)",
+                "finish the deployment, or give each app a name of its own (App)",
             )
 
 
