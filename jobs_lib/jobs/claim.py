@@ -381,7 +381,8 @@ class Claimer:
         asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
         if asked is None:
             return None
-        return f"jump{self._kind}", asked | self.lasts | self._list_full()
+        asked |= self.lasts | self._list_full() | {"types": self.types}
+        return f"jump{self._kind}", asked
 
     def read_jump(
         self,

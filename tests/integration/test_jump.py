@@ -26,7 +26,7 @@ def jump(database_url, admin, passed):
 
     def jump(
         rows, *, cursor=0, limit=100, room=1, groups=(), floors=(), lasts=(),
-        others=(), full=(),
+        types=("work",), full=(),
     ):  # fmt: skip
         ids = [
             admin.execute(
@@ -50,7 +50,7 @@ def jump(database_url, admin, passed):
                 "floor_groups": [group for group, _ in floors],
                 "floor_ids": [ids[at] for _, at in floors],
                 "last_types": list(lasts),
-                "others": list(others),
+                "types": list(types),
                 "field": "place" if full else None,
                 "full": [str(place) for place in full],
                 "refilled": [],
@@ -142,10 +142,39 @@ def test_jobs_behind_many_that_cannot_run_are_reached_and_so_are_urgent_ones(
         wait_for(lambda: sorted(ran) == [1, 2], what=lambda: f"both ran: {ran}")
 
 
-@pytest.mark.parametrize(("other", "found"), [("work", []), ("other", [0, 1])])
-def test_a_jump_leaves_types_of_other_sections_alone(jump, other, found):
+@pytest.mark.parametrize(("types", "found"), [(["other"], []), (["work"], [0, 1])])
+def test_a_jump_leaves_types_alone_that_may_not_run_here(jump, types, found):
     rows = [FREE, ("g", "available", 0, 0)]
-    assert jump(rows, others=[other], room=2) == (found, 1, 2)
+    assert jump(rows, types=types, room=2) == (found, 1, 2)
+
+
+@pytest.mark.guarantee("J18")
+@pytest.mark.parametrize("group", [None, "g"], ids=["alone", "groups"])
+@pytest.mark.parametrize("why", ["unknown", "paused"])
+def test_jobs_behind_very_many_of_a_type_that_may_not_run_are_reached(
+    database_url, admin, wait_for, why, group
+):
+    app = make_app(database_url)
+    ran = []
+
+    @app.job()
+    def work(job) -> None:
+        ran.append(job.id)
+
+    if why == "paused":
+        app.job(name="other")(lambda job: None)
+        admin.execute(
+            "insert into jobs_lib.pauses (kind, name) values ('type', 'other')"
+        )
+    admin.execute(
+        'insert into jobs_lib.jobs (origin, type, "group", payload)'
+        " select %s, 'other', %s || n, '{}' from generate_series(1, 100000) n",
+        (ORIGIN, group),
+    )
+    with app.database().connect("test") as connection, connection.transaction():
+        job = work.options(origin=ORIGIN).enqueue(connection)
+    with executing(app, [ORIGIN]):
+        wait_for(lambda: ran == [job], timeout=30, what="it has run")
 
 
 def test_a_jump_passes_over_full_values_and_tells_which(jump, passed):

@@ -216,7 +216,7 @@ def use_jobs(database, connection) -> None:
     send(jump)
     send(("payload", {"origin": HOME[0], "id": 1}))
     plain = claimer.windows.prepare_plain(HOME[0], 100)
-    who = {"owner": OWNER, "seq": 2, "types": claimer.types}
+    who = {"owner": OWNER, "role": "execute", "seq": 2, "types": claimer.types}
     send(("claim_plain", who | plain | claimer._list_full()))
     for job in jobs:
         claimer.flight.land(job)
