@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import uuid
 from pathlib import Path
@@ -51,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith("JOBS_LIB_")]:
         if name not in _KEPT:
             del os.environ[name]
+    # A shell that starts this in the background has it ignored, by all children, too.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
     watch.install()

@@ -359,10 +359,12 @@ def undoing(connection: Any, answer_within: float | None) -> Iterator[None]:
     """A rollback: where it fails, why it was made must not be hidden.
 
     The driver may have raised an error, and not yet seen that the connection has gone;
-    this asks it.
+    this asks it. A connection that cannot even be asked counts as gone.
     """
     with suppress(psycopg.Error), _hurried(connection, answer_within):
         yield
+    if _is_open(connection):
+        connection.pgconn.finish()
 
 
 @contextmanager

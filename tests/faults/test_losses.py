@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import psycopg
 import pytest
 
 from jobs_lib import exponential
@@ -95,4 +96,37 @@ def test_a_job_that_is_cut_off_together_with_its_process_pays_no_attempt(
         with executing(app, HOME):
             wait_for(lambda: count(url) == 0, timeout=40, what="it has run")
     assert seen == [1, 1, 1, 1]
+    assert attempts(url) == {("completed", 1)}
+
+
+@pytest.mark.guarantee("J20")
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_loss_that_the_driver_has_not_seen_yet_is_a_loss(
+    url, app, connect, wait_for, kind
+):
+    seen: list[int] = []
+
+    def lose(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+        # As the driver leaves it where the socket is closed before it can read that.
+        connection.pgconn.send_query(b"select 1")
+        raise psycopg.OperationalError("connection socket closed")
+
+    def run(job) -> None:
+        with job.transaction() as connection:
+            seen.append(job.attempt)
+            if len(seen) == 1:
+                lose(connection)
+
+    async def run_async(job) -> None:
+        async with job.transaction() as connection:
+            seen.append(job.attempt)
+            if len(seen) == 1:
+                lose(connection)
+
+    work = app.job(retry=RETRY)(run if kind == "plain" else run_async)
+    with connect() as connection:
+        work.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(url) == 0, timeout=30, what="it has run")
+    assert seen == [1, 1]
     assert attempts(url) == {("completed", 1)}

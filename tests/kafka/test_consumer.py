@@ -162,6 +162,7 @@ def test_one_transaction_writes_what_a_block_changes_and_its_offset(
 
 
 @pytest.mark.guarantee("I12", "FP16")
+@pytest.mark.expects("origins.lost")
 @pytest.mark.parametrize(
     "taken", ["owner = gen_random_uuid(), epoch = epoch + 1", "epoch = epoch + 1"]
 )

@@ -71,7 +71,10 @@ def send(bootstrap_servers, home, done):
     stop = threading.Event()
 
     def produce() -> None:
-        producer = Producer({"bootstrap.servers": bootstrap_servers})
+        # Idempotent: a retry of the first records must not come behind the next ones.
+        producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True}
+        )
         while not stop.wait(0.005):
             # However slow the machine is, it ends soon after the last record.
             for key in KEYS if sum(counts.values()) - done() < 500 else ():

@@ -35,9 +35,10 @@ def make(database_url, bootstrap_servers, home, ran):
     """A function that makes the app of a pod."""
     lock = threading.Lock()
 
-    def make(pod: str, consumed: str = home):
+    def make(pod: str, consumed: str = home, name: str = "test"):
         app = make_app(
             database_url,
+            name=name,
             home=home,
             pod=pod,
             kafka_bootstrap_servers=bootstrap_servers,
@@ -46,7 +47,7 @@ def make(database_url, bootstrap_servers, home, ran):
         @app.consumer(consumed, group=f"{consumed}-g")
         def handle(record, connection) -> None: ...
 
-        @app.job()
+        @app.job(name="work" if name == "test" else f"work_of_{name}")
         def work(job: Job) -> None:
             with lock:
                 ran.append((pod, job.origin))
@@ -56,11 +57,11 @@ def make(database_url, bootstrap_servers, home, ran):
     return make
 
 
-def enqueue(admin, *origins: str) -> None:
+def enqueue(admin, *origins: str, type: str = "work") -> None:
     admin.execute(
         "insert into jobs_lib.jobs (origin, type, payload)"
-        " select origin, 'work', '{}' from unnest(%s::text[]) as o(origin)",
-        (list(origins),),
+        " select origin, %s, '{}' from unnest(%s::text[]) as o(origin)",
+        (type, list(origins)),
     )
 
 
@@ -87,6 +88,26 @@ def test_origins_of_topics_that_are_not_consumed_are_shared(
         [f"{home}/0", f"{home}/1", *gone]
     )
     assert {pod for pod, origin in ran if origin in gone} == {"pod-a", "pod-b"}
+
+
+@pytest.mark.guarantee("FK8", "J40")
+def test_an_app_runs_its_jobs_in_origins_that_another_one_follows(
+    make, topic, ran, admin, home, wait_for
+):
+    with (
+        running(make("pod-a"), "consumers", "executor"),
+        running(make("pod-b", topic(1), name="other"), "consumers", "executor"),
+    ):
+        enqueue(admin, f"{home}/0", f"{home}/1")
+        enqueue(admin, f"{home}/0", f"{home}/1", type="work_of_other")
+        wait_for(
+            lambda: not admin.execute("select from jobs_lib.jobs").rowcount,
+            timeout=40,
+            what=lambda: f"all have run: {ran}",
+        )
+    assert sorted(ran) == [
+        (pod, f"{home}/{n}") for pod in ("pod-a", "pod-b") for n in range(2)
+    ]
 
 
 @pytest.mark.guarantee("FK8", "FK7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +19,6 @@ from tests.operating.helpers import add_claim, add_owner
 from tests.support.apps import count, heard, make_app, running
 
 if TYPE_CHECKING:
-    import threading
-
     from jobs_lib import App, Job
 
 pytestmark = pytest.mark.expects("fenced")
@@ -199,30 +198,93 @@ def test_a_check_is_red_when_nobody_alive_knows_a_type(
 
 
 @pytest.mark.guarantee("J40")
-def test_an_explanation_names_the_owner_that_knows_the_type(
+def test_an_explanation_asks_the_owner_that_knows_the_type(
     database_url, admin, connect, wait_for
 ):
-    one, _ = make_pod(database_url, "a", name="billing", pod="pod-a")
-    two, _ = make_pod(database_url, "b", name="shipping", pod="pod-b")
-    admin.execute(
-        "insert into jobs_lib.pauses (kind, name) values ('type', 'a'), ('type', 'b')"
-    )
+    one, _ = make_pod(database_url, "a", name="billing")
+    two, _ = make_pod(database_url, "b", name="shipping")
+    admin.execute("insert into jobs_lib.pauses (kind, name) values ('type', 'b')")
     with connect() as connection:
-        jobs = [
-            app.jobs[of].enqueue(connection, customer="7")
-            for app, of in ((one, "a"), (two, "b"))
-        ]
-    admin.execute("update jobs_lib.pauses set name = 'c' where name = 'b'")
-    admin.execute("delete from jobs_lib.jobs where type = 'a'")
+        job = two.jobs["b"].enqueue(connection, customer="7")
+
+    def explain() -> list[str]:
+        return operating.explain(two.database(), job).codes
+
     with running(one, "executor"):
+        wait_for(lambda: explain() == ["paused", "unknown_type"], what="one is alive")
+        with running(two, "executor"):
+            wait_for(lambda: explain() == ["paused"], what="its own app is alive")
+
+
+@pytest.mark.guarantee("J40")
+def test_what_only_another_app_knows_keeps_nothing_back(
+    database_url, admin, connect, wait_for
+):
+    one, ran = make_pod(database_url, "a", name="billing")
+    two, _ = make_pod(database_url, "b", name="shipping")
+    admin.execute("insert into jobs_lib.pauses (kind, name) values ('type', 'b')")
+    with running(two, "executor"), running(one, "executor") as first:
+        wait_for(lambda: first.process.foreign == {"b"}, what="it knows the others")
+        # So many that nothing behind them is found by looking at each.
+        admin.execute(
+            "insert into jobs_lib.jobs (origin, type, payload, crashes)"
+            " select 'local/3', 'b', '{}', 0 from generate_series(1, 100000)"
+        )
+        admin.execute(
+            "insert into jobs_lib.jobs (origin, type, payload, crashes)"
+            " values ('local/3', 'a', '{}', 0), ('local/3', 'a', '{}', 2)"
+        )
+        wait_for(lambda: ran == ["a", "a"], timeout=30, what="both have run")
+
+
+@pytest.mark.guarantee("J40")
+def test_a_cancellation_waits_for_the_claims_of_every_app(
+    database_url, admin, connect, wait_for
+):
+    two, _ = make_pod(database_url, "b", name="shipping")
+    owner = add_owner(admin, types=["b"], role="execute:shipping")
+    with connect() as connection:
+        job = two.jobs["b"].options(origin="local/3").enqueue(connection)
+    became: dict[int, str] = {}
+
+    def cancel() -> None:
+        became.update(operating.cancel(two.database(), [job]))
+
+    thread = threading.Thread(target=cancel)
+    with connect() as claiming:
+        claiming.execute("select from jobs_lib.origins for share")
+        thread.start()
         wait_for(
             lambda: (
-                operating.explain(one.database(), jobs[1]).codes == ["unknown_type"]
+                admin.execute(
+                    "select from pg_stat_activity where wait_event_type = 'Lock'"
+                    " and datname = current_database()"
+                ).rowcount
             ),
-            what="nobody knows it",
+            what="it waits for the claim",
         )
-        with running(two, "executor"):
-            wait_for(lambda: not count(admin, "jobs"), what="it has run")
+        add_claim(claiming, owner, job)
+        claiming.commit()
+    thread.join()
+    assert became == {job: "requested"}
+
+
+@pytest.mark.guarantee("J40")
+def test_what_any_app_has_claimed_goes_on_behind_a_cancelled_head(
+    database_url, admin, connect
+):
+    two, _ = make_pod(database_url, "b", name="shipping")
+    owner = add_owner(admin, types=["b"], role="execute:shipping")
+    with connect() as connection:
+        # The head came late, while the one behind it was claimed already.
+        head, behind = (
+            two.jobs["b"].options(origin="local/3").enqueue(connection, customer="7")
+            for _ in range(2)
+        )
+    add_claim(admin, owner, behind)
+    assert operating.cancel(two.database(), [head]) == {head: "cancelled"}
+    rows = admin.execute("select id, state from jobs_lib.jobs").fetchall()
+    assert rows == [(behind, "available")]
 
 
 @pytest.mark.guarantee("J40")
