@@ -381,7 +381,11 @@ class Claimer:
         asked = self.windows.prepare_jump(self._askable(), room, busy, self.floors)
         if asked is None:
             return None
-        asked |= self.lasts | self._list_full() | {"types": self.types}
+        # An unknown type is claimed until the claim has told of it in this origin.
+        told = {type_ for type_, origin in self._unknown if origin == asked["origin"]}
+        paused = self._paused.get("type", frozenset())
+        skipped = [*self._values["others"], *paused, *told]
+        asked |= self.lasts | self._list_full() | {"skipped_types": skipped}
         return f"jump{self._kind}", asked
 
     def read_jump(

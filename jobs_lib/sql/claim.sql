@@ -176,7 +176,7 @@ array(select unnest(f.full_values) from first f where f.full_ids is not null)
 -- part: read_full_limited
 , {value_of_field} as value
 , j.state = 'available' and j.priority = 0
-    and j.type = any (%(types)s::text[]) and not ({unfull}) as full
+    and j.type <> all (%(skipped_types)s::text[]) and not ({unfull}) as full
 
 -- part: unfull
 true
@@ -526,7 +526,7 @@ with first as materialized (
     from (
         select j.id, j."group", j.type, j.type = any (%(last_types)s::text[]) as last,
             j.state = 'available' and j.priority = 0
-                and j.type = any (%(types)s::text[]) and {unfull} as free
+                and j.type <> all (%(skipped_types)s::text[]) and {unfull} as free
             {read_full}
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
