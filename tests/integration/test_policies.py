@@ -203,7 +203,7 @@ def test_who_overruns_the_limit_is_cancelled_or_fenced_and_reported(
             refused.append(job.attempt)
             raise
 
-    @app.job(time_limit=0.1, retry=retry)
+    @app.job(time_limit=1, retry=retry)
     async def waiting(job: Job) -> None:
         try:
             async with job.transaction() as connection:
