@@ -90,9 +90,8 @@ group by d.id
 -- name: live_processes
 -- Whose topics count for executors alone: shards have none.
 select id, case when %(role)s like 'execute%%' then coalesce(topics, '{{}}') else '{{}}' end
-from {schema}.processes
-where %(role)s = any (roles)
-    and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+from {schema}.processes p
+where %(role)s = any (roles) and {alive}
 
 -- part: runs_jobs
 -- Whether the process p executes, for whatever app.
@@ -143,11 +142,11 @@ where {runs_jobs} and not %(role)s = any (p.roles)
 -- Executors that share the origins with this one, where each knows types that the other
 -- lacks: each keeps origins with jobs that only the other can run. Those that have no
 -- type in common come first.
-select pod, types from {schema}.processes
+select pod, types from {schema}.processes p
 where %(role)s = any (roles) and id <> %(id)s
     and coalesce(topics, '{{}}') = '{{}}' and types <> '{{}}'
     and not types <@ %(types)s::text[] and not types @> %(types)s::text[]
-    and heartbeat_at > clock_timestamp() - make_interval(secs => %(stale_after)s)
+    and {alive}
 order by types && %(types)s::text[], pod limit 1
 
 -- name: make_origins

@@ -154,9 +154,8 @@ def test_the_effect_of_a_job_commits_with_it_in_any_app(
 
 @pytest.mark.guarantee("J40")
 def test_an_app_that_has_lost_an_origin_commits_nothing(
-    database_url, admin, connect, wait_for, gate: threading.Event
+    database_url, admin, connect, wait_for
 ):
-    make_pod(database_url, "a", name="billing")
     find_role(make_app(database_url).database(), "billing", ["a"], 1.0)
     two = make_app(database_url, name="shipping")
     refused: list[BaseException] = []
@@ -233,8 +232,8 @@ def test_what_only_another_app_knows_keeps_nothing_back(
         wait_for(lambda: first.process.foreign == {"b"}, what="it knows the others")
         # So many that nothing behind them is found by looking at each.
         admin.execute(
-            "insert into jobs_lib.jobs (origin, type, payload, crashes)"
-            " select 'local/3', 'b', '{}', 0 from generate_series(1, 100000)"
+            "insert into jobs_lib.jobs (origin, type, payload)"
+            " select 'local/3', 'b', '{}' from generate_series(1, 100000)"
         )
         admin.execute(
             "insert into jobs_lib.jobs (origin, type, payload, crashes)"
