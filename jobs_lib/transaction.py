@@ -23,7 +23,7 @@ from jobs_lib.db import (
 )
 from jobs_lib.errors import UnavailableError
 from jobs_lib.masking import masked_url
-from jobs_lib.reasons import find_reason
+from jobs_lib.reasons import POOLER, find_reason, hints_at_pooler
 from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> bool | None:
         assert self._given is not None
+        _note_pooler(error)
         return self._given.__exit__(kind, error, traceback)
 
     async def __aenter__(self) -> AsyncConnection:
@@ -233,7 +234,14 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> bool | None:
         assert self._given_async is not None
+        _note_pooler(error)
         return await self._given_async.__aexit__(kind, error, traceback)
+
+
+def _note_pooler(error: BaseException | None) -> None:
+    """Add the way out to an error of the caller's own statement behind a pooler."""
+    if isinstance(error, psycopg.Error) and hints_at_pooler(error.sqlstate, str(error)):
+        error.add_note(POOLER)
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:

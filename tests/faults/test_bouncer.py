@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import types
@@ -20,7 +21,7 @@ from jobs_lib import ConfigurationError, exponential, reexport, schema
 from jobs_lib.cli import cli
 from jobs_lib.db import Database
 from jobs_lib.devstack.ports import free_port
-from jobs_lib.reasons import hints_at_pooler
+from jobs_lib.reasons import POOLER, hints_at_pooler
 from jobs_lib.settings import default_settings, load_settings
 from spark_bridge.loader import Target, make_task
 from tests.faults.helpers import attempts, count, effects, enqueue
@@ -34,6 +35,8 @@ needs_pgbouncer = pytest.mark.skipif(
     faults.PGBOUNCER is None, reason="pgbouncer is not installed"
 )
 APP = "service_of_test:app"
+_TIMES = 7
+"""More often than the driver waits before it prepares a statement."""
 COMMANDS = [
     "migrate",
     "owners",
@@ -392,6 +395,35 @@ def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
         other.jobs["notify"].enqueue(other)
     one.close()
     other.close()
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize("servers", [1])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_without_the_setting_an_error_of_the_callers_statement_names_it(
+    bounced, is_async
+):
+    async def count_async(app):
+        for _ in range(_TIMES):
+            async with app.transaction() as connection:
+                await connection.execute("select count(*) from pg_class")
+        await app.aclose()
+
+    def count(app):
+        for _ in range(_TIMES):
+            with app.transaction() as connection:
+                connection.execute("select count(*) from pg_class")
+        app.close()
+
+    def ask(app):
+        asyncio.run(count_async(app)) if is_async else count(app)
+
+    # The driver of each prepares it in the same session of the server.
+    ask(make_app(bounced))
+    with pytest.raises(psycopg.Error, match="prepared statement") as caught:
+        ask(make_app(bounced))
+    assert caught.value.__notes__ == [POOLER]
 
 
 @pytest.mark.parametrize(
