@@ -17,6 +17,7 @@ from jobs_lib.operating.metrics import describe_depths, describe_jobs
 from jobs_lib.probes import NO_METRICS
 from jobs_lib.telemetry.metrics import COUNTED, PREFIX
 from tests.support.apps import count, make_app, running
+from tests.support.records import produce
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -168,3 +169,32 @@ def test_a_relay_counts_the_rows_that_it_has_relayed(
 
     with running(app, "relay"):
         wait_for(lambda: relayed() == 7, timeout=40, what="all are counted")
+
+
+@pytest.mark.guarantee("O3")
+def test_a_consumer_counts_the_records_that_it_has_applied(
+    database_url, bootstrap_servers, topic, wait_for
+):
+    port, name = free_port(), topic(2)
+    app = make_app(
+        database_url, probes_port=port, kafka_bootstrap_servers=bootstrap_servers
+    )
+    # The first one may be that of a block, and tell of no record.
+    failures = iter([LookupError("not yet")] * 2)
+
+    @app.consumer(name, group=f"{name}-g")
+    def store(record, connection) -> None:
+        if error := next(failures, None):
+            raise error
+
+    def counted(what: str) -> dict[tuple[str, ...], float]:
+        return read(scrape(port), f"jobs_lib_{what}")
+
+    with running(app, "consumers"):
+        produce(bootstrap_servers, name, [("k", n) for n in range(7)])
+        wait_for(
+            lambda: counted("records_applied").get((f"{name}-g",)) == 7,
+            timeout=40,
+            what="all are counted",
+        )
+        assert counted("record_failures")[f"{name}-g",] >= 1
