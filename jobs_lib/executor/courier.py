@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import psycopg
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from jobs_lib.db import Queries
 
@@ -30,9 +30,13 @@ class Courier:
         """What must answer, once it is known; another one refuses all."""
 
     def exchange(
-        self, *batches: Sequence[Statement]
+        self,
+        *batches: Sequence[Statement],
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[list[Answer | None], psycopg.Error | None]:
         """Send the batches in one round trip, each a transaction of its own.
+
+        ``meanwhile`` is called while the server works on several at once.
 
         Without the border between them a claim that fails would take the completions
         before it along. Behind PgBouncer each is a round trip of its own: at the first
@@ -54,6 +58,8 @@ class Courier:
                         cursors = self._send(batch)
                         pipeline.sync()
                         sent.append(cursors)
+                    if meanwhile is not None:
+                        meanwhile()
             else:
                 for batch in batches:
                     with self._connection.pipeline():

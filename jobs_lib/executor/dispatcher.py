@@ -339,7 +339,8 @@ class Dispatcher:
         if not batches:
             self._sleep()
             return
-        answers, failure = courier.exchange(*batches)
+        measure = self._meter.measure if self._meter else None
+        answers, failure = courier.exchange(*batches, meanwhile=measure)
         answers += [None] * (len(batches) - len(answers))
         found = dict(zip(map(id, batches), answers, strict=True))
         # The claim first: what it passed over belongs to lanes that may have ended.
@@ -445,9 +446,9 @@ class Dispatcher:
         for settlement, rows in zip(settlements, answer, strict=False):
             jobs = self._completer.read(settlement, rows, again=self._doubtful)
             if self._meter:
-                self._meter.count(settlement.result.value, jobs)
+                self._meter.add_written(settlement.result.value, jobs)
         if self._meter:
-            self._measure(self._meter)
+            self._add_ended(self._meter)
         self._losses.note(self._completed, self._judged)
         tell_failures(self._judged)
         flight = self._claimer.flight
@@ -479,13 +480,14 @@ class Dispatcher:
             event.set()
         self._leaving.clear()
 
-    def _measure(self, meter: Meter) -> None:
+    def _add_ended(self, meter: Meter) -> None:
         """Count what its own transaction has completed, and time all that has ended."""
         own = Result.COMMITTED
-        meter.count("completed", [o.job for o in self._outcomes if o.result is own])
-        meter.time(self._completed)
+        committed = [o.job for o in self._outcomes if o.result is own]
+        meter.add_written("completed", committed)
+        meter.add_ended(self._completed)
         ran = (outcome.job for outcome in self._outcomes if outcome.ran)
-        meter.time([job for job in ran if job.ended])
+        meter.add_ended([job for job in ran if job.ended])
 
     def _claimed(self, answer: Answer) -> None:
         items, outcomes = self._claimer.read(answer[0])
@@ -508,6 +510,8 @@ class Dispatcher:
             _yield()
 
     def _sleep(self) -> None:
+        if self._meter:
+            self._meter.measure()
         if time.monotonic() - self._put_at > _HOARDED:
             self._take_back()
         seconds = self._survey.seconds_left()

@@ -76,14 +76,27 @@ class Meter:
         """From a handler's start to its end, by type."""
         self.delays: dict[str, Histogram] = defaultdict(Histogram)
         """From the time at which a job was due to its handler's start, by type."""
+        self._written: list[tuple[str, Sequence[Job]]] = []
+        self._ended: list[Sequence[Job]] = []
 
-    def count(self, result: str, jobs: Sequence[Job]) -> None:
+    def add_written(self, result: str, jobs: Sequence[Job]) -> None:
         """Outcomes of these jobs are written."""
-        for name, of_type in _split(jobs):
-            self.finished[name, result] += len(of_type)
+        self._written.append((result, jobs))
 
-    def time(self, jobs: Sequence[Job]) -> None:
+    def add_ended(self, jobs: Sequence[Job]) -> None:
         """The handlers of these jobs have ended."""
+        self._ended.append(jobs)
+
+    def measure(self) -> None:
+        """Count what was added: when nobody waits for the thread."""
+        for result, jobs in self._written:
+            for name, of_type in _split(jobs):
+                self.finished[name, result] += len(of_type)
+        for jobs in self._ended:
+            self._time(jobs)
+        self._written, self._ended = [], []
+
+    def _time(self, jobs: Sequence[Job]) -> None:
         # The database's clock is not ours; what they differ by is told as a delay.
         offset = time.time() - time.monotonic()
         for name, of_type in _split(jobs):

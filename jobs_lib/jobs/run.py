@@ -7,6 +7,7 @@ import random
 import time
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
@@ -233,7 +234,7 @@ class Runner:
         if outcome is None and job.group is not None:
             job.lane.done.append(job)
         if self._is_timed:
-            job.ended = time.monotonic()
+            job.ended = monotonic()
         if self.is_told or telemetry.hears_each_job:
             _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
