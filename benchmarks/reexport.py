@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING
 
 from jobs_lib import App, reexport
-from jobs_lib.db import Database
 from jobs_lib.devstack import PostgresServer
 from jobs_lib.outbox.entity import Entity
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.migrate import migrate
 from spark_bridge import SparkEngine, open_session
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs_lib.db import load_queries
 from jobs_lib.devstack.postgres import wheel_bin
+from jobs_lib.postgres.queries import load_queries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -17,65 +17,117 @@ if TYPE_CHECKING:
     from jobs_lib.backoff import Retry, exponential
     from jobs_lib.consuming.record import Record
     from jobs_lib.errors import (
+        AccessError,
         ConfigurationError,
+        DevStackError,
         EnqueueError,
+        FencedError,
         JobsError,
         NoTransactionError,
+        OperatingError,
         PayloadError,
+        RecordError,
+        ReexportError,
+        SchemaVersionError,
+        StoredPayloadError,
+        TopicError,
+        UnavailableError,
+        UnknownCommitError,
     )
-    from jobs_lib.jobs.around import Draft
     from jobs_lib.jobs.batch import Item
+    from jobs_lib.jobs.hooks import Draft
+    from jobs_lib.jobs.job import Cancel, Discard, Job, RetryAfter, Snooze
     from jobs_lib.jobs.limit import Workers
-    from jobs_lib.jobs.model import Cancel, Discard, Job, RetryAfter, Snooze
     from jobs_lib.jobs.rate import Rate
+    from jobs_lib.outbox.capture import capture_changes, stop_capturing
     from jobs_lib.outbox.entity import Gone
+    from jobs_lib.postgres.migrate import (
+        include_name,
+        migrate,
+        upgrade,
+    )
+    from jobs_lib.service.service import Service
     from jobs_lib.settings import Settings
 
 __all__ = [
+    "AccessError",
     "App",
     "Cancel",
     "ConfigurationError",
+    "DevStackError",
     "Discard",
     "Draft",
     "EnqueueError",
+    "FencedError",
     "Gone",
     "Item",
     "Job",
     "JobsError",
     "NoTransactionError",
+    "OperatingError",
     "PayloadError",
     "Rate",
     "Record",
+    "RecordError",
+    "ReexportError",
     "Retry",
     "RetryAfter",
+    "SchemaVersionError",
+    "Service",
     "Settings",
     "Snooze",
+    "StoredPayloadError",
+    "TopicError",
+    "UnavailableError",
+    "UnknownCommitError",
     "Workers",
     "__version__",
+    "capture_changes",
     "exponential",
+    "include_name",
+    "migrate",
+    "stop_capturing",
+    "upgrade",
 ]
 
 _MODULES = {
+    "AccessError": "errors",
     "App": "app",
-    "Cancel": "jobs.model",
+    "Cancel": "jobs.job",
     "ConfigurationError": "errors",
-    "Discard": "jobs.model",
-    "Draft": "jobs.around",
+    "DevStackError": "errors",
+    "Discard": "jobs.job",
+    "Draft": "jobs.hooks",
     "EnqueueError": "errors",
+    "FencedError": "errors",
     "Gone": "outbox.entity",
     "Item": "jobs.batch",
-    "Job": "jobs.model",
+    "Job": "jobs.job",
     "JobsError": "errors",
     "NoTransactionError": "errors",
+    "OperatingError": "errors",
     "PayloadError": "errors",
     "Rate": "jobs.rate",
     "Record": "consuming.record",
+    "RecordError": "errors",
+    "ReexportError": "errors",
     "Retry": "backoff",
-    "RetryAfter": "jobs.model",
+    "RetryAfter": "jobs.job",
+    "SchemaVersionError": "errors",
+    "Service": "service.service",
     "Settings": "settings",
-    "Snooze": "jobs.model",
+    "Snooze": "jobs.job",
+    "StoredPayloadError": "errors",
+    "TopicError": "errors",
+    "UnavailableError": "errors",
+    "UnknownCommitError": "errors",
     "Workers": "jobs.limit",
+    "capture_changes": "outbox.capture",
     "exponential": "backoff",
+    "include_name": "postgres.migrate",
+    "migrate": "postgres.migrate",
+    "stop_capturing": "outbox.capture",
+    "upgrade": "postgres.migrate",
 }
 
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database, Queries
+    from jobs_lib.callers.pools import PooledTransaction, Pools
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
-    from jobs_lib.transaction import Pools, Transaction
 
 
 class App(JobDeclarations, TopicDeclarations):
@@ -88,7 +89,7 @@ class App(JobDeclarations, TopicDeclarations):
         Raises:
             ConfigurationError: no URL is set.
         """
-        from jobs_lib.db import Database
+        from jobs_lib.postgres.database import Database
 
         return Database.of(self.settings)
 
@@ -104,7 +105,7 @@ class App(JobDeclarations, TopicDeclarations):
             self._found_registry = Registry(self.settings)
         return self._found_registry
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> PooledTransaction:
         """A transaction for what has nothing else to commit.
 
         ``with app.transaction() as conn`` gives a psycopg connection of a pool, and
@@ -149,7 +150,7 @@ class App(JobDeclarations, TopicDeclarations):
     def _find_pools(self) -> Pools:
         """The pools, made at the first use: once, since :meth:`close` closes one."""
         if self._pools is None:
-            from jobs_lib.transaction import Pools
+            from jobs_lib.callers.pools import Pools
 
             with self._makes_pools:
                 if self._pools is None:
@@ -157,7 +158,7 @@ class App(JobDeclarations, TopicDeclarations):
         return self._pools
 
     def _load_queries(self) -> Queries:
-        from jobs_lib.db import load_queries
+        from jobs_lib.postgres.queries import load_queries
 
         return load_queries(self.settings.schema_name)
 

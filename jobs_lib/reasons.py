@@ -300,3 +300,26 @@ def _find_texts(alias: Any) -> Iterator[str]:
     elif isinstance(alias, list | tuple):
         for one in alias:
             yield from _find_texts(one)
+
+
+def find_header_fault(headers: object) -> str | None:
+    """What of headers is no text that can be stored; their values are not shown."""
+    if not isinstance(headers, Mapping):
+        return f"they are of type {type(headers).__name__}"
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            return f"the name of one is of type {type(name).__name__}: make it a str"
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            return f"the value of {name[:60]!r} is of type {kind}: make it a str"
+        if any(count_bytes(one) < 0 or "\0" in one for one in (name, value)):
+            return f"{name[:60]!r} or its value is other text: encode it"
+    return None
+
+
+def count_bytes(text: str) -> int:
+    """Bytes of UTF-8; -1 if there is a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1

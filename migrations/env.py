@@ -1,8 +1,8 @@
 """Alembic's entry point for the tables of jobs_lib.
 
-Run through ``jobs-lib migrate``, :func:`jobs_lib.schema.upgrade`, or the ``alembic``
-command beside this folder. The version table lies in the library's own schema, so that
-these migrations live beside other people's.
+Run through ``jobs-lib migrate``, :func:`jobs_lib.postgres.migrate.upgrade`, or the
+``alembic`` command beside this folder. The version table lies in the library's own
+schema, so that these migrations live beside other people's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from alembic import context
 from psycopg import sql
 
-from jobs_lib.db import load_queries
-from jobs_lib.schema import (
+from jobs_lib.postgres.migrate import (
     LOCK_SECONDS,
     MIGRATE_LOCK,
     VERSION_TABLE,
     choose_url,
     make_engine,
 )
+from jobs_lib.postgres.queries import load_queries
 from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
-from jobs_lib.operating.metrics import describe_all
+from jobs_lib.service.metrics import describe_all
 from scripts.page import cell
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import Loading
 
 RESULT = "range int, keys bigint"
@@ -53,7 +53,7 @@ class Target:
 
     def database(self) -> Database:
         """The database, on the worker."""
-        from jobs_lib.db import Database
+        from jobs_lib.postgres.database import Database
 
         return Database(
             self.url, self.schema, pgbouncer=self.pgbouncer, timeout=self.timeout

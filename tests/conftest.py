@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from jobs_lib.db import Database
 from jobs_lib.devstack import KafkaBroker
+from jobs_lib.postgres.database import Database
 from jobs_lib.settings import default_settings
 from jobs_lib.testing.databases import embedded_server
 from tests import support

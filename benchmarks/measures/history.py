@@ -12,8 +12,8 @@ from benchmarks.measures.drain import BOX_SECONDS
 from benchmarks.measures.pickup import wait
 from benchmarks.peers.peer import OURS
 from benchmarks.worker import PieceError
-from jobs_lib.db import Database
 from jobs_lib.operating import maintain
+from jobs_lib.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from benchmarks.ownership import service
 from benchmarks.peers.peer import REPOSITORY
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,8 +22,8 @@ from benchmarks.peers.adapter import (
 )
 from benchmarks.peers.steps import Steps
 from jobs_lib import App, Job
-from jobs_lib.schema import migrate
-from jobs_lib.service import Service
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 
 # As many as the other adapters give to one call, or more: millions do not fit at once.

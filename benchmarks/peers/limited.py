@@ -7,7 +7,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 
 if TYPE_CHECKING:
     from jobs_lib import App, Job

@@ -7,9 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.executor.crew import Crew
-from jobs_lib.session import Session
-from jobs_lib.wakeup import Wakeup
+from jobs_lib.executor.running.workers import WorkerPool
+from jobs_lib.postgres.session import Session
+from jobs_lib.postgres.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class Steps:
         self._at = dict.fromkeys(STEPS, 0)
         self._watch(Wakeup, "_take_hints", after="hinted")
         self._watch(Session, "wait", before="sent", after="answered")
-        self._watch(Crew, "put", before="put")
+        self._watch(WorkerPool, "put", before="put")
 
     def note(self, number: int, group: str | None = None) -> None:
         """The first line of the handler."""

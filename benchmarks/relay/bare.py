@@ -15,9 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.relay.service import app
-from jobs_lib.db import TidArray
 from jobs_lib.kafka.client import make_producer
 from jobs_lib.outbox.relay import SENDERS
+from jobs_lib.postgres.tid_array import TidArray
 
 if TYPE_CHECKING:
     import psycopg

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 from jobs_lib import App
 from jobs_lib.outbox import relay
 from jobs_lib.outbox.block import make_messages
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.producers import ShardProducers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ app = App("bench")
 events = app.topic(os.environ.get("BENCH_TOPIC", "bench"), value=bytes, partitions=8)
 
 
-class IdempotentProducers(Producers):
+class IdempotentProducers(ShardProducers):
     """Producers without transactions: nothing keeps a stale one from sending."""
 
     def _make(self, shard: int) -> Producer:
@@ -63,4 +63,4 @@ class IdempotentProducers(Producers):
 
 
 if os.environ.get("BENCH_IDEMPOTENT"):
-    relay.Producers = IdempotentProducers  # type: ignore[attr-defined]
+    relay.ShardProducers = IdempotentProducers  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from benchmarks.machine import find_children, peak_rss_mb
 from benchmarks.ownership.pods import wait_until
 from benchmarks.peers.peer import REPOSITORY
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

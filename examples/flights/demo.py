@@ -29,8 +29,8 @@ from examples.flights.pods import BOARD, SERVICE, Pod, Processes
 from examples.flights.producer import produce_flights
 from examples.flights.screen import Goal, Numbers, Screen, Watch
 from examples.flights.servers import PARTITIONS, Servers
+from jobs_lib import JobsError
 from jobs_lib.devstack import DevStack
-from jobs_lib.errors import JobsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

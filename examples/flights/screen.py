@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from jobs_lib import reexport
-from jobs_lib.db import Database
-from jobs_lib.errors import ReexportError
+from jobs_lib import ReexportError, reexport
+from jobs_lib.postgres.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
-from jobs_lib.schema import migrate
+from jobs_lib import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

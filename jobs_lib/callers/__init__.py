@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobs_lib.callers.caller import is_alone
+from jobs_lib.callers.caller import is_autocommit
 from jobs_lib.callers.steps import CopyIn, Fetch, Rows, Statement, Statements, Steps
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = [
     "Statement",
     "Statements",
     "Steps",
-    "is_alone",
+    "is_autocommit",
     "perform",
 ]
 

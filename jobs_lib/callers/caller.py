@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         | Session
         | scoped_session[Any]
         | "DjangoConnection"
-        | "Alone"
+        | "Autocommit"
     )
     AsyncCaller: TypeAlias = (
         psycopg.AsyncConnection[Any]
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
 
 
-class Alone(Protocol):
+class Autocommit(Protocol):
     """Who has nothing else to commit: every statement is a transaction of its own."""
 
     def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
@@ -52,7 +52,7 @@ class DjangoConnection(Protocol):
         """Connect, if it has not yet."""
 
 
-def is_alone(caller: object) -> TypeGuard[Alone]:
+def is_autocommit(caller: object) -> TypeGuard[Autocommit]:
     """Whether it has nothing else to commit."""
     # Not a `runtime_checkable` protocol: asking that costs 10 µs.
     return hasattr(type(caller), "alone")

@@ -8,8 +8,8 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from jobs_lib import direct, unsuited
-from jobs_lib.callers.caller import is_alone
+from jobs_lib.callers import libpq, unsuited
+from jobs_lib.callers.caller import is_autocommit
 from jobs_lib.callers.steps import CopyIn, Fetch
 from jobs_lib.errors import NoTransactionError
 
@@ -36,7 +36,7 @@ def run_steps(
     if isinstance(caller, psycopg.Connection):
         _check(caller)
         return _drive(lambda step: _run_psycopg(caller, step), steps)
-    if is_alone(caller):
+    if is_autocommit(caller):
         with caller.alone() as connection:
             return _drive(lambda step: _run_alone(connection, step), steps)
     if is_async(caller):
@@ -129,12 +129,12 @@ def _run_psycopg(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> R
                 copy.write(block)
         return []
     with connection.lock:
-        exchange = direct.exchange(connection, step.statement, step.parameters)
+        exchange = libpq.exchange(connection, step.statement, step.parameters)
         if exchange is not None:
             try:
                 return connection.wait(exchange)
             except BaseException:
-                direct.abandon(connection.pgconn)
+                libpq.abandon(connection.pgconn)
                 raise
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(step.statement.named, step.parameters).fetchall()
@@ -145,7 +145,7 @@ def _run_alone(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> Row
         raise NoTransactionError("many rows need a transaction: give a connection")
     with connection.lock:
         return connection.wait(
-            direct.send_alone(connection, step.statement, step.parameters)
+            libpq.send_alone(connection, step.statement, step.parameters)
         )
 
 
@@ -158,12 +158,12 @@ async def _run_psycopg_async(
                 await copy.write(block)
         return []
     async with connection.lock:
-        exchange = direct.exchange(connection, step.statement, step.parameters)
+        exchange = libpq.exchange(connection, step.statement, step.parameters)
         if exchange is not None:
             try:
                 return await connection.wait(exchange)
             except BaseException:
-                direct.abandon(connection.pgconn)
+                libpq.abandon(connection.pgconn)
                 raise
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(step.statement.named, step.parameters)

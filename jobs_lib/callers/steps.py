@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from psycopg import sql
     from sqlalchemy import TextClause
 
-    from jobs_lib.db import Queries
+    from jobs_lib.postgres.queries import Queries
 
 R = TypeVar("R")
 Rows = list[tuple[Any, ...]]

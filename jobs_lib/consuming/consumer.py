@@ -18,10 +18,10 @@ import psycopg
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import BEGIN, fenced
 from jobs_lib.errors import FencedError, JobsError, RecordError
-from jobs_lib.liveness import Pulse
 from jobs_lib.masking import describe
+from jobs_lib.postgres.database import BEGIN, fenced
+from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.declared import Declared
-    from jobs_lib.db import Database
+    from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.postgres.database import Database
 
 _COMMIT_PAUSE = 1.0
 _READ_AHEAD = 4
@@ -67,7 +67,7 @@ class Consumer:
         self,
         database: Database,
         member: GroupMember,
-        declared: Iterable[Declared],
+        declared: Iterable[Subscription],
         owner: UUID,
         *,
         block: int,
@@ -114,7 +114,7 @@ class Consumer:
 
     # The Holder's side, in the ownership's thread
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Go on with partitions where the database says."""
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"

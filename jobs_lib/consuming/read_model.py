@@ -10,8 +10,8 @@ import psycopg
 from psycopg import sql
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.declared import decode
 from jobs_lib.consuming.record import Record, make_record
+from jobs_lib.consuming.subscription import decode
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.declared import Connection
+    from jobs_lib.consuming.subscription import Connection
     from jobs_lib.schemas.codec import Decoder
 
 V = TypeVar("V", default=Any)

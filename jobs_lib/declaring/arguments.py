@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from jobs_lib.backoff import Retry, is_number
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.jobs.job import Cancel, Discard
 from jobs_lib.jobs.limit import MOST, MOST_WORKERS, Limit, Workers
-from jobs_lib.jobs.model import Cancel, Discard
 from jobs_lib.jobs.rate import Rate
 from jobs_lib.jobs.type import check_name
 from jobs_lib.reasons import spell_class

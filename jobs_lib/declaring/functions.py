@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.jobs.model import Job
+from jobs_lib.jobs.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,23 +25,22 @@ from jobs_lib.declaring.functions import (
 )
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.batch import find_item_type, make_schema
+from jobs_lib.jobs.schedule import Schedule
 from jobs_lib.jobs.type import JobType
-from jobs_lib.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Never
 
     from jobs_lib.backoff import Retry
-    from jobs_lib.jobs.around import AroundEnqueue
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.enqueue import Enqueuer
+    from jobs_lib.jobs.hooks import Around, AroundEnqueue
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.options import Priority
     from jobs_lib.jobs.rate import Rate
-    from jobs_lib.jobs.run import Around
+    from jobs_lib.jobs.schedule import Missed
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
-    from jobs_lib.schedule import Missed
     from jobs_lib.settings import Settings
 
 P = ParamSpec("P")

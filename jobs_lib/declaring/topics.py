@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.declared import Declared
+from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.declaring.arguments import check_partitions, check_texts
 from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.jobs.hints import Hints
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.outbox.entity import Entity, has_version
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
+from jobs_lib.postgres.hints import Hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from typing_extensions import TypeForm
 
-    from jobs_lib.consuming.declared import RecordHandler
     from jobs_lib.consuming.read_model import RowOf
-    from jobs_lib.db import Queries
+    from jobs_lib.consuming.subscription import RecordHandler
     from jobs_lib.outbox.entity import Loader
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Decoder, SchemaSource
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
@@ -52,7 +52,7 @@ class TopicDeclarations:
     ) -> None:
         self._home = home
         self.topics: dict[str, Topic[Any]] = {}
-        self.consumers: list[Declared] = []
+        self.consumers: list[Subscription] = []
         self.entities: dict[str, Entity] = {}
         self._queries = queries
         self._read_settings = settings
@@ -300,12 +300,12 @@ class TopicDeclarations:
         """An entity was declared: its re-exports come as jobs."""
         raise NotImplementedError
 
-    def _declare_consumer(self, topic: str, group: str) -> Declared:
+    def _declare_consumer(self, topic: str, group: str) -> Subscription:
         check_topic_name(topic)
         check_name(group, "a consumer group")
         for declared in self.consumers:
             if declared.is_of(topic, group):
                 return declared
-        declared = Declared(topic, group, self._read_settings)
+        declared = Subscription(topic, group, self._read_settings)
         self.consumers.append(declared)
         return declared

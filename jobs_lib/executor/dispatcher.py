@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.db import int_array
 from jobs_lib.errors import UnavailableError
-from jobs_lib.executor.courier import Courier
-from jobs_lib.executor.survey import Survey
-from jobs_lib.jobs.claim import SKIP_PAUSE
-from jobs_lib.jobs.failures import tell_failures
-from jobs_lib.jobs.flight import name_rows
-from jobs_lib.jobs.losses import Losses
-from jobs_lib.jobs.model import Result
-from jobs_lib.liveness import Pulse
-from jobs_lib.wakeup import Wakeup
+from jobs_lib.executor.claiming.claimer import SKIP_PAUSE
+from jobs_lib.executor.claiming.in_flight import name_rows
+from jobs_lib.executor.claiming.polling import Poller
+from jobs_lib.executor.lane import Result
+from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.executor.settling.failures import tell_failures
+from jobs_lib.executor.settling.losses import Losses
+from jobs_lib.postgres.values import int_array
+from jobs_lib.postgres.wakeup import Wakeup
+from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from jobs_lib.db import Database
-    from jobs_lib.executor.courier import Answer, Statement
-    from jobs_lib.executor.crew import Crew
-    from jobs_lib.executor.limiter import Limiter
-    from jobs_lib.executor.pace import Pace
-    from jobs_lib.jobs.claim import Claimer, Item
-    from jobs_lib.jobs.complete import Completer, Settlement
-    from jobs_lib.jobs.meter import Meter
-    from jobs_lib.jobs.model import Job, Lane, Outcome
-    from jobs_lib.jobs.section import Section
+    from jobs_lib.executor.claiming.claimer import Claimer, Item
+    from jobs_lib.executor.claiming.pace import Pace
+    from jobs_lib.executor.lane import ClaimedJob, Lane, Outcome
+    from jobs_lib.executor.limiting.limiter import Limiter
+    from jobs_lib.executor.meter import Meter
+    from jobs_lib.executor.round_trip import Answer, Statement
+    from jobs_lib.executor.running.workers import WorkerPool
+    from jobs_lib.executor.section import Section
+    from jobs_lib.executor.settling.completer import Completer, Settlement
+    from jobs_lib.postgres.database import Database
 
     Share = Callable[
         [
@@ -65,7 +65,7 @@ class Dispatcher:
         database: Database,
         claimer: Claimer,
         completer: Completer,
-        crew: Crew,
+        workers: WorkerPool,
         pace: Pace,
         poll_interval: float,
         hinted: Callable[[str], None] | None,
@@ -82,14 +82,14 @@ class Dispatcher:
             database: where the jobs are.
             claimer: claims some of them.
             completer: settles them.
-            crew: runs them.
+            workers: runs them.
             pace: says how many may be in flight.
             poll_interval: seconds between two looks, when idle.
             hinted: is told the hints that may be others' business; None not to listen
                 to any.
             hears: says whether hints can come now, whoever listens.
             meter: counts what becomes of the jobs; None not to count.
-            limiter: stands before the crew where the jobs' type has a limit.
+            limiter: stands before the workers where the jobs' type has a limit.
             share: tells the other sections of the executor what concerns them.
             takes_slots: whether it asks for the limiter's slots; one of all that share
                 the limiter does.
@@ -97,22 +97,22 @@ class Dispatcher:
         self._database = database
         self._claimer = claimer
         self._completer = completer
-        self._crew: Crew | Limiter = limiter or crew
+        self._workers: WorkerPool | Limiter = limiter or workers
         self._limiter = limiter
         self._takes_slots = limiter is not None and takes_slots
         self._share = share
         self._pace = pace
-        self._survey = Survey(claimer, poll_interval)
+        self._poller = Poller(claimer, poll_interval)
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.channel if listens else None)
         self._turns = 0
         self._hinted = hinted
         self._hears = hears
         self._meter = meter
-        self._ended = claimer.ended
-        self._ended.wake = self._wakeup.set
+        self._finished = claimer.finished
+        self._finished.wake = self._wakeup.set
         self._commands: deque[Callable[[], None]] = deque()
-        self._completed: list[Job] = []
+        self._completed: list[ClaimedJob] = []
         self._outcomes: list[Outcome] = []
         self._early: list[Outcome] = []
         """What a claim settled without a run; for the next round."""
@@ -156,20 +156,20 @@ class Dispatcher:
         self._wakeup.set()
 
     @property
-    def running(self) -> list[Job]:
+    def running(self) -> list[ClaimedJob]:
         """The jobs that were begun and are not settled, asked from any thread."""
         # Listed at once: its own thread may change it meanwhile.
-        return [job for job in [*self._claimer.flight.jobs.values()] if job.started]
+        return [job for job in [*self._claimer.in_flight.jobs.values()] if job.started]
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
 
         def join() -> None:
-            self._claimer.add(origins)
+            self._claimer.take(origins)
             if self._quiescing:
-                self._claimer.retire(origins)
+                self._claimer.stop_claiming(origins)
             # Look first: something may be paused.
-            self._survey.stir(0.0)
+            self._poller.poll_soon(0.0)
 
         self._do(join)
 
@@ -185,11 +185,13 @@ class Dispatcher:
 
         def begin() -> None:
             # Whoever stops this process by force must not burn what it interrupts.
-            self._claimer.given_back += self._claimer.retire(self._claimer.epochs)
+            self._claimer.given_back += self._claimer.stop_claiming(
+                self._claimer.epochs
+            )
             leave()
 
         def leave() -> None:
-            jobs = self._claimer.retire(self._claimer.epochs)
+            jobs = self._claimer.stop_claiming(self._claimer.epochs)
             unfinished[:] = [job.id for job in jobs if job.started]
             if unfinished and time.monotonic() < deadline:
                 self._commands.append(leave)
@@ -211,16 +213,16 @@ class Dispatcher:
         """
         quiet = threading.Event()
         # At once: the dispatcher may be waiting for the database.
-        self._claimer.retire(origins)
+        self._claimer.stop_claiming(origins)
 
         def leave() -> None:
-            jobs = self._claimer.retire(origins)
+            jobs = self._claimer.stop_claiming(origins)
             running = any(job.started for job in jobs) and not self._cut_off
             if running and time.monotonic() < deadline and not self._stopping.is_set():
                 # Again after the next outcome: settled under the epoch we still have.
                 self._commands.append(leave)
             else:
-                self._claimer.given_back += self._claimer.drop(origins)
+                self._claimer.given_back += self._claimer.release(origins)
                 self._leaving.append(quiet)
 
         def wait() -> None:
@@ -235,10 +237,10 @@ class Dispatcher:
 
         At once: the dispatcher may be waiting for the database.
         """
-        jobs = self._claimer.retire(origins)
+        jobs = self._claimer.stop_claiming(origins)
         late = {job.id for job in jobs if not job.started}
         # Those that have landed by then were told before.
-        self._do(lambda: self._tell_dropped(late & self._claimer.flight.jobs.keys()))
+        self._do(lambda: self._tell_dropped(late & self._claimer.in_flight.jobs.keys()))
 
     def _do(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -253,16 +255,16 @@ class Dispatcher:
             try:
                 with self._database.connect("executor", impatient=True) as connection:
                     self._connected_at = time.monotonic()
-                    courier = Courier(
+                    round_trip = RoundTrip(
                         connection,
                         self._database.queries,
                         prepare=self._database.prepares,
                     )
-                    self._recover(courier)
+                    self._recover(round_trip)
                     while not self._stopping.is_set():
-                        self._round(courier)
+                        self._round(round_trip)
                         failures = 0
-                    self._round(courier)
+                    self._round(round_trip)
             except BaseException as error:
                 failures += 1
                 self._doubtful = True
@@ -271,12 +273,12 @@ class Dispatcher:
                 self._stopping.wait(RECONNECT.delay(failures))
         self._wakeup.close()
 
-    def _recover(self, courier: Courier) -> None:
+    def _recover(self, round_trip: RoundTrip) -> None:
         """Trust nothing that was known: a server has come that may lack commits."""
         self._take_back()
         self._claimer.doubt()
-        self._survey.doubt()
-        claimer, flying = self._claimer, [*self._claimer.flight.jobs.values()]
+        self._poller.doubt()
+        claimer, flying = self._claimer, [*self._claimer.in_flight.jobs.values()]
         owner = {"owner": claimer.owner}
         ids = int_array(job.id for job in flying)
         # A claim whose answer was lost took nothing; its row must not say else.
@@ -285,7 +287,7 @@ class Dispatcher:
                 "forget_claims",
                 {
                     **owner,
-                    "seqs": int_array(claimer.flight.claims),
+                    "seqs": int_array(claimer.in_flight.claims),
                     "first": claimer.first,
                     "step": claimer.step,
                 },
@@ -295,7 +297,7 @@ class Dispatcher:
                 {**owner, "seqs": int_array(j.lane.seq for j in flying), "ids": ids},
             ),
         ]
-        answers, failure = courier.exchange(
+        answers, failure = round_trip.exchange(
             [*claims, ("find_overtaken", name_rows(flying)), ("read_server", {})]
         )
         if failure or not answers[0]:
@@ -303,23 +305,23 @@ class Dispatcher:
         (*_, lost, ((server,),)) = answers[0]
         if self._limiter:
             self._limiter.doubt()
-        claimer.flight.fence(job_id for job_id, _ in lost)
-        claimer.server = courier.server = server
+        claimer.in_flight.fence(job_id for job_id, _ in lost)
+        claimer.server = round_trip.server = server
 
-    def _round(self, courier: Courier) -> None:
+    def _round(self, round_trip: RoundTrip) -> None:
         self.pulse.beat()
         for _ in range(len(self._commands)):
             self._commands.popleft()()
         self._collect()
-        survey = self._survey.prepare(
-            busy=len(self._claimer.flight) > 0, hinted=self._hears()
+        poller = self._poller.prepare(
+            busy=len(self._claimer.in_flight) > 0, hinted=self._hears()
         )
         claim, jump = self._prepare_claim()
         slots = []
         if self._limiter and self._takes_slots:
             slots = self._limiter.prepare()
         hurried = bool(self._leaving) or self._stopping.is_set()
-        idle = not (survey or claim or jump or slots or hurried)
+        idle = not (poller or claim or jump or slots or hurried)
         if idle and self._is_too_little():
             self._sleep()
             return
@@ -328,19 +330,19 @@ class Dispatcher:
             self._completed, self._judged, self._claimer.epochs
         )
         settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
-        settle += self._trim()
+        settle += self._trim_claims()
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
-        if settle or survey or claim or hurried:
+        if settle or poller or claim or hurried:
             settle += self._end_claims()
         # The claim sees what the jump has seen.
-        batches = [b for b in (settle, slots, *survey, jump, claim) if b]
+        batches = [b for b in (settle, slots, *poller, jump, claim) if b]
         if not batches:
             self._sleep()
             return
         measure = self._meter.measure if self._meter else None
-        answers, failure = courier.exchange(*batches, meanwhile=measure)
+        answers, failure = round_trip.exchange(*batches, meanwhile=measure)
         answers += [None] * (len(batches) - len(answers))
         found = dict(zip(map(id, batches), answers, strict=True))
         # The claim first: what it passed over belongs to lanes that may have ended.
@@ -352,26 +354,26 @@ class Dispatcher:
             self._settled(settlements, answer)
         if self._limiter and slots and (answer := found[id(slots)]) is not None:
             self._limiter.read(slots, answer)
-        for batch in survey:
+        for batch in poller:
             if (answer := found[id(batch)]) is not None:
-                self._survey.read(batch, answer)
-        if self._share and (self._claimer.shared or self._survey.due):
-            self._share(self, self._claimer.shared, self._survey.due)
-            self._claimer.shared, self._survey.due = [], []
-        if self._survey.cancelled:
+                self._poller.read(batch, answer)
+        if self._share and (self._claimer.shared or self._poller.due):
+            self._share(self, self._claimer.shared, self._poller.due)
+            self._claimer.shared, self._poller.due = [], []
+        if self._poller.cancelled:
             self._cancel()
         if failure:
             raise failure
 
     def _collect(self) -> None:
-        completed, outcomes, lanes = self._ended.take()
+        completed, outcomes, lanes = self._finished.take()
         self._completed += completed
         self._outcomes += outcomes + self._early
         self._ended_lanes += lanes
         self._early = []
         self._tell_dropped(_find_late(outcomes))
         self._pace.note(len(completed) + len(outcomes))
-        self._ended.wake_at = max(1, self._pace.limit // 8)
+        self._finished.wake_at = max(1, self._pace.limit // 8)
 
     def _tell_dropped(self, ids: set[int]) -> None:
         """Tell, once, what was in memory and did not begin: others may have it."""
@@ -384,15 +386,15 @@ class Dispatcher:
 
         A round trip for one job takes half of the time of one for hundreds.
         """
-        few = 0 < len(self._completed) < self._ended.wake_at and not self._outcomes
-        if not few or self._ended_lanes or self._crew.is_starving:
+        few = 0 < len(self._completed) < self._finished.wake_at and not self._outcomes
+        if not few or self._ended_lanes or self._workers.is_starving:
             self._waits_until = 0.0
             return False
         now = time.monotonic()
         self._waits_until = self._waits_until or now + _SETTLE_WITHIN
         return now < self._waits_until
 
-    def _trim(self) -> list[Statement]:
+    def _trim_claims(self) -> list[Statement]:
         """Take out of the claims what does not run under them."""
         # What waits for another attempt must not pay when this process dies before the
         # others of its claim have ended.
@@ -406,14 +408,16 @@ class Dispatcher:
             return []
         # A look from the start on, such as after a pause, finds what is in flight once
         # more, and names it in another claim.
-        seqs = {job.lane.seq for job in given_back}.union(self._claimer.flight.claims)
+        seqs = {job.lane.seq for job in given_back}.union(
+            self._claimer.in_flight.claims
+        )
         ids = [job.id for job in given_back]
         parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
         return [("trim_claims", {"owner": self._claimer.owner, **parameters})]
 
     def _end_claims(self) -> list[Statement]:
         """Remove the claims whose jobs have ended; not worth a round trip alone."""
-        seqs = self._claimer.flight.ended_claims()
+        seqs = self._claimer.in_flight.ended_claims()
         if not seqs:
             return []
         return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
@@ -424,18 +428,18 @@ class Dispatcher:
             return [], []
         # What has ended lands in this same round trip.
         ended = len(self._completed) + len(self._outcomes)
-        limit, flying = self._pace.limit, len(self._claimer.flight) - ended
-        if self._limiter and (stuck := self._limiter.count_stuck(self._ended)):
+        limit, flying = self._pace.limit, len(self._claimer.in_flight) - ended
+        if self._limiter and (stuck := self._limiter.count_stuck(self._finished)):
             if stuck >= self._pace.most:
                 return [], []
             # They wait for their own values, and keep back no others.
             flying -= stuck
         # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
-        room = max(limit - flying, min(self._crew.idle, self._pace.most - flying))
+        room = max(limit - flying, min(self._workers.idle, self._pace.most - flying))
         # Few and large claims: a trickle of small ones costs a round trip each.
-        few = room <= 0 or (room < limit // 2 and not self._crew.is_starving)
+        few = room <= 0 or (room < limit // 2 and not self._workers.is_starving)
         # They wait at the head of the queue: no more of them than workers.
-        hurried = 2 * self._crew.size - flying if self._claimer.hurried else 0
+        hurried = 2 * self._workers.size - flying if self._claimer.hurried else 0
         if few and hurried <= 0:
             return [], []
         claim = self._claimer.prepare(0 if few else room, hurried)
@@ -451,12 +455,12 @@ class Dispatcher:
             self._add_ended(self._meter)
         self._losses.note(self._completed, self._judged)
         tell_failures(self._judged)
-        flight = self._claimer.flight
+        in_flight = self._claimer.in_flight
         for job in self._completed:
-            flight.land(job)
+            in_flight.remove(job)
         freed: list[Lane] = []
         for outcome in self._outcomes:
-            flight.land(outcome.job)
+            in_flight.remove(outcome.job)
             if outcome.frees is not None:
                 freed.append(outcome.frees)
             if outcome.result is Result.DROPPED:
@@ -468,10 +472,10 @@ class Dispatcher:
         self._trimmed = 0
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
             # What stood behind a failed job has not run: a crash is not its business.
-            self._claimer.given_back += [j for j in lane.jobs if j.id in flight.jobs]
-            flight.end_lane(lane)
+            self._claimer.given_back += [j for j in lane.jobs if j.id in in_flight.jobs]
+            in_flight.end_lane(lane)
         self._completed, self._outcomes, self._ended_lanes = [], [], []
-        self._told &= flight.jobs.keys()
+        self._told &= in_flight.jobs.keys()
         self._claimer.note_ended()
         self._doubtful = False
         if startable := [lane for lane in freed if lane.jobs]:
@@ -493,10 +497,10 @@ class Dispatcher:
         items, outcomes = self._claimer.read(answer[0])
         self._early += outcomes
         if self._claimer.was_skipped:
-            self._survey.stir(SKIP_PAUSE)
+            self._poller.poll_soon(SKIP_PAUSE)
         urgent = self._claimer.urgent
         if items or urgent:
-            self._survey.stir()
+            self._poller.poll_soon()
         if urgent:
             self._put(urgent, first=True)
         if items:
@@ -504,8 +508,8 @@ class Dispatcher:
 
     def _put(self, items: Sequence[Item], *, first: bool = False) -> None:
         self._put_at = time.monotonic()
-        hungry = self._crew.is_starving
-        self._crew.put(items, first=first)
+        hungry = self._workers.is_starving
+        self._workers.put(items, first=first)
         if hungry:
             _yield()
 
@@ -514,10 +518,10 @@ class Dispatcher:
             self._meter.measure()
         if time.monotonic() - self._put_at > _HOARDED:
             self._take_back()
-        seconds = self._survey.seconds_left()
+        seconds = self._poller.seconds_left()
         if self._limiter and self._takes_slots:
             seconds = min(seconds, self._limiter.seconds_left())
-        if self._ended or self._waits_until:
+        if self._finished or self._waits_until:
             seconds = min(seconds, _SETTLE_WITHIN)
         elif self._claimer.is_barred:
             seconds = min(seconds, _BARRED)
@@ -531,7 +535,7 @@ class Dispatcher:
 
     def _hear(self, origin: str) -> None:
         self._claimer.windows.hint(origin)
-        if self._hinted is not None and origin not in self._claimer.positions:
+        if self._hinted is not None and origin not in self._claimer.cursors:
             self._hinted(origin)
             _yield()
 
@@ -574,18 +578,18 @@ class Dispatcher:
     def _take_back(self) -> None:
         """What has waited for long may run elsewhere, and is not cut off by a crash."""
         self._put_at = time.monotonic()
-        for item in self._crew.take_back(self._ended):
+        for item in self._workers.take_back(self._finished):
             self._claimer.take_back(item)
-        for lane in self._claimer.flight.lanes.values():
+        for lane in self._claimer.in_flight.lanes.values():
             self._claimer.shorten(lane)
 
     def _cancel(self) -> None:
         """Tell running jobs that somebody asked them to stop."""
-        for job_id in self._survey.cancelled:
-            job = self._claimer.flight.jobs.get(job_id)
+        for job_id in self._poller.cancelled:
+            job = self._claimer.in_flight.jobs.get(job_id)
             if job is not None and not job.cancel_requested:
                 job.cancel_requested = True
-                self._crew.cancel(job)
+                self._workers.cancel(job)
 
 
 def _find_late(outcomes: Iterable[Outcome]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The executor, put together: dispatchers that claim and settle, a crew that runs."""
+"""The executor, put together: dispatchers that claim and settle, workers that run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.executor.crew import Crew
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.pace import Pace
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.executor.limiter import Limiter
-from jobs_lib.executor.pace import Pace
-from jobs_lib.executor.slots import Slots
-from jobs_lib.jobs.claim import Claimer
-from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.lease import UNLIMITED
-from jobs_lib.jobs.meter import Meter
-from jobs_lib.jobs.role import EXECUTE
-from jobs_lib.jobs.section import divide
+from jobs_lib.executor.limiting.limiter import Limiter
+from jobs_lib.executor.limiting.slots import Slots
+from jobs_lib.executor.meter import Meter
+from jobs_lib.executor.running.workers import WorkerPool
+from jobs_lib.executor.section import divide
+from jobs_lib.executor.settling.completer import Completer
+from jobs_lib.ownership.lease import UNLIMITED
+from jobs_lib.ownership.role import EXECUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from jobs_lib.db import Database
-    from jobs_lib.jobs.lease import Lease
+    from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.jobs.hooks import Around
     from jobs_lib.jobs.limit import Workers
-    from jobs_lib.jobs.model import Job
-    from jobs_lib.jobs.run import Around
     from jobs_lib.jobs.type import JobType
-    from jobs_lib.liveness import Pulse
+    from jobs_lib.ownership.lease import Lease
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
+    from jobs_lib.telemetry.liveness import Pulse
 
 _TOLD = 20
 """Running jobs that are told of, the oldest first."""
@@ -71,7 +71,7 @@ class Executor:
             foreign: tells the types that other apps know.
             is_measured: whether anybody wants figures of its jobs.
         """
-        self._crews: dict[Workers | None, Crew] = {}
+        self._crews: dict[Workers | None, WorkerPool] = {}
         self.meters: list[Meter] = []
         """The figures of its jobs; none where nobody wants them."""
         self._sections: list[list[Dispatcher]] = []
@@ -80,10 +80,10 @@ class Executor:
         number = itertools.count()
         alone = threading.Lock()
         for section in sections:
-            crew = self._crews.get(section.workers)
-            if crew is None:
+            workers = self._crews.get(section.workers)
+            if workers is None:
                 ours = {n: t for n, t in types.items() if t.workers == section.workers}
-                crew = self._crews[section.workers] = Crew(
+                workers = self._crews[section.workers] = WorkerPool(
                     database, ours, owner, settings, around, self._wake,
                     section.workers, role=role, is_timed=is_measured,
                 )  # fmt: skip
@@ -92,7 +92,7 @@ class Executor:
                 stale_after = settings.stale_after
                 slots = Slots(section, owner, lease, stale_after, sees_others)
                 is_async = types[min(section.types)].is_async
-                limiter = Limiter(crew, slots, is_async=is_async)
+                limiter = Limiter(workers, slots, is_async=is_async)
             dispatchers: list[Dispatcher] = []
             for first in itertools.islice(number, _DISPATCHERS):
                 step = len(sections) * _DISPATCHERS
@@ -101,7 +101,7 @@ class Executor:
                     role, foreign,
                 )  # fmt: skip
                 if limiter is not None:
-                    limiter.serve(claimer.ended, claimer.passed)
+                    limiter.serve(claimer.finished, claimer.passed)
                 meter = Meter() if is_measured else None
                 if meter is not None:
                     self.meters.append(meter)
@@ -110,8 +110,10 @@ class Executor:
                         database,
                         claimer,
                         Completer(owner, types, role),
-                        crew,
-                        Pace(crew.size // _DISPATCHERS, settings.batch // _DISPATCHERS),
+                        workers,
+                        Pace(
+                            workers.size // _DISPATCHERS, settings.batch // _DISPATCHERS
+                        ),
                         settings.poll_interval,
                         # One listens for all.
                         None if first else self._hint,
@@ -127,10 +129,10 @@ class Executor:
     @property
     def ran(self) -> int:
         """How many jobs it has run, or begun to."""
-        return sum(crew.ran for crew in self._crews.values())
+        return sum(workers.ran for workers in self._crews.values())
 
     @property
-    def running(self) -> list[Job]:
+    def running(self) -> list[ClaimedJob]:
         """The jobs whose handlers run, asked from any thread."""
         return [job for dispatcher in self._dispatchers for job in dispatcher.running]
 
@@ -143,7 +145,7 @@ class Executor:
         """
         report: list[dict[str, Any]] = []
         now = time.monotonic()
-        busy = [one for crew in self._crews.values() for one in crew.find_busy()]
+        busy = [one for workers in self._crews.values() for one in workers.find_busy()]
         for types, count in busy:
             running = [job for job in self.running if job.type in types]
             running.sort(key=lambda job: job.began)
@@ -169,13 +171,13 @@ class Executor:
     @property
     def pulses(self) -> list[Pulse]:
         """The signs of life of its threads."""
-        crews = [pulse for crew in self._crews.values() for pulse in crew.pulses]
+        crews = [pulse for workers in self._crews.values() for pulse in workers.pulses]
         return [*crews, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
-        for crew in self._crews.values():
-            crew.start()
+        for workers in self._crews.values():
+            workers.start()
         for dispatcher in self._dispatchers:
             dispatcher.start()
 
@@ -183,13 +185,13 @@ class Executor:
         """Stop the threads. Call after the origins have been released."""
         for dispatcher in self._dispatchers:
             dispatcher.stop()
-        for crew in self._crews.values():
-            crew.stop()
+        for workers in self._crews.values():
+            workers.stop()
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
         for dispatcher, share in self._share(origins):
-            dispatcher.acquire({origin: origins[origin] for origin in share})
+            dispatcher.take({origin: origins[origin] for origin in share})
 
     def quiesce(self, timeout: float) -> list[int]:
         """Claim nothing more, and wait up to ``timeout`` seconds for what is running.

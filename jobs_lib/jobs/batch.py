@@ -11,7 +11,7 @@ from jobs_lib.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from jobs_lib.jobs.model import Job
+    from jobs_lib.jobs.job import Job
 
 T = TypeVar("T")
 

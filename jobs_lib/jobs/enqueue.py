@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, cast
 
 from jobs_lib.callers import CopyIn, Fetch, Statements
 from jobs_lib.errors import TopicError
-from jobs_lib.jobs.copy import copy_blocks, copy_prefix, copy_suffix
-from jobs_lib.jobs.hints import EVERYWHERE, Hints
+from jobs_lib.jobs.copy_lines import copy_blocks, copy_prefix, copy_suffix
 from jobs_lib.jobs.options import PRIORITIES
 from jobs_lib.partitioner import choose_origin
+from jobs_lib.postgres.hints import EVERYWHERE, Hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jobs_lib.callers import Steps
-    from jobs_lib.db import Queries
     from jobs_lib.jobs.options import Options
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.settings import Settings
 
 _LOCKED_ONE_BY_ONE = 64

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from jobs_lib.errors import EnqueueError, PayloadError
-from jobs_lib.reasons import name_class
+from jobs_lib.reasons import count_bytes, find_header_fault, name_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Priority = Literal["high", "normal", "batch"]
 PRIORITIES: Mapping[Priority, int] = {"high": 1, "normal": 0, "batch": -1}
@@ -84,7 +86,7 @@ def check_key(type_name: str, what: str, key: object) -> str | None:
             f"the {what} of {type_name!r} must be a str or None, not a "
             f"{name_class(key)}"
         )
-    if not 0 < _size(key) <= GROUP_LIMIT or "\0" in key:
+    if not 0 < count_bytes(key) <= GROUP_LIMIT or "\0" in key:
         raise PayloadError(
             f"the {what} of {type_name!r} must have 1 to {GROUP_LIMIT} bytes of UTF-8 "
             f"without NUL, and this one has {len(key)} characters; None means "
@@ -182,26 +184,3 @@ def check_headers(type_name: str, headers: object) -> None:
             f"the headers of {type_name!r} have {size} bytes as JSON, the limit is "
             f"{HEADERS_LIMIT}: put into the payload what the handler works with"
         )
-
-
-def find_header_fault(headers: object) -> str | None:
-    """What of headers is no text that can be stored; their values are not shown."""
-    if not isinstance(headers, Mapping):
-        return f"they are of type {type(headers).__name__}"
-    for name, value in headers.items():
-        if not isinstance(name, str):
-            return f"the name of one is of type {type(name).__name__}: make it a str"
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            return f"the value of {name[:60]!r} is of type {kind}: make it a str"
-        if _size(name) < 0 or _size(value) < 0 or "\0" in name or "\0" in value:
-            return f"{name[:60]!r} or its value is other text: encode it"
-    return None
-
-
-def _size(text: str) -> int:
-    """Bytes of UTF-8; -1 if there is a lone surrogate."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return -1

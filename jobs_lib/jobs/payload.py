@@ -13,10 +13,10 @@ from typing_extensions import TypedDict
 
 from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
-from jobs_lib.jobs.plain import list_of, only_plain
-from jobs_lib.json_limits import MOST_LEVELS, check_limits
+from jobs_lib.jobs.json_values import list_of, only_plain
 from jobs_lib.reasons import explain_refusal, spell_class
 from jobs_lib.schemas.finite import check_finite, make_serializer
+from jobs_lib.schemas.json_limits import MOST_LEVELS, check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

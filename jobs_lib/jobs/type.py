@@ -28,13 +28,13 @@ from typing import (
 from uuid import UUID
 
 from jobs_lib.backoff import Retry
-from jobs_lib.callers import is_alone, perform
+from jobs_lib.callers import is_autocommit, perform
 from jobs_lib.errors import ConfigurationError, EnqueueError
-from jobs_lib.jobs.around import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.context import current_origin, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.grouping import Grouping, check_parameter
-from jobs_lib.jobs.model import Cancel, Discard, Job
+from jobs_lib.jobs.hooks import AroundEnqueue, Draft, call_around
+from jobs_lib.jobs.job import Cancel, Discard, Job
 from jobs_lib.jobs.options import Options, Priority, check_headers
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class JobType(Generic[P]):
             PayloadError: one of the payloads does not fit, or cannot be stored.
             EnqueueError: the options have a unique key, which only one job could have.
         """
-        if is_alone(conn):
+        if is_autocommit(conn):
             with conn.transaction() as connection:
                 return self.enqueue_many(connection, payloads)
         if not self._around:

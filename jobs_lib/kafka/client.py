@@ -40,7 +40,7 @@ _NO_ANSWER = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
 }
-Told = Callable[[AccessError], None]
+OnRefused = Callable[[AccessError], None]
 """Is told that the brokers refuse a client, whenever it has tried to connect."""
 _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 """How it begins: its kind, the client, and the thread, one for each broker."""
@@ -52,7 +52,7 @@ def _log(refusal: AccessError) -> None:
     _logger.error("%s", refusal)
 
 
-def make_consumer(settings: Settings, group: str, told: Told = _log) -> Consumer:
+def make_consumer(settings: Settings, group: str, told: OnRefused = _log) -> Consumer:
     """A consumer of ``group`` whose client id is the pod's name.
 
     Raises:
@@ -68,7 +68,7 @@ def make_producer(
     settings: Settings,
     transactional_id: str,
     timeout: float,
-    told: Told = _log,
+    told: OnRefused = _log,
     *,
     largest: int = 0,
 ) -> Producer:
@@ -90,7 +90,7 @@ def make_producer(
     )
 
 
-def make_admin(settings: Settings, told: Told = _log) -> AdminClient:
+def make_admin(settings: Settings, told: OnRefused = _log) -> AdminClient:
     """An admin client.
 
     Raises:
@@ -102,10 +102,10 @@ def make_admin(settings: Settings, told: Told = _log) -> AdminClient:
     )
 
 
-def hear_out(client: Producer | AdminClient) -> None:
+def poll_events(client: Producer | AdminClient) -> None:
     """Let a client tell what it has to, which it does when it is polled alone.
 
-    What nobody hears piles up. A fatal error comes again by the next call.
+    What nobody hears superseding up. A fatal error comes again by the next call.
     """
     with suppress(KafkaException):
         cast("Any", client).poll(0)
@@ -151,7 +151,7 @@ def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
             )
         except KafkaException as error:
             text = error.args[0].str()
-        hear_out(admin)
+        poll_events(admin)
         refusals = (find_refusal(one, settings) for one in heard)
         refusal = next((one for one in refusals if one is not None), None)
         if (fault := find_tls_fault(settings) or refusal) is not None:
@@ -234,7 +234,7 @@ def create_topic(
     return True
 
 
-def _tell(settings: Settings, told: Told) -> Callable[[KafkaError], None]:
+def _tell(settings: Settings, told: OnRefused) -> Callable[[KafkaError], None]:
     def hear(error: KafkaError) -> None:
         # All else librdkafka logs by itself, and not as often as it says it here.
         if (refusal := find_refusal(error, settings)) is not None:

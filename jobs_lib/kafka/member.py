@@ -25,7 +25,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import explain
-from jobs_lib.liveness import Pulse
+from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

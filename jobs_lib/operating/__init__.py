@@ -11,7 +11,6 @@ __all__ = [
     "Limits",
     "Listed",
     "Maintained",
-    "Maintenance",
     "Owned",
     "Pause",
     "Reason",
@@ -46,7 +45,6 @@ from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.grants import apply_grants, list_grants
 from jobs_lib.operating.history import Maintained, maintain
 from jobs_lib.operating.listing import Filter, Listed, Shown, list_jobs, show_job
-from jobs_lib.operating.maintenance import Maintenance
 from jobs_lib.operating.outbox import (
     Held,
     Waiting,

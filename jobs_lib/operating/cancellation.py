@@ -10,7 +10,7 @@ from jobs_lib.operating.session import bounded
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 LIMIT = 1_000
 

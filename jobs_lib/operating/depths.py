@@ -12,7 +12,7 @@ from jobs_lib.operating.session import bounded
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 _PAGES = 1_000
 """Of a larger table a sample of so many pages is read, and the rest inferred."""

@@ -12,7 +12,7 @@ from jobs_lib.operating.session import bounded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 # A transaction each: short enough that nobody who enqueues waits for it.
 BATCH = 1_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.jobs.model import RateLimited
+from jobs_lib.jobs.job import RateLimited
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 _COUNTED = 10_000
 _LIMITED = f"{RateLimited.__name__}: "

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.session import bounded
-from jobs_lib.schema import latest_version
+from jobs_lib.postgres.migrate import latest_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 Kind = Literal["service", "enqueue", "read", "migrate", "none"]
 KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate", "none")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 # A partition can only be dropped with the whole history locked, and whoever completes a
 # job meanwhile stands behind that lock: it is not waited for longer than this, but

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 UNFINISHED = ("available", "scheduled", "running", "waiting")
 FINISHED = ("completed", "cancelled", "superseded")

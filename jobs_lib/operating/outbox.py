@@ -11,7 +11,7 @@ from jobs_lib.operating.session import bounded
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 COUNTED = 10_000
 """No more than so many rows of a shard, or of a hold, are counted."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
 COUNTED = 10_000

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 KINDS = ("type", "origin", "group")
 

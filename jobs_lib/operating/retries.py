@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import OperatingError
-from jobs_lib.jobs.model import RateLimited, Snooze
+from jobs_lib.jobs.job import RateLimited, Snooze
 from jobs_lib.operating.discarded import BATCH, move_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.listing import LIMIT, Filter, list_jobs
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 _LIMITED = [RateLimited.__name__]
 """How the last error begins of a job that would only be put off again."""

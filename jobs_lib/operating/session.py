@@ -12,7 +12,7 @@ from jobs_lib.errors import OperatingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 STATEMENT_SECONDS = 10.0
 LOCK_SECONDS = 5.0

@@ -34,7 +34,7 @@ KEY_OF_TOPIC = itemgetter(2, 3)
 
 
 @dataclass(slots=True)
-class Sendable:
+class OutboxRecord:
     """One record as the producer takes it, and the rows that it stands for.
 
     Its headers are made when they are asked for. A block has thousands of records, and
@@ -62,7 +62,7 @@ class Sendable:
     older: list[Row] | None = None
     """The rows before, whose states it stands for as well."""
 
-    def supersede(self, older: Sendable) -> None:
+    def supersede(self, older: OutboxRecord) -> None:
         """Stand for an older record of the key, too.
 
         An end without a version has that of the end before, and the one that follows
@@ -117,7 +117,7 @@ class PlainRows:
         return len(self._rows)
 
     @cached_property
-    def records(self) -> list[Sendable]:
+    def records(self) -> list[OutboxRecord]:
         """The same as records, for when one of them is not taken."""
         return [make_record(row, self._heads[TOPIC(row)]) for row in self._rows]
 
@@ -151,13 +151,13 @@ class PlainRows:
             yield topic, value, key, {**headers, **more} if more else headers
 
 
-Records: TypeAlias = "list[Sendable] | PlainRows"
+Records: TypeAlias = "list[OutboxRecord] | PlainRows"
 
 
-def make_record(row: LiveRow, head: Headers) -> Sendable:
+def make_record(row: LiveRow, head: Headers) -> OutboxRecord:
     """The record of a row; ``head`` are the headers that it shares with others."""
     row_id, place, topic, key, value, more, version, entity, at, _, _ = row
-    return Sendable(
+    return OutboxRecord(
         topic,
         key,
         value,
@@ -173,7 +173,7 @@ def make_record(row: LiveRow, head: Headers) -> Sendable:
     )
 
 
-def spell_out(records: Records) -> list[Sendable]:
+def as_records(records: Records) -> list[OutboxRecord]:
     """Records, whatever they were."""
     return records.records if isinstance(records, PlainRows) else records
 
@@ -222,7 +222,7 @@ class Hold(NamedTuple):
 class Refusal:
     """A record that is not taken."""
 
-    record: Sendable
+    record: OutboxRecord
     error: str
     whole_topic: bool = False
     """Whether no record of the topic would be taken now."""
@@ -257,9 +257,9 @@ class Block:
     """Whether it is one row that is held, and tried again."""
 
     @property
-    def records(self) -> list[Sendable]:
+    def records(self) -> list[OutboxRecord]:
         """The records; plain rows are made into them when somebody asks."""
-        self.outgoing = spell_out(self.outgoing)
+        self.outgoing = as_records(self.outgoing)
         return self.outgoing
 
     @property
@@ -284,7 +284,7 @@ class Block:
         """Keep these records; the others are refused, or wait behind those that are."""
         if not refusals:
             return
-        kept = spell_out(sent)
+        kept = as_records(sent)
         known = {id(one) for one in kept} | {id(one.record) for one in refusals}
         for record in self.records:
             if id(record) not in known:
@@ -316,7 +316,7 @@ class KeptBack:
         elif record.key is not None:
             self._keys.add((record.topic, record.key))
 
-    def __contains__(self, record: Sendable) -> bool:
+    def __contains__(self, record: OutboxRecord) -> bool:
         return (
             record.topic in self._topics
             or (record.topic, record.key) in self._keys
@@ -324,7 +324,9 @@ class KeptBack:
         )
 
 
-def others(records: Iterable[Sendable], refusals: Sequence[Refusal]) -> list[Sendable]:
+def others(
+    records: Iterable[OutboxRecord], refusals: Sequence[Refusal]
+) -> list[OutboxRecord]:
     """The records that none of the refused ones keeps back; nor those themselves."""
     back = KeptBack(refusals)
     return [record for record in records if record not in back]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs_lib.callers import CopyIn, Fetch
-from jobs_lib.jobs.copy import escape
 from jobs_lib.partitioner import choose_shard
+from jobs_lib.postgres.values import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.jobs.options import find_header_fault
+from jobs_lib.reasons import find_header_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

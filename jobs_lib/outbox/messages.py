@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from jobs_lib.json_limits import Unreadable
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import KeptBack, Refusal, make_messages
+from jobs_lib.schemas.json_limits import Unreadable
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
-    from jobs_lib.outbox.block import Message, Records, Sendable
+    from jobs_lib.outbox.block import Message, OutboxRecord, Records
 
 _OF_RECORD = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -106,8 +106,8 @@ def _about_record(error: Exception) -> Exception:
 
 
 def produce_from(
-    producer: Producer, records: list[Sendable], place: int
-) -> tuple[list[Sendable], list[Refusal]]:
+    producer: Producer, records: list[OutboxRecord], place: int
+) -> tuple[list[OutboxRecord], list[Refusal]]:
     """Go on from a record that was refused at once, in the same transaction.
 
     The client has not taken that one, so the transaction knows nothing of it. Thousands
@@ -135,7 +135,7 @@ def is_refusal(error: KafkaError) -> bool:
     return not error.fatal() and error.code() in _OF_RECORD | OF_TOPIC
 
 
-def explain(record: Sendable, error: KafkaError | Exception) -> Refusal:
+def explain(record: OutboxRecord, error: KafkaError | Exception) -> Refusal:
     if isinstance(error, KafkaException):
         error = error.args[0]
     if isinstance(error, KafkaError):
@@ -144,7 +144,7 @@ def explain(record: Sendable, error: KafkaError | Exception) -> Refusal:
     return Refusal(record, _explain_row(record, error))
 
 
-def _explain_row(record: Sendable, error: Exception) -> str:
+def _explain_row(record: OutboxRecord, error: Exception) -> str:
     """What is wrong with a row that the client cannot take, and the way out."""
     if isinstance(error, BufferError):
         return (

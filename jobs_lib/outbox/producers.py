@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
-from jobs_lib.kafka.client import hear_out, make_producer
+from jobs_lib.kafka.client import make_producer, poll_events
 from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.kafka.refusal import find_refusal
-from jobs_lib.outbox.block import others, spell_out
+from jobs_lib.outbox.block import as_records, others
 from jobs_lib.outbox.messages import (
     OF_TOPIC,
     explain,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.kafka.reach import Reach
-    from jobs_lib.outbox.block import Records, Refusal, Sendable
+    from jobs_lib.outbox.block import OutboxRecord, Records, Refusal
     from jobs_lib.settings import Settings
 
 _FENCED_AT_ONCE = 8
@@ -40,7 +40,7 @@ _UNCLEAR = {KafkaError._INCONSISTENT, KafkaError._TIMED_OUT, KafkaError._MSG_TIM
 """What librdkafka says of topics that are not there, and of much else."""
 
 
-class Producers:
+class ShardProducers:
     """Makes a producer for each shard that is owned, and sends with it.
 
     Args:
@@ -101,7 +101,7 @@ class Producers:
         for shard in self.shards.difference(shards):
             self.drop(shard)
         for producer in self._dropped:
-            hear_out(producer)
+            poll_events(producer)
         self._dropped = [producer for producer in self._dropped if len(producer)]
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Producers:
         it side by side. Returns what kept some from being made.
         """
         for producer in self._made.values():
-            hear_out(producer)
+            poll_events(producer)
         missing = sorted({*shards} - self.shards)
         if not missing:
             return {}
@@ -156,7 +156,7 @@ class Producers:
             denied = find_refusal(error, self._settings, name, "WRITE")
             if denied is not None and not self._was_let_in:
                 self._refused(denied)
-            hear_out(producer)
+            poll_events(producer)
             if denied is not None or refusals:
                 raise denied or refusals[-1]
             # Such as a coordinator that is still loading, on a broker just started.
@@ -207,7 +207,7 @@ class Producers:
                 producer.begin_transaction()
                 found = produce(producer, records)
                 if found is not None:
-                    spelled = spell_out(records)
+                    spelled = as_records(records)
                     sent, refusals = produce_from(producer, spelled, found[0])
                 missing = [one for one in refusals if one.whole_topic]
                 if not missing:
@@ -220,24 +220,24 @@ class Producers:
             # Not while the failure is handled: one that the client raises meanwhile
             # keeps it in memory for ever, and the producer with it.
             if error is not None:
-                sent, more = self._search_anew(shard, spell_out(sent), error, confirm)
+                sent, more = self._search_anew(shard, as_records(sent), error, confirm)
                 return sent, done + refusals + more
             producer.abort_transaction(self._timeout)
             if not asked:
                 # The client says that from memory, and may still miss a topic that was
                 # made since. To ask the broker renews what it knows.
-                _check_topics(producer, spell_out(records), self._timeout)
+                _check_topics(producer, as_records(records), self._timeout)
                 asked = True
                 continue
             # What came before of a key may go; a whole topic's would be refused, too.
             done += refusals
-            records = others(spell_out(sent), missing)
+            records = others(as_records(sent), missing)
         return [], done
 
     def _search_anew(
         self,
         shard: int,
-        records: list[Sendable],
+        records: list[OutboxRecord],
         error: KafkaError,
         confirm: Callable[[], None],
     ) -> tuple[Records, list[Refusal]]:
@@ -257,7 +257,7 @@ class Producers:
     def _search(
         self,
         shard: int,
-        records: list[Sendable],
+        records: list[OutboxRecord],
         error: KafkaError,
         confirm: Callable[[], None],
     ) -> tuple[Records, list[Refusal]] | None:
@@ -277,7 +277,7 @@ class Producers:
         middle = len(records) // 2
         sent, refusals = self._send(shard, records[:middle], confirm)
         later, more = self._send(shard, others(records[middle:], refusals), confirm)
-        return [*spell_out(sent), *spell_out(later)], refusals + more
+        return [*as_records(sent), *as_records(later)], refusals + more
 
 
 def _init(producer: Producer, timeout: float) -> KafkaError | None:
@@ -291,7 +291,7 @@ def _init(producer: Producer, timeout: float) -> KafkaError | None:
 
 
 def _check_topics(
-    producer: Producer, records: Sequence[Sendable], timeout: float
+    producer: Producer, records: Sequence[OutboxRecord], timeout: float
 ) -> list[Refusal]:
     """Which topics there are not, or may not be seen, by their first record."""
     first = {record.topic: record for record in reversed(records)}

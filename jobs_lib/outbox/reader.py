@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
-from jobs_lib.db import int_array, plain_errors, text_array
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
@@ -20,14 +19,16 @@ from jobs_lib.outbox.block import (
     BatchRows,
     Block,
     Headers,
+    OutboxRecord,
     PlainRows,
     Refusal,
-    Sendable,
     make_record,
 )
 from jobs_lib.outbox.entity import Gone, read_version
 from jobs_lib.outbox.losses import Losses
 from jobs_lib.outbox.starts import Start
+from jobs_lib.postgres.database import plain_errors
+from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
     from jobs_lib.outbox.block import BatchRow, LiveRow
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
+    from jobs_lib.postgres.database import Database
 
 _BATCH_LIMIT = 100
 """Rows of re-exports in one block: so a second never sees a burst of more."""
@@ -305,7 +306,7 @@ class Reader:
                 refused[which] = Refusal(record, error)
         block.keep(kept, [*refused.values()])
 
-    def _find_fault(self, record: Sendable) -> str | None:
+    def _find_fault(self, record: OutboxRecord) -> str | None:
         """What is wrong with a record's value, as far as that can be seen."""
         encoder = self._checked.get(record.topic)
         if encoder is None or record.value is None:
@@ -332,7 +333,7 @@ class Reader:
             for row in waiting[: allowed.get(reexport_id, 0)]:
                 row_id, place, topic, key, entity, *_, at = row
                 head = self._head(topic, reexport_id)
-                record = Sendable(
+                record = OutboxRecord(
                     topic, key, None, BATCH, row_id, place, head, at[1:-1],
                     entity=entity,
                 )  # fmt: skip
@@ -345,12 +346,12 @@ class Reader:
         self,
         connection: psycopg.Connection[Any],
         block: Block,
-        records: list[Sendable],
+        records: list[OutboxRecord],
     ) -> None:
         """Fill in the states that entities have now."""
         refusals: list[Refusal] = []
         until = time.monotonic() + _SEARCH_SECONDS
-        by_entity: dict[str, list[Sendable]] = {}
+        by_entity: dict[str, list[OutboxRecord]] = {}
         for record in records:
             by_entity.setdefault(record.entity or "", []).append(record)
         for name, of_entity in by_entity.items():
@@ -378,7 +379,7 @@ class Reader:
         connection: psycopg.Connection[Any],
         shard: int,
         entity: Entity,
-        records: list[Sendable],
+        records: list[OutboxRecord],
         until: float,
     ) -> list[Refusal]:
         """The same for one entity; the keys that cannot be loaded.
@@ -413,7 +414,7 @@ class Reader:
             for refusal in self._load_states(connection, shard, entity, part, until)
         ]
 
-    def _fill_in(self, record: Sendable, state: Any) -> None:
+    def _fill_in(self, record: OutboxRecord, state: Any) -> None:
         """The state of an entity, or a tombstone if it is gone."""
         record.value = None
         topic = self._topics[record.topic]
@@ -431,7 +432,7 @@ class Reader:
         # What the row holds is the version of the end.
         record.version = read_version(state)
 
-    def _drop_unversioned(self, block: Block, found: Iterable[Sendable]) -> None:
+    def _drop_unversioned(self, block: Block, found: Iterable[OutboxRecord]) -> None:
         """Drop the ends that a re-export has found without their versions.
 
         Consumers would take the offset for a version, which may bar the states of a
@@ -515,9 +516,9 @@ class Reader:
         return allowed
 
 
-def _refuse_keys(records: list[Sendable], error: str) -> list[Refusal]:
+def _refuse_keys(records: list[OutboxRecord], error: str) -> list[Refusal]:
     """A refusal for each key, of its first record."""
-    first: dict[str | None, Sendable] = {}
+    first: dict[str | None, OutboxRecord] = {}
     for record in records:
         first.setdefault(record.key, record)
     return [Refusal(record, error) for record in first.values()]

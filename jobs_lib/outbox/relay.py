@@ -7,20 +7,20 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.kafka.reach import Reach
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.outbox.reader import Reader
-from jobs_lib.outbox.sender import Sender
+from jobs_lib.outbox.relay_thread import RelayThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
-    from jobs_lib.db import Database
     from jobs_lib.errors import AccessError
-    from jobs_lib.liveness import Pulse
     from jobs_lib.outbox.entity import Entity
     from jobs_lib.outbox.topic import Topic
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
+    from jobs_lib.telemetry.liveness import Pulse
 
 SENDERS = 4
 """While some wait for the database or the broker, another makes records."""
@@ -54,8 +54,8 @@ class Relay:
         )
         largest = max((topic.largest for topic in topics.values()), default=0)
 
-        def make_producers() -> Producers:
-            return Producers(
+        def make_producers() -> ShardProducers:
+            return ShardProducers(
                 settings,
                 installation,
                 self._stopping,
@@ -65,7 +65,7 @@ class Relay:
             )
 
         self._senders = [
-            Sender(
+            RelayThread(
                 database,
                 self._reader,
                 make_producers(),
@@ -101,10 +101,10 @@ class Relay:
         """
         return self._reach.is_lost()
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Start to send shards at these epochs."""
         for sender, shards in self._share(origins):
-            sender.acquire({n: origins[f"shard/{n}"] for n in shards})
+            sender.take({n: origins[f"shard/{n}"] for n in shards})
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop sending shards; wait for the blocks that are being sent."""
@@ -120,7 +120,7 @@ class Relay:
     def _hears(self) -> bool:
         return self._senders[0].hears
 
-    def _share(self, origins: Iterable[str]) -> list[tuple[Sender, set[int]]]:
+    def _share(self, origins: Iterable[str]) -> list[tuple[RelayThread, set[int]]]:
         shares: list[set[int]] = [set() for _ in self._senders]
         for origin in origins:
             shard = int(origin.rpartition("/")[2])

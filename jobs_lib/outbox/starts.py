@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.backoff import rest
-from jobs_lib.db import int_array
+from jobs_lib.postgres.values import int_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from jobs_lib.callers import Fetch, Statements, is_alone, perform
+from jobs_lib.callers import Fetch, Statements, is_autocommit, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.naming import check_environment, name_in_kafka
 from jobs_lib.outbox.bulk import Row, write_many
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers import Steps
     from jobs_lib.callers.caller import AsyncCaller, Caller
-    from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Encoder
     from jobs_lib.settings import Settings
 
@@ -203,7 +203,7 @@ class Topic(Generic[V]):
             PayloadError: a key or value cannot be stored.
             UnavailableError: as for :meth:`send`.
         """
-        if is_alone(conn):
+        if is_autocommit(conn):
             with conn.transaction() as connection:
                 return self.send_many(connection, records, headers=headers)
         check_headers(self, headers)

@@ -14,8 +14,8 @@ from jobs_lib.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
+    from jobs_lib.postgres.database import Database
 
 _NAMED = 5
 """Types that an error names."""

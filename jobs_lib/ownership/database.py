@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
+    from jobs_lib.postgres.database import Database
 
 
 def choose_owner(origin: str, processes: Iterable[UUID]) -> UUID | None:

@@ -10,7 +10,7 @@ from jobs_lib.backoff import rest
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 _SHARE = 0.05
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import ConsumerGroupState, KafkaException
 
 from jobs_lib.errors import AccessError, ConfigurationError
-from jobs_lib.kafka.client import hear_out, make_admin
+from jobs_lib.kafka.client import make_admin, poll_events
 from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.ownership.source import WatchingSource
 
@@ -55,11 +55,11 @@ class FollowSource(WatchingSource):
             try:
                 self._ask(admin)
             except KafkaException:
-                hear_out(admin)
+                poll_events(admin)
                 if self._refusals:
                     raise self._refusals[-1] from None
                 raise
-            hear_out(admin)
+            poll_events(admin)
             answered()
             self._stopping.wait(self._settings.follow_interval)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
 _ASK_EVERY = 30.0

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
     from jobs_lib.ownership.process import Process
     from jobs_lib.ownership.source import Source
+    from jobs_lib.postgres.database import Database
 
 _SOON = 0.1
 """Seconds between two looks whether an owner has heard of a take-over."""
@@ -34,7 +34,7 @@ _BEATS = 3
 class Holder(Protocol):
     """What works on the origins: an executor, a relay, a consumer."""
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Start to work on origins at these epochs."""
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
@@ -186,7 +186,7 @@ class Ownership:
                         if not self._stopping.is_set():
                             self._reconcile(connection)
                         failures = 0
-                    self._give_back(connection, frozenset(self._owned))
+                    self._release(connection, frozenset(self._owned))
                     return
             except BaseException as error:
                 if self._stopping.is_set():
@@ -200,7 +200,7 @@ class Ownership:
     def _reconcile(self, connection: psycopg.Connection[Any]) -> None:
         wanted = self._source.wanted
         if surplus := frozenset(self._owned) - wanted:
-            self._give_back(connection, surplus)
+            self._release(connection, surplus)
         self._compare(connection, wanted)
         if self._unheard:
             self._begin_heard(connection)
@@ -255,7 +255,7 @@ class Ownership:
             if origin in taken and owner in others - dead and self._jobs is not None
         }
         # Before they count as owned: if the holder fails, they are taken again.
-        self._acquire({o: e for o, e in taken.items() if o not in unheard}, cut)
+        self._hand_on({o: e for o, e in taken.items() if o not in unheard}, cut)
         self._unheard |= unheard
         self._source.took(taken)
         with self._given_back:
@@ -263,9 +263,9 @@ class Ownership:
         self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
 
-    def _acquire(self, origins: Mapping[str, int], cut: Mapping[int, str]) -> None:
+    def _hand_on(self, origins: Mapping[str, int], cut: Mapping[int, str]) -> None:
         if origins:
-            self._holder.acquire(origins)
+            self._holder.take(origins)
         hurried = {i: o for i, o in cut.items() if o in origins}
         if hurried and self._jobs is not None:
             # They had begun already: one more handler's time, and not a backlog's.
@@ -290,7 +290,7 @@ class Ownership:
             if beat != one.seen:
                 one.seen, one.beats = beat, one.beats + 1
             if beat is None or one.beats >= _BEATS:
-                self._acquire({origin: self._owned[origin]}, one.cut)
+                self._hand_on({origin: self._owned[origin]}, one.cut)
                 del self._unheard[origin]
 
     def _let_go(self, origins: frozenset[str], timeout: float) -> None:
@@ -320,9 +320,9 @@ class Ownership:
             self._let_go(lost, 0)
             self._forget(lost)
         if stray := still.keys() - self._owned.keys() - wanted:
-            self._release(connection, stray)
+            self._write_released(connection, stray)
 
-    def _give_back(
+    def _release(
         self, connection: psycopg.Connection[Any], origins: frozenset[str]
     ) -> None:
         if not origins:
@@ -333,7 +333,7 @@ class Ownership:
         # If the database does not answer now, it is told again: nobody else takes what
         # a living process seems to own.
         self._idle |= held
-        self._release(connection, origins)
+        self._write_released(connection, origins)
         telemetry.emit(
             "origins.released",
             role=self.role,
@@ -342,7 +342,7 @@ class Ownership:
         )
         self._forget(origins)
 
-    def _release(
+    def _write_released(
         self, connection: psycopg.Connection[Any], origins: Iterable[str]
     ) -> None:
         connection.execute(

@@ -15,8 +15,8 @@ from psycopg.types.json import Jsonb
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
-from jobs_lib.jobs.lease import Lease
-from jobs_lib.jobs.role import EXECUTE
+from jobs_lib.ownership.lease import Lease
+from jobs_lib.ownership.role import EXECUTE
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 _BURY_AFTER = 3_600.0
 

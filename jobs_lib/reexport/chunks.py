@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.jobs.model import Discard, Job, RateLimited, Snooze
+from jobs_lib.jobs.job import Discard, Job, RateLimited, Snooze
 from jobs_lib.partitioner import choose_shard
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Queries
+    from jobs_lib.postgres.queries import Queries
 
 CHUNK_TYPE = "jobs_lib.reexport"
 """The type of the chunk jobs; their handler takes ``reexport`` and ``keys``."""

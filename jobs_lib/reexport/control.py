@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database, Queries
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
 
 RATE_LIMIT = 10_000_000
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database, Queries
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.reexport.source import Source
 
 _COPY_CHUNKS = 500

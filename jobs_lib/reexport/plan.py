@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.postgres.queries import Queries
 
 KEYS_PER_RANGE = 10_000
 """What one range holds when nobody says how many ranges there shall be."""

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database, Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
 
 CHUNK = 100
 """Keys in one chunk job, unless said otherwise."""

@@ -12,8 +12,8 @@ from jobs_lib.errors import ReexportError
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.db import Queries
     from jobs_lib.outbox.entity import Entity
+    from jobs_lib.postgres.queries import Queries
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.json_limits import MOST_DIGITS, MOST_LEVELS
+from jobs_lib.schemas.json_limits import MOST_DIGITS, MOST_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

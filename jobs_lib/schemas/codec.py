@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from pydantic import PydanticUserError, TypeAdapter
 
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.json_limits import check_limits
 from jobs_lib.reasons import explain_refusal
 from jobs_lib.schemas.finite import check_finite, may_lose, reads_once
+from jobs_lib.schemas.json_limits import check_limits
 
 if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry

@@ -1,3 +1,6 @@
-"""Every statement that runs against the tables; see :class:`jobs_lib.db.Queries`."""
+"""Every statement that runs against the tables.
+
+:class:`jobs_lib.postgres.queries.Queries` reads them.
+"""
 
 from __future__ import annotations

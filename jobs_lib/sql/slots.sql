@@ -1,4 +1,4 @@
--- Slots of limited types: each is a job that may run. See `jobs_lib/executor/slots.py`.
+-- Slots of limited types: each is a job that may run. See `jobs_lib/executor/limiting/slots.py`.
 
 -- name: take_slots
 -- Free numbers below the limit, whatever limit the process has that took the others. Who

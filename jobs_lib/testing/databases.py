@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
 from jobs_lib.masking import masked_url
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import psycopg
 from psycopg.rows import class_row
 
-from jobs_lib.db import Database, settle_isolation
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
 from jobs_lib.operating import retry
+from jobs_lib.postgres.database import Database, settle_isolation
 from jobs_lib.settings import default_settings, load_settings
 from jobs_lib.testing.enqueued import (
     Enqueued,

@@ -18,13 +18,13 @@ from psycopg.rows import class_row, tuple_row
 
 from jobs_lib.callers.drivers import driver_connection
 from jobs_lib.errors import JobsError, StoredPayloadError
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane, Outcome, Result
+from jobs_lib.executor.running.runner import Runner
+from jobs_lib.executor.running.transaction import JobConnections
+from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.jobs.batch import Item
-from jobs_lib.jobs.complete import Completer
 from jobs_lib.jobs.context import handling
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.model import Discard, Job, Lane, Outcome, Result, Snooze
-from jobs_lib.jobs.run import Runner
-from jobs_lib.jobs.transaction import Lender
+from jobs_lib.jobs.job import Discard, Snooze
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.callers.caller import Caller
-    from jobs_lib.db import Database, Queries
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
 
 _FINE = {Result.COMPLETED, Result.COMMITTED, Result.SNOOZED, Result.DISCARDED}
 
@@ -80,10 +81,10 @@ class OneByOne:
         self._lent: psycopg.Connection[Any] | None = None
         self._enqueued = enqueued
         types = {name: self._watched(one) for name, one in app.jobs.items()}
-        lender = Lender(
+        connections = JobConnections(
             types, database.queries, self._owner, self._lend, self._lend_async
         )
-        self._runner = Runner(types, lender, app.around)
+        self._runner = Runner(types, connections, app.around)
         self._completer = Completer(self._owner, types)
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class OneByOne:
         job = self._own(connection, row)
         self._settle(connection, job, Outcome(job, Result.SUPERSEDED))
 
-    def _own(self, connection: psycopg.Connection[Any], row: Row) -> Job:
+    def _own(self, connection: psycopg.Connection[Any], row: Row) -> ClaimedJob:
         """The job, under an epoch of ours."""
         owned = connection.execute(
             self._database.queries["kit_own"],
@@ -135,7 +136,10 @@ class OneByOne:
         return make_job(row, installation, epoch)
 
     def _settle(
-        self, connection: psycopg.Connection[Any], job: Job, outcome: Outcome | None
+        self,
+        connection: psycopg.Connection[Any],
+        job: ClaimedJob,
+        outcome: Outcome | None,
     ) -> None:
         settlements = self._completer.prepare(
             [job] if outcome is None else [],
@@ -205,7 +209,7 @@ def run_inside(
     job = make_job(row, read_installation(connection, queries))
 
     @contextmanager
-    def savepoint(_: Job) -> Iterator[psycopg.Connection[Any]]:
+    def savepoint(_: ClaimedJob) -> Iterator[psycopg.Connection[Any]]:
         with connection.transaction():
             yield connection
 
@@ -231,18 +235,20 @@ def read_installation(connection: psycopg.Connection[Any], queries: Queries) -> 
     return cast("tuple[UUID, int, str]", row)[0]
 
 
-def make_job(row: Row, installation: UUID, epoch: int = 0) -> Job:
+def make_job(row: Row, installation: UUID, epoch: int = 0) -> ClaimedJob:
     """The job of a row, at its next attempt, in a lane of its own."""
-    return Job(
-        Lane(row.origin, epoch, row.group, 0, installation, Ended()),
-        row.id,
-        row.type,
-        row.group,
-        row.attempt + 1,
-        0,
-        0,
-        row.payload,
-        row.run_at,
-        row.enqueued_at.timestamp(),
-        row.headers,
+    return ClaimedJob(
+        id=row.id,
+        type=row.type,
+        group=row.group,
+        attempt=row.attempt + 1,
+        crashes=0,
+        priority=0,
+        payload=row.payload,
+        run_at=row.run_at,
+        enqueued=row.enqueued_at.timestamp(),
+        headers=row.headers,
+        origin=row.origin,
+        installation=installation,
+        lane=Lane(row.origin, epoch, row.group, 0, installation, Finished()),
     )

@@ -23,7 +23,7 @@ PACKAGES = Path(pytest.__file__).parents[1]
 #: Runs `jobs-lib dev` as the command line does: a clear error is exit code 2.
 DEV = """
 import sys
-from jobs_lib.devstack.commands import dev
+from jobs_lib.cli.dev import dev
 from jobs_lib.errors import JobsError
 try:
     dev(prog_name="jobs-lib dev")

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+from jobs_lib.cli.dev import dev
 from jobs_lib.devstack import DevStack, PostgresServer
-from jobs_lib.devstack.commands import dev
 from jobs_lib.devstack.process import start_of
 from jobs_lib.errors import DevStackError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.settings import default_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "enqueue.md"

@@ -11,12 +11,12 @@ import pytest
 
 import jobs_lib
 from jobs_lib import Cancel, Discard, JobsError, Settings, testing
-from jobs_lib.capture import capture_changes, stop_capturing
 from jobs_lib.jobs.options import Options
 from jobs_lib.jobs.type import JobType
+from jobs_lib.outbox.capture import capture_changes, stop_capturing
 from jobs_lib.outbox.topic import Topic
-from jobs_lib.schema import include_name, upgrade
-from jobs_lib.service import Service
+from jobs_lib.postgres.migrate import include_name, upgrade
+from jobs_lib.service.service import Service
 from tests.support.pages import ROOT
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PAGES = {
         *("App.around_enqueue", "Draft.options", "options"),
         *("JobType.enqueue", "JobType.enqueue_many", "JobType.options"),
     ],
-    "frameworks.md": ["Service"],
+    "frameworks.md": ["Service", "Service.start", "Service.stop"],
     "jobs.md": [
         *("App.job", "App.batch", "App.around_run", "Job.transaction", "Item.fail"),
         *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),
@@ -60,6 +60,9 @@ ELSEWHERE = {
     "Retry.delay": "the executor asks it",
     "Retry.exhausted": "the executor asks it",
     "Topic.encode": "a value's bytes, for the relay",
+    "Service.ask_to_stop": "what a signal calls",
+    "Service.run": "what the command `jobs-lib run` calls",
+    "migrate": "what the command `jobs-lib migrate` calls",
     "Settings": "docs/settings.md is generated from its fields",
 }
 GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}

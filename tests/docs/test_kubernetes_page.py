@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.settings import Settings, load_settings
 from tests.support.pages import read_blocks
 

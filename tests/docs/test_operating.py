@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.operating.checks import CHECKS
 from jobs_lib.operating.listing import STATES
 from jobs_lib.settings import default_settings

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from jobs_lib.scheduler import Scheduler
+from jobs_lib.service.scheduler import Scheduler
 from jobs_lib.settings import default_settings
 from tests.support.apps import HOME, executing
 from tests.support.clock import FakeClock

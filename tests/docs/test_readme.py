@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.schemas.codec import make_decoder
 from tests.support.pages import ROOT, read_blocks, write_modules
 from tests.support.registry import serving

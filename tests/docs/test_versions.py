@@ -31,8 +31,8 @@ import importlib, pkgutil, sys, time
 import psycopg
 import jobs_lib
 from jobs_lib import App, Job, Settings
-from jobs_lib.schema import migrate
-from jobs_lib.service import Service
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.service.service import Service
 
 for module in pkgutil.walk_packages(jobs_lib.__path__, "jobs_lib."):
     if not module.name.startswith("jobs_lib.migrations"):  # Alembic runs these

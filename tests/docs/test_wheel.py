@@ -51,9 +51,9 @@ def test_the_migrations_are_inside_the_wheel(tmp_path, postgres_server):
                 "-c",
                 (
                     f"import sys; sys.path.insert(0, {str(installed)!r})\n"
-                    "from jobs_lib import schema\n"
-                    f"assert schema.__file__.startswith({str(installed)!r})\n"
-                    f"print(schema.migrate({postgres_server.url_of(name)!r}))"
+                    "from jobs_lib.postgres import migrate\n"
+                    f"assert migrate.__file__.startswith({str(installed)!r})\n"
+                    f"print(migrate.migrate({postgres_server.url_of(name)!r}))"
                 ),
             ],
             cwd=tmp_path,

@@ -17,10 +17,11 @@ from alembic.config import Config
 from click.testing import CliRunner
 from psycopg.rows import class_row
 
-from jobs_lib import ConfigurationError, exponential, reexport, schema
-from jobs_lib.cli import cli
-from jobs_lib.db import Database
+from jobs_lib import ConfigurationError, exponential, reexport
+from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
+from jobs_lib.postgres import migrate as migrations
+from jobs_lib.postgres.database import Database
 from jobs_lib.reasons import POOLER, hints_at_pooler
 from jobs_lib.settings import default_settings, load_settings
 from spark_bridge.loader import Target, make_task
@@ -177,7 +178,7 @@ def migrate_by_command(settings):
 
 
 def migrate_by_code(settings):
-    schema.migrate(schema.choose_url(settings), settings=settings)
+    migrations.migrate(migrations.choose_url(settings), settings=settings)
 
 
 def migrate_by_alembic(settings):
@@ -205,7 +206,7 @@ def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factor
         for _ in range(2):
             migrate(database_url=bounced, pgbouncer="true")
         assert_unspoilt(empty_url, bounced)
-    latest = schema.latest_version()
+    latest = migrations.latest_version()
     assert Database(empty_url).check_version(latest) == latest
 
 
@@ -214,14 +215,14 @@ def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factor
 def test_migrations_that_wait_for_others_leave_nothing_prepared(
     empty_url, monkeypatch, tmp_path_factory, wait_for
 ):
-    monkeypatch.setattr(schema, "LOCK_SECONDS", 0.02)
+    monkeypatch.setattr(migrations, "LOCK_SECONDS", 0.02)
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", empty_url)
     default_settings.cache_clear()
     alembic.upgrade(Config("alembic.ini"), "head")
     alembic.downgrade(Config("alembic.ini"), "-1")
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, empty_url, "transaction", size=2) as bounced:
-        migrating = threading.Thread(target=schema.migrate, args=(bounced,))
+        migrating = threading.Thread(target=migrations.migrate, args=(bounced,))
         with psycopg.connect(empty_url) as holder, heard("tables.busy") as busy:
             holder.execute("lock table jobs_lib.jobs_lib_version in share mode")
             migrating.start()
@@ -229,14 +230,14 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
             wait_for(lambda: len(busy) > 8, what="it has tried again and again")
         migrating.join(30)
         assert_unspoilt(empty_url, bounced)
-    latest = schema.latest_version()
+    latest = migrations.latest_version()
     assert Database(empty_url).check_version(latest) == latest
 
 
 def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
     migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
-    latest = schema.latest_version()
+    latest = migrations.latest_version()
     assert Database(empty_url).check_version(latest) == latest
 
 

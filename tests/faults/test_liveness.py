@@ -11,7 +11,7 @@ import pytest
 
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.executor.workers import ThreadWorkers
+from jobs_lib.executor.running.threads import ThreadWorkers
 from tests.support.apps import make_app, running
 from tests.support.proxy import Proxy
 
@@ -22,7 +22,7 @@ SILENT = 4.0
 @pytest.fixture
 def serve(url, monkeypatch):
     """An app with probes, whose threads count as dead after a short silence."""
-    monkeypatch.setattr("jobs_lib.service.SILENT", SILENT)
+    monkeypatch.setattr("jobs_lib.service.service.SILENT", SILENT)
     port = free_port()
 
     def make(at: str = url):
@@ -105,7 +105,7 @@ def test_an_outage_does_not_fail_livez(serve, url, monkeypatch):
     with Proxy.before(url) as proxy:
         app, ask = serve(proxy.url(url))
         # A new connection is waited for for ten seconds.
-        monkeypatch.setattr("jobs_lib.service.SILENT", 20.0)
+        monkeypatch.setattr("jobs_lib.service.service.SILENT", 20.0)
 
         @app.job()
         def work(job) -> None: ...

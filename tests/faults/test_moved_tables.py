@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.db import Database
 from jobs_lib.operating import cancel
+from jobs_lib.postgres.database import Database
 from jobs_lib.testing.databases import embedded_server
 from tests.support.apps import count, count_unsent, executing, make_app, running
 from tests.support.records import read_topic

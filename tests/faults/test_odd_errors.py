@@ -13,7 +13,7 @@ import pytest
 
 from jobs_lib import Item, exponential
 from jobs_lib.errors import JobsError
-from jobs_lib.jobs.run import Runner
+from jobs_lib.executor.running.runner import Runner
 from jobs_lib.masking import describe, keep_secret
 from jobs_lib.telemetry import emit, listen
 from tests.faults.helpers import count

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import HOME, heard, make_app, running
 from tests.support.proxy import Proxy
 from tests.support.standby import Pair

@@ -10,8 +10,8 @@ import pytest
 
 from jobs_lib import App, PayloadError
 from jobs_lib.errors import ConfigurationError, UnavailableError
-from jobs_lib.schema_plan import register_schemas
-from jobs_lib.service import Service
+from jobs_lib.operating.schemas import register_schemas
+from jobs_lib.service.service import Service
 from tests.support.apps import heard, make_app, running
 from tests.support.registry import serving
 

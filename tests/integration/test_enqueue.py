@@ -9,10 +9,10 @@ import pytest
 from psycopg import sql
 
 from jobs_lib import ConfigurationError, Job
-from jobs_lib.db import channel
 from jobs_lib.errors import TopicError
 from jobs_lib.jobs.context import handling
 from jobs_lib.partitioner import choose_partition
+from jobs_lib.postgres.database import channel
 from tests.support.apps import make_app
 
 

@@ -166,7 +166,7 @@ def test_each_public_name_is_found():
 HELP = """
 import sys
 from click.testing import CliRunner
-from jobs_lib.cli import LazyGroup, cli
+from jobs_lib.cli.main import LazyGroup, cli
 
 shown = CliRunner().invoke(cli, ["--help"])
 assert shown.exit_code == 0, shown.output

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.db import Database
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.operating import cancel, pause, resume
+from jobs_lib.operating.home_topic import repartition
 from jobs_lib.partitioner import choose_origin
-from jobs_lib.schema import write_sql
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.migrate import write_sql
 from jobs_lib.testing import make_record
 from jobs_lib.testing.jobs import Jobs
-from jobs_lib.topics import repartition
 from tests.operating.helpers import add_claim, add_job, add_owner
 from tests.support.apps import HOME, count, executing, heard, make_app, running
 

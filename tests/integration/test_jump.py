@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.types.json import Jsonb
 
-from jobs_lib.jobs.position import WIDEST
+from jobs_lib.executor.claiming.cursor import WIDEST
 from tests.support.apps import executing, make_app
 
 ORIGIN = "local/0"

@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from jobs_lib.scheduler import Scheduler
-from jobs_lib.service import Service
+from jobs_lib.service.scheduler import Scheduler
+from jobs_lib.service.service import Service
 from tests.support.apps import heard, make_app
 from tests.support.clock import FakeClock
 

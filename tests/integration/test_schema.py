@@ -15,15 +15,15 @@ from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import MetaData, create_engine, text
 
-from jobs_lib.cli import cli
-from jobs_lib.db import Database
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import (
     ConfigurationError,
     OperatingError,
     SchemaVersionError,
     UnavailableError,
 )
-from jobs_lib.schema import (
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.migrate import (
     VERSION_TABLE,
     include_name,
     installed_version,

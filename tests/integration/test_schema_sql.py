@@ -13,10 +13,16 @@ from alembic.config import Config
 from click.testing import CliRunner
 from sqlalchemy import create_engine
 
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.devstack.postgres import wheel_bin
 from jobs_lib.errors import ConfigurationError, SchemaVersionError
-from jobs_lib.schema import latest_version, migrate, migrations_path, upgrade, write_sql
+from jobs_lib.postgres.migrate import (
+    latest_version,
+    migrate,
+    migrations_path,
+    upgrade,
+    write_sql,
+)
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.engines import sqlalchemy_url
 

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from jobs_lib.executor.courier import Courier
-from jobs_lib.jobs.claim import Claimer
-from jobs_lib.jobs.section import divide
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.executor.section import divide
 from tests.operating.helpers import add_owner
 from tests.support.apps import HOME
 
@@ -22,32 +22,32 @@ ORIGIN, EPOCH = HOME[0], 7
 class Side:
     """One section's claims, sent when the test says so."""
 
-    def __init__(self, claimer: Claimer, courier: Courier) -> None:
+    def __init__(self, claimer: Claimer, round_trip: RoundTrip) -> None:
         self.claimer = claimer
-        self._courier = courier
-        claimer.add({ORIGIN: EPOCH})
-        position = claimer.positions[ORIGIN]
-        position.seen, position.plain = True, False
+        self._round_trip = round_trip
+        claimer.take({ORIGIN: EPOCH})
+        position = claimer.cursors[ORIGIN]
+        position.seen, position.all_plain = True, False
 
     def claim(self, *, looks: bool = False) -> list[int]:
         """Claim once; returns the ids. It looks behind the cursor if it is told to."""
-        self.claimer.positions[ORIGIN].deep = looks
+        self.claimer.cursors[ORIGIN].may_have_more = looks
         asked = self.claimer.prepare(100)
         if asked is None:
             return []
-        before = {*self.claimer.flight.jobs}
-        (answer,), failure = self._courier.exchange([asked])
+        before = {*self.claimer.in_flight.jobs}
+        (answer,), failure = self._round_trip.exchange([asked])
         assert failure is None
         assert answer is not None
         self.claimer.read(answer[0])
-        return sorted(self.claimer.flight.jobs.keys() - before)
+        return sorted(self.claimer.in_flight.jobs.keys() - before)
 
     def end(self, admin: Any) -> None:
         """All that it has in flight has ended."""
-        flight = self.claimer.flight
+        flight = self.claimer.in_flight
         admin.execute("delete from jobs_lib.jobs where id = any (%s)", [[*flight.jobs]])
         for job in [*flight.jobs.values()]:
-            flight.land(job)
+            flight.remove(job)
         for lane in [*flight.lanes.values()]:
             lane.jobs.clear()
             flight.end_lane(lane)
@@ -71,9 +71,11 @@ def sides(app, admin, connect):
     owner = add_owner(admin, origin=ORIGIN)
     database = app.database()
     connection = database.connect("test")
-    courier = Courier(connection, database.queries, prepare=True)
+    round_trip = RoundTrip(connection, database.queries, prepare=True)
     sides = [
-        Side(Claimer(owner, UUID(int=1), app.jobs, first, 2, section=section), courier)
+        Side(
+            Claimer(owner, UUID(int=1), app.jobs, first, 2, section=section), round_trip
+        )
         for first, section in enumerate(divide(app.jobs))
     ]
 
@@ -129,8 +131,8 @@ def test_more_is_asked_for_where_what_was_passed_over_has_ended_meanwhile(app, a
     (section,) = divide(app.jobs)
     database = app.database()
     with database.connect("test") as connection:
-        courier = Courier(connection, database.queries, prepare=True)
-        side = Side(Claimer(owner, UUID(int=1), app.jobs, section=section), courier)
+        round_trip = RoundTrip(connection, database.queries, prepare=True)
+        side = Side(Claimer(owner, UUID(int=1), app.jobs, section=section), round_trip)
         passed = side.claimer.passed
         passed.room = lambda value: 2
         for job_id in range(1, 6):

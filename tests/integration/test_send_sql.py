@@ -8,7 +8,7 @@ import threading
 import psycopg
 import pytest
 
-from jobs_lib.capture import capture_changes, stop_capturing
+from jobs_lib.outbox.capture import capture_changes, stop_capturing
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import count, make_app
 from tests.support.canary import VALUE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.round_trip import RoundTrip
 from tests.support.apps import HOME, count, executing, heard, make_app
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ SECONDS = 10
 def sent(monkeypatch):
     """The names of the statements of each round trip of the dispatchers."""
     trips: list[list[str]] = []
-    exchange = Courier.exchange
+    exchange = RoundTrip.exchange
 
-    def record(self, *batches):
+    def record(self, *batches, **options):
         trips.append([name for batch in batches for name, _ in batch])
-        return exchange(self, *batches)
+        return exchange(self, *batches, **options)
 
-    monkeypatch.setattr(Courier, "exchange", record)
+    monkeypatch.setattr(RoundTrip, "exchange", record)
     return trips
 
 

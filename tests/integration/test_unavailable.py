@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from jobs_lib import transaction
-from jobs_lib.cli import cli
-from jobs_lib.db import Database
+from jobs_lib.callers import pools as transaction
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import UnavailableError
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.migrate import migrate
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.json_limits import Unreadable, read_json
+from jobs_lib.schemas.json_limits import Unreadable, read_json
 from tests.support.apps import HOME, count, executing
 
 if TYPE_CHECKING:

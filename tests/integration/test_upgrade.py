@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
-from jobs_lib import schema
 from jobs_lib.errors import OperatingError, SchemaVersionError
-from jobs_lib.schema import latest_version, migrate, upgrade
+from jobs_lib.postgres import migrate as schema
+from jobs_lib.postgres.migrate import latest_version, migrate, upgrade
 from tests.support.apps import heard, make_app, running
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease

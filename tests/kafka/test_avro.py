@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs_lib.schema_plan import check_schemas, register_schemas
+from jobs_lib.operating.schemas import check_schemas, register_schemas
 from tests.support.apps import count, count_unsent, heard, make_app, running
 from tests.support.records import produce, read_topic
 from tests.support.registry import serving

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.capture import capture_changes
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import name_in_kafka
-from jobs_lib.schema import migrate
-from jobs_lib.service import Service
+from jobs_lib.operating.topics import apply_topics
+from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
-from jobs_lib.topic_plan import apply_topics
 from tests.support.apps import HOME, executing, make_app, running
 from tests.support.records import read_topic
 

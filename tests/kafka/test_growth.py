@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from jobs_lib.errors import TopicError
-from jobs_lib.topics import repartition
+from jobs_lib.operating.home_topic import repartition
 from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:

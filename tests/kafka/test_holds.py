@@ -15,9 +15,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from jobs_lib import operating
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import OperatingError
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.partitioner import choose_shard
 from tests import support
 from tests.support.apps import count, count_unsent, heard, make_app, running
@@ -180,7 +180,7 @@ def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
     app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for
 ):
     made: Counter[int] = Counter()
-    make = Producers._make
+    make = ShardProducers._make
 
     def replaced(self, shard):
         # Between the broker's refusal and the next producer another relay takes over.
@@ -193,7 +193,7 @@ def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
             )
         return make(self, shard)
 
-    monkeypatch.setattr(Producers, "_make", replaced)
+    monkeypatch.setattr(ShardProducers, "_make", replaced)
     with connect() as connection:
         narrow.send(connection, key="a", value=b"before it")
         narrow.send(connection, key="a", value=LARGE)

@@ -42,7 +42,7 @@ def made(monkeypatch):
             super().__init__(queries)
             made.append(self)
 
-    monkeypatch.setattr("jobs_lib.outbox.sender.Starts", Told)
+    monkeypatch.setattr("jobs_lib.outbox.relay_thread.Starts", Told)
     return made
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.supervisor import FAILED
+from jobs_lib.service.supervisor import FAILED
 from tests.support.apps import heard, make_app, running
 from tests.support.proxy import Proxy
 from tests.support.records import produce

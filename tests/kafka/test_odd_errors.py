@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jobs_lib.scheduler import Scheduler
+from jobs_lib.service.scheduler import Scheduler
 from tests.support.apps import count, count_unsent, heard, make_app, running
 from tests.support.odd import ODD, Denied, NoClass, Untold, raise_odd
 from tests.support.records import produce, read_topic

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from jobs_lib.kafka import client
 from jobs_lib.kafka.reach import Reach
-from jobs_lib.outbox.block import LIVE, Sendable
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.block import LIVE, OutboxRecord
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.settings import load_settings
 from tests.support import create_topic, delete_topics
 from tests.support.records import read_topic
@@ -47,12 +47,12 @@ def destroyed(monkeypatch):
 def make():
     """A function that makes the producers of a relay."""
 
-    def make(bootstrap_servers: str, **kafka: str) -> Producers:
+    def make(bootstrap_servers: str, **kafka: str) -> ShardProducers:
         settings = load_settings(
             kafka_bootstrap_servers=bootstrap_servers, session_timeout=4.0, kafka=kafka
         )
         stopping = threading.Event()
-        return Producers(settings, UUID(int=1), stopping, Reach(settings, 2.0))
+        return ShardProducers(settings, UUID(int=1), stopping, Reach(settings, 2.0))
 
     return make
 
@@ -75,15 +75,17 @@ def cut_off(own_broker, make, destroyed):
         own_broker.proxy.thaw()
 
 
-def block(topic: str) -> list[Sendable]:
+def block(topic: str) -> list[OutboxRecord]:
     """A few records."""
     return [
-        Sendable(topic, f"k{n}", b"value", LIVE, n, b"", [("name", "value")], "noon")
+        OutboxRecord(
+            topic, f"k{n}", b"value", LIVE, n, b"", [("name", "value")], "noon"
+        )
         for n in range(5)
     ]
 
 
-def let_go(producers: Producers, destroyed: list[int]) -> list[int]:
+def let_go(producers: ShardProducers, destroyed: list[int]) -> list[int]:
     """What a sender's round does; and what an error may still hold goes, too."""
     producers.keep(())
     gc.collect()
@@ -112,7 +114,7 @@ def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
     assert len(let_go(cut_off, destroyed)) == 1
 
 
-def remembers_missing(producers: Producers, topic: str) -> bool:
+def remembers_missing(producers: ShardProducers, topic: str) -> bool:
     """Whether shard 0's client refuses a topic without asking the broker."""
     (producer,) = producers._made.values()
     producer.begin_transaction()
@@ -151,7 +153,7 @@ def test_thousands_that_the_client_finds_too_large_keep_back_no_other(
     producers = make(bootstrap_servers, **{"message.max.bytes": "1000"})
     wait_for(lambda: not producers.fence_off({0}), timeout=30)
     records = [
-        Sendable(
+        OutboxRecord(
             name, f"k{n}", b"v" * (1 if n % 2 else 2_000), LIVE, n, b"", [], "noon"
         )
         for n in range(4_000)
@@ -164,7 +166,7 @@ def test_thousands_that_the_client_finds_too_large_keep_back_no_other(
     assert sorted(one.key for one in found) == sorted(2 * [one.key for one in sent])
 
 
-def is_ready(producers: Producers, shards: set[int]) -> bool:
+def is_ready(producers: ShardProducers, shards: set[int]) -> bool:
     """Whether there is a producer for each of the shards; makes what is missing."""
     return not producers.fence_off(shards - producers.shards)
 

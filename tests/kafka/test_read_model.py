@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from jobs_lib.operating.maintenance import Maintenance
+from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, make_app, running
 
 if TYPE_CHECKING:

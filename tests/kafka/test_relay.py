@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobs_lib import telemetry
-from jobs_lib.capture import capture_changes
 from jobs_lib.errors import PayloadError
+from jobs_lib.outbox.capture import capture_changes
 from tests.support.apps import heard, make_app, running
 from tests.support.pods import count_shares
 from tests.support.records import read_topic

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from jobs_lib.partitioner import choose_shard
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 from tests.support.apps import count, heard, make_app, running
 from tests.support.outbox.writers import Writers
 from tests.support.waiting import wait_for

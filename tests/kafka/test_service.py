@@ -15,7 +15,7 @@ import pytest
 from jobs_lib import exponential
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.kafka.member import GroupMember
-from jobs_lib.outbox.sender import Sender
+from jobs_lib.outbox.relay_thread import RelayThread
 from tests.support.apps import make_app, running
 from tests.support.records import produce, read_topic
 
@@ -225,7 +225,7 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
     [
-        (Sender, "_round", "jobs_lib relay"),
+        (RelayThread, "_round", "jobs_lib relay"),
         (GroupMember, "_poll_once", "jobs_lib poll"),
         (Consumer, "_take", "jobs_lib consume"),
     ],
@@ -233,7 +233,7 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
 def test_a_thread_at_kafka_that_stands_still_fails_liveness(
     database_url, bootstrap_servers, topic, monkeypatch, wait_for, owner, method, name
 ):
-    monkeypatch.setattr("jobs_lib.service.SILENT", 4.0)
+    monkeypatch.setattr("jobs_lib.service.service.SILENT", 4.0)
     freed, stuck = threading.Event(), threading.Event()
     real = getattr(owner, method)
 

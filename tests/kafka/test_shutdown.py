@@ -10,8 +10,8 @@ import pytest
 
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.service import Service
-from jobs_lib.supervisor import CUT_OFF, SHARE
+from jobs_lib.service.service import Service
+from jobs_lib.service.supervisor import CUT_OFF, SHARE
 from tests.support.apps import make_app
 
 pytestmark = pytest.mark.expects("fenced")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from jobs_lib import topic_plan
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import ConfigurationError, TopicError, UnavailableError
-from jobs_lib.topic_plan import Change, apply_topics, plan_topics
-from jobs_lib.topics import declare_topic
+from jobs_lib.operating import topics as topic_plan
+from jobs_lib.operating.home_topic import declare_topic
+from jobs_lib.operating.topics import Change, apply_topics, plan_topics
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs_lib.schema_plan import register_schemas
+from jobs_lib.operating.schemas import register_schemas
 from tests.support.apps import heard, make_app, running
 from tests.support.canary import VALUE
 from tests.support.records import produce

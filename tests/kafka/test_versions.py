@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from jobs_lib import Gone, PayloadError
-from jobs_lib.capture import capture_changes
+from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import count, heard, make_app, running
 from tests.support.records import read_topic

@@ -9,7 +9,7 @@ from tests.support.apps import make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 TABLES = [
     "jobs", "claims", "discarded", "history", "pauses", "cancellations", "origins",

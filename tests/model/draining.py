@@ -53,8 +53,8 @@ def drain(machine: Jobs) -> None:
     assert {i for (i,) in effects} == machine.world.effects
     for pod in machine.world.pods:
         pod.rounds(2)
-        assert not pod.claimer.flight.jobs
-        assert not pod.claimer.flight.lanes
+        assert not pod.claimer.in_flight.jobs
+        assert not pod.claimer.in_flight.lanes
     claims = admin.execute(
         "select * from jobs_lib.claims where owner = any (%s)",
         ([pod.id for pod in machine.world.pods],),

@@ -16,9 +16,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from jobs_lib import Cancel, Discard, Job, Snooze
+from jobs_lib import Cancel, Discard, Snooze
 from jobs_lib.errors import FencedError
-from jobs_lib.jobs.model import Result, RetryAfter
+from jobs_lib.executor.lane import ClaimedJob, Result
+from jobs_lib.jobs.job import RetryAfter
 from jobs_lib.operating import cancel
 from tests.model.draining import drain
 from tests.model.world import ORIGINS, BookedPod, Ended, Known, World
@@ -50,15 +51,15 @@ class Jobs(RuleBasedStateMachine):
         self.world = World()
         self.drafts: dict[int, list[Known]] = {}
         """Jobs of open transactions, by enqueuer."""
-        self.late: list[tuple[BookedPod, Job]] = []
+        self.late: list[tuple[BookedPod, ClaimedJob]] = []
         """Attempts whose time is over, and whose transactions are still open."""
         bench.clear()
 
     @initialize()
     def begin(self) -> None:
         self.world.pods = [self.make_pod(n) for n in range(3)]
-        self.world.pods[0].take("local/0", "local/1")
-        self.world.pods[1].take("local/2")
+        self.world.pods[0].take_over("local/0", "local/1")
+        self.world.pods[1].take_over("local/2")
 
     def make_pod(self, at: int) -> BookedPod:
         return BookedPod(
@@ -161,11 +162,11 @@ class Jobs(RuleBasedStateMachine):
         through = sorted(self.drafts)[place % len(self.drafts)]
         self.end_transaction(through, commit=True)
 
-    def start_one(self, pod: BookedPod, at: int) -> Job | None:
+    def start_one(self, pod: BookedPod, at: int) -> ClaimedJob | None:
         item: Any = pod.startable[at]
-        if not isinstance(item, Job):
+        if not isinstance(item, ClaimedJob):
             item = item.jobs[0] if item.jobs else None
-        head: Job | None = item
+        head: ClaimedJob | None = item
         job = pod.start(at)
         if job is not None:
             self.world.check_start(pod, job)
@@ -175,14 +176,14 @@ class Jobs(RuleBasedStateMachine):
         return job
 
     @property
-    def idle(self) -> list[tuple[BookedPod, Job]]:
+    def idle(self) -> list[tuple[BookedPod, ClaimedJob]]:
         """Running handlers without a transaction."""
         return [
             (p, j) for p in self.world.pods for j in p.running if j.id not in p.open
         ]
 
     @property
-    def opened(self) -> list[tuple[BookedPod, Job]]:
+    def opened(self) -> list[tuple[BookedPod, ClaimedJob]]:
         return [(p, j) for p in self.world.pods for j in p.running if j.id in p.open]
 
     @precondition(lambda self: self.idle)
@@ -212,7 +213,7 @@ class Jobs(RuleBasedStateMachine):
     def commit(self, place) -> None:
         self.commit_own(*self.opened[place % len(self.opened)])
 
-    def commit_own(self, pod: BookedPod, job: Job) -> None:
+    def commit_own(self, pod: BookedPod, job: ClaimedJob) -> None:
         may, done = self.world.may_commit(pod, job), list(job.lane.done)
         outcome = pod.commit(job)
         assert outcome is not None
@@ -272,9 +273,9 @@ class Jobs(RuleBasedStateMachine):
         owner = self.world.owners.get(origin)
         if owner and owner[0] is pod:
             return
-        if origin in pod.claimer.positions:
+        if origin in pod.claimer.cursors:
             pod.leave(origin, hurried=True)  # it notices what it has lost
-        pod.take(origin)
+        pod.take_over(origin)
 
     def hand_over(self, pod, origin, hurried) -> None:
         owner = self.world.owners.get(origin)
@@ -318,7 +319,7 @@ class Jobs(RuleBasedStateMachine):
         known = list(self.world.jobs.values())[-1 - place % len(self.world.jobs)]
         owner = self.world.owners.get(known.origin)
         claimed = owner is not None and (
-            known.id in owner[0].claimer.flight.jobs
+            known.id in owner[0].claimer.in_flight.jobs
             or known.id in [job.id for job in owner[0].claimer.given_back]
         )
         expected = "requested" if claimed else "cancelled"

@@ -6,13 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.jobs.model import Result
+from jobs_lib.executor.lane import Result
 from tests.support.stepping import Pod, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from jobs_lib.jobs.model import Job, Outcome
+    from jobs_lib.executor.lane import ClaimedJob, Outcome
 
 ORIGINS = ["local/0", "local/1", "local/2"]
 ENDS = {
@@ -41,7 +41,7 @@ class Known:
 class Ended:
     """An attempt that has ended, and is not written yet."""
 
-    job: Job
+    job: ClaimedJob
     result: Result
     due: bool = True
     ran: bool = True
@@ -59,11 +59,11 @@ class World:
         self.effects: set[int] = set()
         """Jobs whose own transaction is in."""
 
-    def is_live(self, pod: Pod, job: Job) -> bool:
+    def is_live(self, pod: Pod, job: ClaimedJob) -> bool:
         """Whether what the pod does with the job still counts."""
         return self.owners.get(job.origin) == (pod, job.lane.epoch)
 
-    def is_paused(self, job: Known | Job) -> bool:
+    def is_paused(self, job: Known | ClaimedJob) -> bool:
         names = {("type", job.type), ("origin", job.origin), ("group", job.group)}
         return bool(names & self.pauses)
 
@@ -74,7 +74,7 @@ class World:
         for origin, epoch in origins.items():
             if before := self.owners.get(origin):
                 claimer = before[0].claimer
-                cut = {*claimer.flight.jobs.values(), *claimer.given_back}
+                cut = {*claimer.in_flight.jobs.values(), *claimer.given_back}
                 for job in cut:
                     known = self.jobs[job.id]
                     if job.origin == origin and known.end is None:
@@ -95,13 +95,13 @@ class World:
                     known.attempt += known.crashes + one.ran
                     known.crashes = 0
 
-    def may_commit(self, pod: Pod, job: Job) -> bool:
+    def may_commit(self, pod: Pod, job: ClaimedJob) -> bool:
         """Whether the job's own transaction may commit."""
         known = self.jobs[job.id]
         attempt = known.attempt + known.crashes + 1
         return self.is_live(pod, job) and known.end is None and job.attempt == attempt
 
-    def note_commit(self, job: Job, done: list[Job]) -> None:
+    def note_commit(self, job: ClaimedJob, done: list[ClaimedJob]) -> None:
         """The job's own transaction is in, and with it what ran before in its lane."""
         self.effects.add(job.id)
         for one in (*done, job):
@@ -109,7 +109,7 @@ class World:
         early = [k.id for k in self.before(job) if k.end is None]
         assert not early, f"{job} took effect before {early} ended"
 
-    def before(self, job: Job) -> list[Known]:
+    def before(self, job: ClaimedJob) -> list[Known]:
         """The jobs that were enqueued before it in its group."""
         mine = self.jobs[job.id]
         if not mine.ordered or job.group is None:
@@ -122,7 +122,7 @@ class World:
 
     # What must hold
 
-    def check_start(self, pod: Pod, job: Job) -> None:
+    def check_start(self, pod: Pod, job: ClaimedJob) -> None:
         """A handler is called: may it be?"""
         assert job.id in self.jobs, f"{job} was never committed"
         for other in pod.running:
@@ -155,7 +155,7 @@ class World:
             assert other.id != job.id, f"{job} runs twice"
             assert job.group is None or other.group != job.group, f"{job} and {other}"
             suspects = job.crashes >= 2 and other.crashes >= 2
-            same = other.lane.ended is job.lane.ended
+            same = other.lane.finished is job.lane.finished
             assert not (same and suspects), f"{job} beside {other}, both suspects"
 
     def compare(self, rows: list[tuple[Any, ...]]) -> None:
@@ -181,10 +181,10 @@ class BookedPod(Pod):
         super().__init__(*args, **options)
         self.world = world
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """Take, and say so."""
         self.world.note_taken(self, origins)
-        super().acquire(origins)
+        super().take(origins)
 
     def round(
         self,
@@ -193,7 +193,7 @@ class BookedPod(Pod):
     ) -> None:
         """A round: it writes what had ended before, and claims nothing paused."""
         ended = self.world.ended.pop(self, [])
-        flying = set(self.claimer.flight.jobs)
+        flying = set(self.claimer.in_flight.jobs)
         groups = {name for kind, name in self.world.pauses if kind == "group"}
         known = {**self.claimer._paused, "group": groups}
 
@@ -205,13 +205,13 @@ class BookedPod(Pod):
         for outcome in self.dispatcher._early:
             assert outcome.job.crashes >= 3
             self.world.ended[self].append(Ended(outcome.job, outcome.result, ran=False))
-        for job in self.claimer.flight.jobs.values():
+        for job in self.claimer.in_flight.jobs.values():
             names = {"type": job.type, "origin": job.origin, "group": job.group}
             if job.id not in flying and self.world.is_paused(job):
                 told = any(names[kind] in known.get(kind, ()) for kind in names)
                 assert not told, f"{job} was claimed, though paused"
 
-    def note_end(self, job: Job, outcome: Outcome | None, *, due: bool) -> None:
+    def note_end(self, job: ClaimedJob, outcome: Outcome | None, *, due: bool) -> None:
         """A handler has ended."""
         result = Result.COMPLETED if outcome is None else outcome.result
         if result is not Result.COMMITTED:

@@ -15,11 +15,11 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from jobs_lib.capture import capture_changes
-from jobs_lib.db import Database
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating import Limits
+from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.partitioner import choose_partition
+from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from tests.operating.helpers import add_job, add_owner
 from tests.support import wait_for

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from jobs_lib.db import Database
 from jobs_lib.errors import UnavailableError
 from jobs_lib.operating import Limits, check
 from jobs_lib.operating.checks import CHECKS
+from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from tests.operating import faults
 from tests.operating.helpers import add_job, add_owner

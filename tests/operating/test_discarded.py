@@ -64,7 +64,7 @@ def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
     assert admin.execute(completed).fetchone() == (10_000,)
     lines = command("jobs", "show", str(left.id)).output.splitlines()
     assert any("failed at" in line for line in lines)
-    assert "    jobs_lib.jobs.model.Discard: of no use" in lines
+    assert "    jobs_lib.jobs.job.Discard: of no use" in lines
     shown = show_job(database, left.id)
     assert shown is not None
     assert [e["error"] for e in shown.errors or []] == ["Discard: of no use"]

@@ -13,8 +13,9 @@ import pytest
 
 from jobs_lib import Cancel
 from jobs_lib.errors import OperatingError
-from jobs_lib.operating import Maintenance, cancel, maintain
+from jobs_lib.operating import cancel, maintain
 from jobs_lib.operating.checks import Limits
+from jobs_lib.service.maintenance import Maintenance
 from tests.operating.helpers import add_claim, add_job, add_owner
 from tests.support.apps import count, heard, make_app, running
 
@@ -324,7 +325,7 @@ def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkey
     from jobs_lib.backoff import Retry
 
     monkeypatch.setattr(
-        "jobs_lib.operating.maintenance._AFTER_FAILURE", Retry(first=0.01, cap=0.02)
+        "jobs_lib.service.maintenance._AFTER_FAILURE", Retry(first=0.01, cap=0.02)
     )
     admin = connect(autocommit=True)
     admin.execute("alter function jobs_lib.make_history(date, int) rename to mislaid")

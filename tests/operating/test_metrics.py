@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jobs_lib import Discard, Job, telemetry
 from jobs_lib.devstack.ports import free_port
-from jobs_lib.operating import metrics as service_metrics
 from jobs_lib.operating.depths import Depths
-from jobs_lib.operating.metrics import describe_depths, describe_jobs
-from jobs_lib.probes import NO_METRICS
+from jobs_lib.service import metrics as service_metrics
+from jobs_lib.service.metrics import describe_depths, describe_jobs
+from jobs_lib.service.probes import NO_METRICS
 from jobs_lib.telemetry.metrics import COUNTED, PREFIX
 from tests.support.apps import count, make_app, running
 from tests.support.records import produce

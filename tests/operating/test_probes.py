@@ -13,9 +13,9 @@ import urllib.request
 
 import pytest
 
-from jobs_lib import probes
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.probes import Probes
+from jobs_lib.service import probes
+from jobs_lib.service.probes import Probes
 from tests.support.apps import heard
 
 V4, V6 = "127.0.0.1", "::1"
@@ -148,11 +148,11 @@ def test_a_port_that_is_taken_is_refused_and_one_that_was_stopped_is_free():
 RSS = """
 import sys
 from jobs_lib import App
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 before = rss()
-from jobs_lib.probes import Probes
+from jobs_lib.service.probes import Probes
 probes = Probes(0, lambda: True)
 probes.start()
 probes.stop()

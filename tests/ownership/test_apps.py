@@ -10,11 +10,11 @@ import pytest
 
 from jobs_lib import Cancel, operating
 from jobs_lib.errors import ConfigurationError, FencedError
-from jobs_lib.jobs.role import EXECUTE
 from jobs_lib.operating.checks import check
+from jobs_lib.operating.home_topic import repartition
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role
-from jobs_lib.topics import repartition
+from jobs_lib.ownership.role import EXECUTE
 from tests.operating.helpers import add_claim, add_owner
 from tests.support.apps import count, heard, running
 from tests.support.apps import make_app as make_quick_app

@@ -10,8 +10,8 @@ import pytest
 
 from jobs_lib.errors import TopicError
 from jobs_lib.operating import retry
+from jobs_lib.operating.home_topic import repartition
 from jobs_lib.partitioner import choose_origin
-from jobs_lib.topics import repartition
 from tests.operating.helpers import add_discarded
 from tests.support.apps import HOME, executing, make_app
 

@@ -39,9 +39,9 @@ class Recorder:
     def hurry(self, jobs):
         self.calls.append(("hurry", frozenset(jobs)))
 
-    def acquire(self, origins):
+    def take(self, origins):
         self.epochs |= origins
-        self.calls.append(("acquire", frozenset(origins)))
+        self.calls.append(("take", frozenset(origins)))
 
     def release(self, origins, timeout):
         self.timeouts.append(timeout)
@@ -108,7 +108,7 @@ def test_what_could_not_be_given_back_is_not_forgotten(
         source.assign(["t/1"])
         # The holder works on it again, under an epoch of its own.
         wait_for(lambda: owners(admin) == {"t/1": 2, "t/2": 1}, what="it is taken")
-        taken = ("acquire", frozenset({"t/1"}))
+        taken = ("take", frozenset({"t/1"}))
         wait_for(lambda: holder.calls[-1] == taken, what="the holder has it")
     admin.execute("drop trigger fail on jobs_lib.origins")
     source.revoke(["t/1"])
@@ -333,4 +333,4 @@ def test_what_was_taken_from_the_living_may_be_given_back_before_it_begins(
     wait_for(lambda: owners(admin) == {}, what="it is free")
     source.assign(["t/1"])
     wait_for(lambda: holder.epochs == {"t/1": 3}, what="it begins")
-    assert holder.calls == [("acquire", frozenset({"t/1"}))]
+    assert holder.calls == [("take", frozenset({"t/1"}))]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
-from jobs_lib.executor.courier import Courier
-from jobs_lib.executor.survey import Survey
-from jobs_lib.jobs.claim import Claimer
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.polling import Poller
+from jobs_lib.executor.round_trip import RoundTrip
 from tests.support.apps import HOME, make_app
 
 
@@ -22,24 +22,24 @@ class Owner:
         )
         types = {"work": make_app("").job(name="work")(lambda job: None)}
         self.claimer = Claimer(owner, UUID(int=1), types)
-        self.claimer.add(dict.fromkeys(HOME, 1))
-        for position in self.claimer.positions.values():
+        self.claimer.take(dict.fromkeys(HOME, 1))
+        for position in self.claimer.cursors.values():
             # Or a claim of the plain kind would come first.
-            position.plain = False
-        self.survey = Survey(self.claimer, 0.01)
+            position.all_plain = False
+        self.poller = Poller(self.claimer, 0.01)
         self.connection, self.queries = connection, queries
-        self.courier = Courier(connection, queries, prepare=True)
+        self.round_trip = RoundTrip(connection, queries, prepare=True)
 
     def look(self) -> int:
         """Look once; returns how many rows the look has found."""
-        self.survey._next_at = 0.0
-        batches = self.survey.prepare(busy=False, hinted=False)
-        answers, failure = self.courier.exchange(*batches)
+        self.poller._next_at = 0.0
+        batches = self.poller.prepare(busy=False, hinted=False)
+        answers, failure = self.round_trip.exchange(*batches)
         assert failure is None
         rows = 0
         for batch, answer in zip(batches, answers, strict=True):
             assert answer is not None
-            self.survey.read(batch, answer)
+            self.poller.read(batch, answer)
             if batch[0][0] == "look":
                 rows = len(answer[0])
         return rows
@@ -51,10 +51,10 @@ class Owner:
 
     def take(self, asked) -> list[str]:
         """Send a claim; returns the groups of the jobs."""
-        before = {*self.claimer.flight.jobs}
-        (answer,), failure = self.courier.exchange([asked])
+        before = {*self.claimer.in_flight.jobs}
+        (answer,), failure = self.round_trip.exchange([asked])
         assert failure is None
         assert answer is not None
         self.claimer.read(answer[0])
-        jobs = self.claimer.flight.jobs
+        jobs = self.claimer.in_flight.jobs
         return sorted(str(jobs[one].group) for one in jobs.keys() - before)

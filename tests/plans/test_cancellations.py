@@ -30,8 +30,8 @@ def test_a_look_does_not_grow_with_the_requests_that_are_left_over(owner, admin)
         "insert into jobs_lib.cancellations values (%s, 'local/3')", (wanted,)
     )
     owner.look()
-    assert owner.survey.cancelled == {wanted}
-    flying = {"ids": [*owner.claimer.flight.jobs]}
+    assert owner.poller.cancelled == {wanted}
+    flying = {"ids": [*owner.claimer.in_flight.jobs]}
     query = owner.queries["find_cancelled"]
     with owner.connection.transaction(force_rollback=True):
         assert count_pages(owner.connection, query, flying) < 10
@@ -45,7 +45,7 @@ def test_what_few_have_asked_for_is_known_by_the_first_look(owner, admin):
         "insert into jobs_lib.cancellations values (%s, 'local/3')", (wanted,)
     )
     owner.look()
-    assert owner.survey.cancelled == {wanted}
+    assert owner.poller.cancelled == {wanted}
     admin.execute("delete from jobs_lib.cancellations")
     owner.look()
-    assert owner.survey.cancelled == set()
+    assert owner.poller.cancelled == set()

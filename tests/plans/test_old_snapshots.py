@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from jobs_lib.executor.courier import Courier
-from jobs_lib.executor.survey import Survey
-from jobs_lib.jobs.claim import Claimer
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.polling import Poller
+from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.ownership.filled import FilledOrigins
 from tests.support.apps import HOME, count, make_app
 
@@ -30,8 +30,8 @@ select 'local/' || n %% 16, 'work', '{}', n %% 3 - 1 from generate_series(1, %(r
 
 
 @pytest.fixture
-def survey(admin):
-    """The survey of an executor that owns all origins."""
+def poller(admin):
+    """The poller of an executor that owns all origins."""
     owner = uuid4()
     admin.execute(
         "insert into jobs_lib.origins (role, origin, owner, epoch)"
@@ -40,26 +40,26 @@ def survey(admin):
     )
     types = {"work": make_app("").job(name="work")(lambda job: None)}
     claimer = Claimer(owner, UUID(int=1), types)
-    claimer.add(dict.fromkeys(HOME, 1))
-    return Survey(claimer, 0.01)
+    claimer.take(dict.fromkeys(HOME, 1))
+    return Poller(claimer, 0.01)
 
 
 @pytest.fixture
-def look(database, survey):
+def look(database, poller):
     """A function that looks once; returns how many pages the look has read."""
     with database.connect("test", impatient=True) as connection:
-        courier = Courier(connection, database.queries, prepare=True)
+        round_trip = RoundTrip(connection, database.queries, prepare=True)
 
         def look(*, complete: bool = False) -> int:
-            survey._next_at = 0.0
-            survey._sweeper._next_at = math.inf
-            survey._looks._complete_at = 0.0 if complete else math.inf
-            (batch,) = survey.prepare(busy=False, hinted=False)
+            poller._next_at = 0.0
+            poller._late_commits._next_at = math.inf
+            poller._depth._complete_at = 0.0 if complete else math.inf
+            (batch,) = poller.prepare(busy=False, hinted=False)
             ((_, parameters),) = batch
             pages = count_pages(connection, database.queries["look"], parameters)
-            (answer,), failure = courier.exchange(batch)
+            (answer,), failure = round_trip.exchange(batch)
             assert failure is None
-            survey.read(batch, answer)
+            poller.read(batch, answer)
             return pages
 
         yield look
@@ -73,7 +73,7 @@ def count_pages(connection, query, parameters) -> int:
 
 
 @pytest.fixture
-def gone(admin, connect, survey):
+def gone(admin, connect, poller):
     """Many jobs have come and gone, and a session would still see them."""
     admin.execute(_GONE, {"rows": ROWS})
     holder = connect()
@@ -83,44 +83,44 @@ def gone(admin, connect, survey):
     admin.execute("vacuum analyze jobs_lib.jobs")
     (top,) = admin.execute("select last_value from jobs_lib.jobs_id_seq").fetchone()
     # As another executor's job, which it has just claimed, tells it.
-    survey._claimer.positions[HOME[0]].cursor = top
+    poller._claimer.cursors[HOME[0]].at = top
 
 
-def settle_marks(survey, look) -> None:
+def settle_marks(poller, look) -> None:
     """As if two seconds had passed since the last look, and two more before it."""
     for _ in range(2):
-        survey._looks._marks = (0.0, survey._looks._marks[1])
+        poller._depth._marks = (0.0, poller._depth._marks[1])
         look(complete=True)
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_look_does_not_grow_with_what_came_and_went(survey, look, gone):
+def test_a_look_does_not_grow_with_what_came_and_went(poller, look, gone):
     assert look(complete=True) > 500
-    settle_marks(survey, look)
+    settle_marks(poller, look)
     assert look() < 400
 
 
-def test_a_short_look_finds_what_comes(database, admin, survey, look, gone):
-    settle_marks(survey, look)
-    claimer = survey._claimer
-    for position in claimer.positions.values():
-        position.deep = False
+def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
+    settle_marks(poller, look)
+    claimer = poller._claimer
+    for position in claimer.cursors.values():
+        position.may_have_more = False
     add = (
         "insert into jobs_lib.jobs (origin, type, payload, priority, state, run_at)"
         " values ('local/3', 'work', '{}', %s, %s, clock_timestamp()) returning id"
     )
     admin.execute(add, (0, "available"))
     look()
-    assert [o for o, p in claimer.positions.items() if p.deep] == ["local/3"]
+    assert [o for o, p in claimer.cursors.items() if p.may_have_more] == ["local/3"]
     assert not claimer.windows.prioritized
     admin.execute(add, (-1, "available"))
     look()
     assert claimer.windows.prioritized
     admin.execute(add, (0, "scheduled"))
     look()
-    survey._next_at = math.inf
-    assert survey.seconds_left() == 0
-    (batch,) = survey.prepare(busy=False, hinted=False)
+    poller._next_at = math.inf
+    assert poller.seconds_left() == 0
+    (batch,) = poller.prepare(busy=False, hinted=False)
     with database.connect("test", impatient=True) as connection:
         pages = count_pages(
             connection, database.queries["promote"], dict(batch)["promote"]
@@ -129,23 +129,23 @@ def test_a_short_look_finds_what_comes(database, admin, survey, look, gone):
 
 
 def test_what_was_scheduled_for_long_ago_is_found_by_a_complete_look(
-    admin, survey, look, gone
+    admin, poller, look, gone
 ):
-    settle_marks(survey, look)
+    settle_marks(poller, look)
     admin.execute(
         "insert into jobs_lib.jobs (origin, type, payload, state, run_at) values"
         " ('local/3', 'work', '{}', 'scheduled', clock_timestamp() - interval '1 day')"
     )
     look()
-    survey._next_at = math.inf
-    assert survey.seconds_left() > 0
+    poller._next_at = math.inf
+    assert poller.seconds_left() > 0
     look(complete=True)
-    survey._next_at = math.inf
-    assert survey.seconds_left() == 0
+    poller._next_at = math.inf
+    assert poller.seconds_left() == 0
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_promotion_reads_nothing_that_is_not_due(database, admin, survey):
+def test_a_promotion_reads_nothing_that_is_not_due(database, admin, poller):
     admin.execute(
         "insert into jobs_lib.jobs (origin, type, payload, state, run_at)"
         " select 'local/' || n %% 16, 'work', '{}', 'scheduled', now() + interval '1d'"
@@ -153,7 +153,7 @@ def test_a_promotion_reads_nothing_that_is_not_due(database, admin, survey):
         (ROWS,),
     )
     with database.connect("test", impatient=True) as connection:
-        promotion = survey._prepare_promote()
+        promotion = poller._prepare_promote()
         pages = count_pages(connection, database.queries["promote"], promotion)
     assert pages < 400
 

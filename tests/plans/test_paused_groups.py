@@ -62,15 +62,15 @@ def test_a_lane_that_ended_takes_no_more_of_its_group_while_that_is_paused(
     admin.execute(ADD, (["a"] * 2,))
     owner.look()
     assert owner.claim() == []
-    for job in list(claimer.flight.jobs.values()):
-        claimer.flight.land(job)
-    for lane in list(claimer.flight.lanes.values()):
-        claimer.flight.end_lane(lane)
+    for job in list(claimer.in_flight.jobs.values()):
+        claimer.in_flight.remove(job)
+    for lane in list(claimer.in_flight.lanes.values()):
+        claimer.in_flight.end_lane(lane)
     admin.execute(
         "delete from jobs_lib.jobs where id in"
         " (select id from jobs_lib.jobs order by id limit 3)"
     )
-    assert claimer.flight.behind
+    assert claimer.in_flight.behind
     assert owner.claim() == []
     admin.execute("delete from jobs_lib.pauses")
     owner.look()

@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from jobs_lib.executor.courier import Courier
-from jobs_lib.executor.survey import Survey
-from jobs_lib.jobs.claim import Claimer
-from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.model import Outcome, Result
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.polling import Poller
+from jobs_lib.executor.lane import Outcome, Result
+from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.outbox.block import Block, Refusal
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.settings import Settings
@@ -186,18 +186,18 @@ def use_jobs(database, connection) -> None:
     types = app.jobs
     claimer = Claimer(OWNER, UUID(int=1), types)
     completer = Completer(OWNER, types)
-    survey = Survey(claimer, 0.01)
-    courier = Courier(connection, database.queries, prepare=True)
+    poller = Poller(claimer, 0.01)
+    round_trip = RoundTrip(connection, database.queries, prepare=True)
 
     def send(*statements):
-        (answer,), failure = courier.exchange(statements)
+        (answer,), failure = round_trip.exchange(statements)
         assert failure is None
         return answer
 
-    claimer.add(dict.fromkeys(HOME, 1))
+    claimer.take(dict.fromkeys(HOME, 1))
     claimer.windows.prioritized = True
-    for position in claimer.positions.values():
-        position.seen = position.deep = True
+    for position in claimer.cursors.values():
+        position.seen = position.may_have_more = True
     items, _ = claimer.read(send(claimer.prepare(200))[0])
     jobs = [j for item in items for j in getattr(item, "jobs", [item])]
     assert len(jobs) > 50
@@ -209,8 +209,8 @@ def use_jobs(database, connection) -> None:
     settlements = completer.prepare(jobs[:-3], outcomes, claimer.epochs)
     assert len(settlements) == 4
     send(*[(s.query, s.parameters) for s in settlements])
-    stuck = claimer.positions[HOME[0]]
-    stuck.deep, stuck.growth = True, 4
+    stuck = claimer.cursors[HOME[0]]
+    stuck.may_have_more, stuck.jump_factor = True, 4
     jump = claimer.prepare_jump(200)
     assert jump is not None
     send(jump)
@@ -219,14 +219,14 @@ def use_jobs(database, connection) -> None:
     who = {"owner": OWNER, "role": "execute", "seq": 2, "types": claimer.types}
     send(("claim_plain", who | plain | claimer._list_full()))
     for job in jobs:
-        claimer.flight.land(job)
-    for lane in list(claimer.flight.lanes.values()):
-        claimer.flight.end_lane(lane)
+        claimer.in_flight.remove(job)
+    for lane in list(claimer.in_flight.lanes.values()):
+        claimer.in_flight.end_lane(lane)
     trimmed = {"owner": OWNER, "seqs": [1], "ids": [jobs[0].id]}
     send(("trim_claims", trimmed))
-    survey._next_at = survey._due_at = survey._sweeper._next_at = 0
-    for batch in survey.prepare(busy=True, hinted=False):
-        survey.read(batch, send(*batch))
+    poller._next_at = poller._due_at = poller._late_commits._next_at = 0
+    for batch in poller.prepare(busy=True, hinted=False):
+        poller.read(batch, send(*batch))
 
 
 def use_outbox(database, connection) -> None:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from jobs_lib.backoff import Retry
-from jobs_lib.jobs.complete import Completer
+from jobs_lib.executor.settling.completer import Completer
 from tests.support.apps import make_app
 from tests.support.stepping import Pod
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from jobs_lib import Job
-    from jobs_lib.db import Database
+    from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.postgres.database import Database
 
 ORIGIN = "local/1"
 
@@ -49,7 +50,7 @@ class Scene:
         pod = Pod(self.database, self.connect(), self.app.jobs)
         self._opened.append(pod)
         if origins:
-            pod.take(*origins)
+            pod.take_over(*origins)
         return pod
 
     def enqueue(
@@ -96,7 +97,7 @@ class Scene:
             return True
         return False
 
-    def completion(self, pod: Pod, *jobs: Job) -> tuple[str, dict[str, Any]]:
+    def completion(self, pod: Pod, *jobs: ClaimedJob) -> tuple[str, dict[str, Any]]:
         """The statement by which a pod completes jobs."""
         completer = Completer(pod.id, self.app.jobs)
         (settlement,) = completer.prepare(jobs, [], pod.claimer.epochs)

@@ -9,7 +9,8 @@ import pytest
 
 from jobs_lib import Discard
 from jobs_lib.errors import FencedError
-from jobs_lib.jobs.model import Result, RetryAfter
+from jobs_lib.executor.lane import Result
+from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
 # A take-over against what the owner before still does
@@ -23,7 +24,7 @@ def test_a_completion_comes_first_and_the_take_over_waits_for_it(scene):
     assert scene.send(handler, *scene.completion(pod, pod.start())) == [(job,)]
     assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
     handler.commit()
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert run(heir) == []
     assert scene.ends(job) == ["completed"]
 
@@ -52,7 +53,7 @@ def test_a_claim_comes_first_and_what_it_took_was_cut_off_by_the_take_over(scene
     assert scene.send(claim, *pod.claimer.prepare(8))[0][2] == job
     assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
     claim.commit()
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert scene.state(job) == ("available", 0, 1)
     assert run(heir) == [job]
 
@@ -67,7 +68,7 @@ def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scen
     taker.commit()
     pod.rounds()
     assert pod.startable == []
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert run(heir) == [job]
     assert scene.state(job) is None
 
@@ -97,7 +98,7 @@ def test_a_retry_comes_after_the_take_over_and_changes_nothing(scene):
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
     pod.finish(pod.start(), RetryAfter(3600))
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     pod.rounds()
     assert scene.state(job) == ("available", 0, 1)
     assert run(heir) == [job]
@@ -109,7 +110,7 @@ def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
     scene.admin.execute(
         "update jobs_lib.jobs set state = 'scheduled', run_at = clock_timestamp()"
     )
-    promotion = pod.dispatcher._survey._prepare_promote() | {"limit": 9}
+    promotion = pod.dispatcher._poller._prepare_promote() | {"limit": 9}
     taker = scene.begin()
     scene.send(taker, "lock_origins", scene.taking(heir))
     # It does not wait for the one, and finds nothing of its own after it.
@@ -118,7 +119,7 @@ def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
     taker.commit()
     assert scene.send(scene.connect(), "promote", promotion) == []
     assert scene.state(job)[0] == "scheduled"
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert run(heir) == [job]
 
 
@@ -132,7 +133,7 @@ def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_b
     pod.round()
     old = pod.start()
     pod.leave(ORIGIN, hurried=True)
-    pod.take(ORIGIN)
+    pod.take_over(ORIGIN)
     pod.rounds()
     assert pod.startable == []  # not beside itself
     pod.finish(old, error)
@@ -140,7 +141,7 @@ def test_an_attempt_from_before_a_hand_over_settles_nothing_when_the_origin_is_b
     assert scene.state(job) == ("available", 0, 0)
     new = pod.start()
     assert (new.id, new.attempt) == (old.id, old.attempt)
-    assert list(pod.claimer.flight.jobs.values()) == [new]
+    assert list(pod.claimer.in_flight.jobs.values()) == [new]
     pod.finish(new)
     pod.rounds()
     assert scene.ends(job) == ["completed"]
@@ -161,7 +162,7 @@ def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
     pod.round()
     running = pod.start()
     effect(pod.begin(running), pod, running)
-    heir.take(ORIGIN)  # at once, with the handler in the middle of its transaction
+    heir.take_over(ORIGIN)  # at once, with the handler in the middle of its transaction
     outcome = pod.commit(running)
     assert outcome.result is Result.FENCED
     heir.rounds()
@@ -184,7 +185,7 @@ def test_a_handler_that_outlives_a_hand_over_commits_nothing_beside_its_successo
     running = pod.start()
     effect(pod.begin(running), pod, running)
     pod.leave(ORIGIN, hurried=True)
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     heir.rounds()
     again = heir.start()
     # Nobody crashed: by its number the one attempt cannot be told from the other.
@@ -203,11 +204,11 @@ def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
     running = pod.start()
     handler = scene.begin()
     effect(handler, pod, running)
-    completion = pod._lender.completion(handler, running)
+    completion = pod._connections.completion(handler, running)
     handler.execute(completion.removesuffix(b"commit"))
     assert scene.waits(scene.connect(), "lock_origins", scene.taking(heir))
     handler.commit()
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert run(heir) == []
     assert scene.effects() == [job]
 
@@ -246,7 +247,7 @@ def test_a_group_goes_on_only_when_the_end_of_a_failed_job_is_written(scene):
         if job := pod.start():
             effect(pod.begin(job), pod, job)
             pod.commit(job)
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert run(heir, 8) == [first, second]
 
 
@@ -258,9 +259,9 @@ def test_a_row_that_a_handler_has_completed_makes_no_second_lane(scene):
     pod.rounds()
     running = pod.start()
     pod.begin(running)
-    position = pod.claimer.positions[ORIGIN]
-    position.rewind()
-    position.plain = False
+    cursor = pod.claimer.cursors[ORIGIN]
+    cursor.rewind()
+    cursor.all_plain = False
     claim = pod.claimer.prepare(8)
     pod.commit(running)
     rows = scene.send(pod._connection, *claim)
@@ -303,7 +304,7 @@ def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(
     pod, operator = scene.pod(ORIGIN), scene.begin()
     # What the last cancellation has left, here or on the server of a dump.
     scene.admin.execute("update jobs_lib.origins set changed_by = %s", (before,))
-    pod.claimer.positions[ORIGIN].plain = name == "claim_plain"
+    pod.claimer.cursors[ORIGIN].all_plain = name == "claim_plain"
     pod.claimer.windows.hint(ORIGIN)
     query, parameters = pod.claimer.prepare(8)
     assert query == name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from jobs_lib.jobs.model import RetryAfter
+from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     if not pod.dispatcher._early:
         pod.round()
     assert len(pod.dispatcher._early) == 2
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     pod.rounds()
     # The old owner ended none of them; whatever it still starts cannot commit.
     assert all(scene.state(job) for job in jobs)

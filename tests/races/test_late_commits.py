@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from jobs_lib.jobs.flight import Flight
-from jobs_lib.jobs.floors import Floors
-from jobs_lib.jobs.model import RetryAfter
-from jobs_lib.jobs.position import Position
-from jobs_lib.jobs.sweep import Sweeper
-from jobs_lib.jobs.trail import Trail
+from jobs_lib.executor.claiming.cursor import Cursor
+from jobs_lib.executor.claiming.group_starts import GroupStarts
+from jobs_lib.executor.claiming.in_flight import InFlight
+from jobs_lib.executor.claiming.late_commits import LateCommits
+from jobs_lib.executor.claiming.trail import Trail
+from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
 # What is committed late
@@ -27,7 +27,7 @@ def test_a_job_that_is_committed_behind_the_cursor_runs(scene, group, commits):
     early = scene.enqueue(group=group, ordered=False)
     pod = scene.pod(ORIGIN)
     assert run(pod) == [early]
-    assert late < early == pod.claimer.positions[ORIGIN].cursor
+    assert late < early == pod.claimer.cursors[ORIGIN].at
     slow.commit() if commits else slow.rollback()
     assert run(pod) == ([late] if commits else [])
 
@@ -42,7 +42,7 @@ def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
     for job in (pod.start(), pod.start()):
         pod.finish(job, RetryAfter(3600) if job.id == failed else None)
     pod.round()
-    assert late < early == pod.claimer.positions[ORIGIN].cursor
+    assert late < early == pod.claimer.cursors[ORIGIN].at
     assert run(pod) == []
     slow.commit()
     assert run(pod) == [late]
@@ -102,8 +102,8 @@ def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
 def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     scene, monkeypatch, place
 ):
-    monkeypatch.setattr("jobs_lib.jobs.sweep.SLICE", 2)
-    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 3)
+    monkeypatch.setattr("jobs_lib.executor.claiming.late_commits.SLICE", 2)
+    monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._SPAN", 3)
     slow = scene.begin()
     head = scene.enqueue(group="g")
     late = None
@@ -121,13 +121,13 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     assert pod.claimer.extra == {}
     slow.commit()
     assert run(pod, 20) == [late]
-    position = pod.claimer.positions[ORIGIN]
-    assert position.low == position.cursor
+    cursor = pod.claimer.cursors[ORIGIN]
+    assert cursor.swept_below == cursor.at
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_a_late_job_far_down_waits_for_no_other_transaction(scene, monkeypatch, group):
-    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 3)
+    monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._SPAN", 3)
     other, slow = scene.begin(), scene.begin()
     other.execute("select pg_current_xact_id()")
     late = scene.enqueue(slow, group=group, ordered=False)
@@ -137,14 +137,14 @@ def test_a_late_job_far_down_waits_for_no_other_transaction(scene, monkeypatch, 
     pod.rounds(10)
     slow.commit()
     assert run(pod, 20) == [late]
-    position = pod.claimer.positions[ORIGIN]
-    assert position.ripe < late < position.cursor
+    cursor = pod.claimer.cursors[ORIGIN]
+    assert cursor.no_commits_below < late < cursor.at
     other.rollback()
 
 
 def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
-    monkeypatch.setattr("jobs_lib.jobs.sweep.SLICE", 2)
-    monkeypatch.setattr("jobs_lib.jobs.sweep._SPAN", 2)
+    monkeypatch.setattr("jobs_lib.executor.claiming.late_commits.SLICE", 2)
+    monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._SPAN", 2)
     other, old = scene.begin(), scene.begin()
     other.execute("select pg_current_xact_id()")
     oldest = scene.enqueue(old)
@@ -160,11 +160,11 @@ def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
     pod.rounds(5)
     old.commit()
     pod.rounds(3)
-    assert pod.claimer.positions[ORIGIN].far.goes_on
+    assert pod.claimer.cursors[ORIGIN].far.goes_on
     new.commit()
     # The newer one does not wait until the descent has come down to the older.
     assert run(pod, 10) == [late]
-    assert pod.claimer.positions[ORIGIN].far.goes_on
+    assert pod.claimer.cursors[ORIGIN].far.goes_on
     assert run(pod, 100) == [oldest]
     assert waiting
 
@@ -188,26 +188,28 @@ def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
 
 
 def test_one_long_answer_pauses_the_sweep_for_half_a_second_at_most():
-    sweeper, positions = Sweeper(), {ORIGIN: Position(1, cursor=9)}
-    positions[ORIGIN].near.want(0)
+    late_commits, cursors = LateCommits(), {ORIGIN: Cursor(1, at=9)}
+    cursors[ORIGIN].near.want(0)
     for took, pause in ((4.0, 0.5), (0.001, 0.05), (0.02, 0.4)):
-        assert sweeper.prepare(positions, [], Flight())
-        sweeper.read([(None, int(took * 1e6), None, None)], {}, Flight(), Floors())
-        left = sweeper._next_at - time.monotonic()
+        assert late_commits.prepare(cursors, [], InFlight())
+        late_commits.read(
+            [(None, int(took * 1e6), None, None)], {}, InFlight(), GroupStarts()
+        )
+        left = late_commits._next_at - time.monotonic()
         assert pause - 0.04 < left <= pause
 
 
 def test_slices_shrink_where_sweeps_take_long_and_grow_again():
-    sweeper, positions = Sweeper(), {ORIGIN: Position(1, cursor=10**6)}
-    position = positions[ORIGIN]
+    late_commits, cursors = LateCommits(), {ORIGIN: Cursor(1, at=10**6)}
+    cursor = cursors[ORIGIN]
     asked = []
     for took in [1.0] * 8 + [0.0] * 8:
-        position.near.want(0)
-        parameters = sweeper.prepare(positions, [], Flight())
+        cursor.near.want(0)
+        parameters = late_commits.prepare(cursors, [], InFlight())
         assert parameters
         asked.append(parameters["limit"])
-        sweeper.read(
-            [(None, int(took * 1e6), None, None)], positions, Flight(), Floors()
+        late_commits.read(
+            [(None, int(took * 1e6), None, None)], cursors, InFlight(), GroupStarts()
         )
     assert asked[:3] == [1000, 500, 250]
     assert min(asked) == 15

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jobs_lib.jobs.lease import Lease
+from jobs_lib.ownership.lease import Lease
 from tests.races.conftest import ORIGIN, run
 from tests.support.apps import heard
 
@@ -43,11 +43,11 @@ def test_a_claim_answered_under_the_next_lease_begins_nothing(scene):
     pod.round()
     pod.hands.ready.clear()
     pod.claimer.windows.rewind()
-    pod.claimer.flight.jobs.clear()
+    pod.claimer.in_flight.jobs.clear()
 
     def freeze() -> None:
         pod.lease.until = OVER
-        heir.take(ORIGIN)
+        heir.take_over(ORIGIN)
         pod.lease = Lease()  # the first heartbeat after it, before all else
 
     pod.round(after=freeze)
@@ -63,9 +63,9 @@ def test_a_group_that_comes_back_waits_for_the_handler_that_runs_still(scene):
     pod.rounds()
     old = pod.start()
     assert old.id == first
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     pod.leave(ORIGIN, hurried=True)
-    pod.take(ORIGIN)
+    pod.take_over(ORIGIN)
     other = scene.enqueue(group="h")
     assert run(pod) == [other]
     pod.finish(old)
@@ -82,7 +82,7 @@ def test_an_origin_that_comes_back_twice_still_waits_for_the_first_handler(scene
     old = pod.start_all()
     for _ in range(2):
         pod.leave(ORIGIN, hurried=True)
-        pod.take(ORIGIN)
+        pod.take_over(ORIGIN)
         pod.rounds()
         assert pod.startable == []
     for job in old:
@@ -145,7 +145,7 @@ def test_what_is_given_up_while_a_claim_is_read_begins_nothing(
     def open_lane(*at):
         lane = real(*at)
         # By the heartbeat's thread, which finds nothing of it in flight.
-        assert pod.claimer.retire([ORIGIN]) == []
+        assert pod.claimer.stop_claiming([ORIGIN]) == []
         return lane
 
     monkeypatch.setattr(pod.claimer, "_open_lane", open_lane)

@@ -6,8 +6,9 @@ import psycopg
 import pytest
 
 from jobs_lib.errors import FencedError
-from jobs_lib.executor.courier import Courier
-from jobs_lib.jobs.model import Discard, Result, RetryAfter
+from jobs_lib.executor.lane import Result
+from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.jobs.job import Discard, RetryAfter
 from tests.races.conftest import ORIGIN, run
 from tests.races.test_interleavings import effect
 
@@ -19,14 +20,14 @@ ELSEWHERE = 1
 def pod(scene):
     """A pod that knows which server it asks."""
     pod = scene.pod()
-    pod.dispatcher._recover(pod.courier)
-    pod.take(ORIGIN)
+    pod.dispatcher._recover(pod.round_trip)
+    pod.take_over(ORIGIN)
     return pod
 
 
 def reconnect(pod) -> None:
     """What a dispatcher does with a new connection."""
-    pod.dispatcher._recover(pod.courier)
+    pod.dispatcher._recover(pod.round_trip)
 
 
 def lose(scene, *jobs: int) -> None:
@@ -155,13 +156,13 @@ def test_behind_pgbouncer_another_server_refuses_all_until_the_pod_has_noticed(
 ):
     job = scene.enqueue()
     queries = scene.database.queries
-    bouncing = Courier(scene.connect(), queries, prepare=False)
+    bouncing = RoundTrip(scene.connect(), queries, prepare=False)
     bouncing.server = ELSEWHERE
     pod.claimer.windows.hint(ORIGIN)
     with pytest.raises(psycopg.DataError, match="another server, started at"):
         pod.dispatcher._round(bouncing)
     assert scene.admin.execute("select from jobs_lib.claims").fetchall() == []
-    pod.courier = Courier(scene.connect(), queries, prepare=False)
+    pod.round_trip = RoundTrip(scene.connect(), queries, prepare=False)
     reconnect(pod)
     pod.rounds()
     assert pod.start().id == job
@@ -171,14 +172,16 @@ def test_behind_pgbouncer_each_transaction_asks_for_its_server(scene, pod):
     scene.enqueue()
     pod.rounds()
     running = pod.start()
-    pod._lender._keeps_server = False
+    pod._connections._keeps_server = False
     connection = pod.begin(running)
     assert connection.server == running.lane.server
     connection.server = ELSEWHERE
     assert pod.commit(running) is not None
-    asking = pod._lender.opening(connection, running)
+    asking = pod._connections.opening(connection, running)
     running.lane.server = 0
-    assert asking.startswith(pod._lender.opening(connection, running) + b"; select")
+    assert asking.startswith(
+        pod._connections.opening(connection, running) + b"; select"
+    )
 
 
 @pytest.mark.expects("jobs.fenced")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.service.limits import ProcessLimits
+from jobs_lib.service.supervisor import FAILED
 from jobs_lib.settings import load_settings
-from jobs_lib.supervisor import FAILED
-from jobs_lib.wear import Wear
 from tests.support.apps import QUICK, heard, make_app
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 # The first child has something to complain of, the second one runs.
 FAILING = """
 import sys
-from jobs_lib.supervisor import Supervisor
+from jobs_lib.service.supervisor import Supervisor
 
 child = '''
 import os, signal, sys
-from jobs_lib.supervisor import FAILED, end_while_loading, read_share, stop_with_parent
+from jobs_lib.service.supervisor import FAILED, end_while_loading
+from jobs_lib.service.supervisor import read_share, stop_with_parent
 
 stop_with_parent(lambda: os._exit(1))
 if read_share()[0] == 1:
@@ -38,11 +39,11 @@ sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
 # The signal comes when the first child runs, and before the parent knows of it.
 STARTING = """
 import os, signal, subprocess, sys
-from jobs_lib.supervisor import Supervisor
+from jobs_lib.service.supervisor import Supervisor
 
 child = '''
 import os, signal
-from jobs_lib.supervisor import end_while_loading, read_share, stop_with_parent
+from jobs_lib.service.supervisor import end_while_loading, read_share, stop_with_parent
 
 stop_with_parent(lambda: os._exit(1))
 end_while_loading()
@@ -61,11 +62,11 @@ sys.exit(Supervisor([sys.executable, "-c", child], 3).run())
 # One child ends in order, the other one is killed before it has.
 KILLED = """
 import sys
-from jobs_lib.supervisor import Supervisor
+from jobs_lib.service.supervisor import Supervisor
 
 child = '''
 import os, signal
-from jobs_lib.supervisor import end_while_loading, read_share, stop_with_parent
+from jobs_lib.service.supervisor import end_while_loading, read_share, stop_with_parent
 
 stop_with_parent(lambda: os._exit(1))
 end_while_loading()
@@ -302,7 +303,7 @@ def test_a_process_is_measured_and_compared_with_its_limits():
     cases += [({"max_jobs": 100}, True), ({"max_jobs": 101}, False)]
     with heard("process.measured") as measured:
         for limits, over in cases:
-            assert Wear(load_settings(**limits), lambda: 100).is_over() == over
+            assert ProcessLimits(load_settings(**limits), lambda: 100).is_over() == over
     assert len(measured) == len(cases)
     assert all(m["rss_mb"] > 10 and m["jobs"] == 100 for _, m in measured)
 

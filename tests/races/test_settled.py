@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib import Snooze
-from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.model import Outcome, Result, RetryAfter
+from jobs_lib.executor.lane import Outcome, Result
+from jobs_lib.executor.settling.completer import Completer
+from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
 pytestmark = pytest.mark.expects("fenced")
@@ -36,7 +37,7 @@ def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
     pod.finish(pod.start(), RetryAfter(3600))
     pod.start()
     pod.round()
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert scene.state(failed) == ("scheduled", 1, 0)
     assert scene.state(running) == ("available", 0, 1)
 
@@ -54,7 +55,7 @@ def test_a_job_that_was_found_again_in_flight_does_not_pay_either(scene):
     assert pod.start().id == running
     pod.finish(started, Snooze(3600))
     pod.round()
-    heir.take(ORIGIN)
+    heir.take_over(ORIGIN)
     assert scene.state(snoozed) == ("scheduled", 0, 0)
     assert scene.state(running) == ("available", 0, 1)
 
@@ -65,9 +66,11 @@ def test_a_group_goes_on_behind_a_job_that_may_have_crashed_its_process(scene):
     pod.round()
     pod.start()
     second = scene.enqueue(group="g")
-    sweeper = heir.dispatcher._survey._sweeper
-    sweeper.is_due = lambda: False  # as where the low mark has passed the second one
-    heir.take(ORIGIN)
+    late_commits = heir.dispatcher._poller._late_commits
+    late_commits.is_due = lambda: (
+        False
+    )  # as where the low mark has passed the second one
+    heir.take_over(ORIGIN)
     assert run(heir, 8) == [first, second]
 
 

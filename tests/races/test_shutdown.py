@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs_lib.stopping import describe_wait
-from jobs_lib.supervisor import CUT_OFF
+from jobs_lib.service.stopping import describe_wait
+from jobs_lib.service.supervisor import CUT_OFF
 from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:

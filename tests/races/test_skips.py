@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs_lib.jobs.model import RetryAfter
+from jobs_lib.jobs.job import RetryAfter
 from jobs_lib.operating import cancel
 from tests.races.conftest import ORIGIN, run
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def lock(scene, monkeypatch):
     """A connection that locks the origin as a cancel does, from `lock()` on."""
-    monkeypatch.setattr("jobs_lib.jobs.claim.SKIP_PAUSE", 0.0)
+    monkeypatch.setattr("jobs_lib.executor.claiming.claimer.SKIP_PAUSE", 0.0)
 
     def lock():
         holder = scene.begin()
@@ -35,7 +35,9 @@ def swept(monkeypatch):
     """From `swept()` on no sweep finds by chance what a claim has forgotten."""
 
     def stop(pod):
-        monkeypatch.setattr(pod.dispatcher._survey._sweeper, "is_due", lambda: False)
+        monkeypatch.setattr(
+            pod.dispatcher._poller._late_commits, "is_due", lambda: False
+        )
 
     return stop
 
@@ -76,7 +78,7 @@ def test_a_new_job_is_asked_for_again(scene, lock, swept, plain):
     assert pod.startable == []
     holder.rollback()
     # And no look is needed for that, which would tell that there is something.
-    pod.dispatcher._survey.prepare = lambda **_: []
+    pod.dispatcher._poller.prepare = lambda **_: []
     assert run(pod) == [job]
 
 
@@ -84,14 +86,14 @@ def test_a_plain_claim_that_skips_asks_again(scene, lock):
     pod = scene.pod(ORIGIN)
     job = scene.enqueue()
     holder = lock()
-    position = pod.claimer.positions[ORIGIN]
-    position.deep = position.plain = True
+    cursor = pod.claimer.cursors[ORIGIN]
+    cursor.may_have_more = cursor.all_plain = True
     name, parameters = pod.claimer.prepare(4)
     assert name == "claim_plain"
     (row,) = scene.send(scene.connect(), name, parameters)
     assert row[0] == 5
     pod.claimer.read([row])
-    assert position.deep
+    assert cursor.may_have_more
     assert pod.claimer.was_skipped
     holder.rollback()
     assert run(pod) == [job]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs_lib.jobs.suspects import Suspects
+from jobs_lib.executor.claiming.suspects import Suspects
 from tests.operating.helpers import add_job
 from tests.races.conftest import ORIGIN, run
 from tests.support.apps import HOME, executing, make_app
@@ -148,7 +148,7 @@ def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):
     running, suspect = scene.enqueue(), scene.enqueue()
     crash(scene, 2, suspect)
     pod = scene.pod(ORIGIN)
-    pod.claimer.retire([ORIGIN])
+    pod.claimer.stop_claiming([ORIGIN])
     pod.claimer._suspects.add(suspect, ORIGIN)
     assert run(pod) == []
     assert scene.state(running) == ("available", 0, 0)
@@ -168,7 +168,7 @@ def test_a_suspect_that_has_ended_keeps_no_other_back_while_nothing_is_claimed(s
     alone = threading.Lock()
     pod = scene.pod()
     pod.claimer._suspects = Suspects(alone)
-    pod.take(ORIGIN)
+    pod.take_over(ORIGIN)
     pod.rounds()
     suspect = pod.start()
     assert suspect.id == job

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jobs_lib import App
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.model import Job, Lane
+from jobs_lib.executor.lane import Finished, Lane
 from jobs_lib.outbox.entity import Entity
+from tests.support.claimed import make_claimed
 
 if TYPE_CHECKING:
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
 
 INSTALLATION = uuid.uuid4()
 
@@ -60,17 +59,7 @@ def make_job(database: Database, **values):
         with database.connect("test job") as connection, connection.transaction():
             yield connection
 
-    return Job(
-        lane=Lane("local/0", 1, None, 1, INSTALLATION, Ended()),
-        id=values.get("id", 1),
-        type="jobs_lib.reexport",
-        group=None,
-        attempt=1,
-        crashes=0,
-        priority=0,
-        payload="{}",
-        run_at=None,
-        enqueued=time.time(),
-        headers=None,
-        lend=lend,  # type: ignore[arg-type]
-    )
+    lane = Lane("local/0", 1, None, 1, INSTALLATION, Finished())
+    job = make_claimed(lane, values.get("id", 1))
+    job.lend = lend  # type: ignore[assignment]
+    return job

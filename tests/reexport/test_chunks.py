@@ -7,11 +7,11 @@ import re
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.db import load_queries
 from jobs_lib.errors import ReexportError
-from jobs_lib.jobs.model import Discard, Snooze
+from jobs_lib.jobs.job import Discard, Snooze
 from jobs_lib.operating import explain
 from jobs_lib.partitioner import choose_shard
+from jobs_lib.postgres.queries import load_queries
 from jobs_lib.reexport.chunks import ChunkExporter, allowed_rows, snooze_bound
 from tests.reexport.helpers import make_entity, make_job, make_table, query
 from tests.support.apps import executing, make_app
@@ -159,8 +159,8 @@ def test_the_rate_is_changed_while_it_runs(database, running):
 
 
 def test_an_entity_that_was_never_reexported_is_told_how(database):
-    with pytest.raises(ReexportError, match="reexport start crew"):
-        reexport.status(database, "crew")
+    with pytest.raises(ReexportError, match="reexport start workers"):
+        reexport.status(database, "workers")
 
 
 @pytest.mark.parametrize(

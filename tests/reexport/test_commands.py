@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from jobs_lib import reexport as api
 from jobs_lib.app import App
+from jobs_lib.cli.reexport import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.settings import Settings
-from spark_bridge.commands import reexport
 from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
 
 FLIGHTS = 336_776
@@ -112,5 +112,7 @@ def test_watch_tells_why_the_load_failed(database, run):
 
 
 def test_an_unknown_entity_is_named_with_the_known_ones(run):
-    with pytest.raises(ReexportError, match=r"no entity 'crew' \(declared: aircraft\)"):
-        run("status", "crew")
+    with pytest.raises(
+        ReexportError, match=r"no entity 'workers' \(declared: aircraft\)"
+    ):
+        run("status", "workers")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from jobs_lib import cli, masking
+from jobs_lib import masking
+from jobs_lib.cli.main import main
 from jobs_lib.settings import default_settings
 
 if __name__ == "__main__":
@@ -20,7 +21,7 @@ if __name__ == "__main__":
         code: object = 0
         try:
             # As the command does it, which ends its process.
-            cli.main()
+            main()
         except SystemExit as end:
             code = end.code
         print(f"{line}: exit {code or 0}", flush=True)

@@ -10,8 +10,8 @@ import pytest
 
 from jobs_lib import operating
 from jobs_lib.errors import AccessError
-from jobs_lib.service import Service
-from jobs_lib.topic_plan import apply_topics
+from jobs_lib.operating.topics import apply_topics
+from jobs_lib.service.service import Service
 from tests.security.helpers import CANARY, User
 from tests.support.apps import count, count_unsent, heard, running
 from tests.support.records import produce, read_topic

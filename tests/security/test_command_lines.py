@@ -11,8 +11,8 @@ import click
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from jobs_lib.cli import cli
-from jobs_lib.db import Database
+from jobs_lib.cli.main import cli
+from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from tests.security.helpers import CANARY, PASSWORDS
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import create_engine
 
-from jobs_lib.schema import migrate, upgrade
+from jobs_lib.postgres.migrate import migrate, upgrade
 from tests.support.apps import count, make_app
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease

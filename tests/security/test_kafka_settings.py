@@ -12,7 +12,7 @@ from jobs_lib import App
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.kafka import client
 from jobs_lib.kafka.configuration import OURS
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 from tests.security.helpers import CANARY
 

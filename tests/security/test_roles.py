@@ -14,9 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jobs_lib.capture import capture_changes
-from jobs_lib.cli import cli
-from jobs_lib.db import Database
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import (
     apply_grants,
@@ -31,7 +29,9 @@ from jobs_lib.operating import (
     show_job,
 )
 from jobs_lib.operating.listing import STATES
-from jobs_lib.schema import latest_version, migrate
+from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.migrate import latest_version, migrate
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import count, heard, make_app, running
 from tests.support.engines import sqlalchemy_url

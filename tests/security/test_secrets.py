@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from jobs_lib import Discard, masking, operating
-from jobs_lib.cli import cli
+from jobs_lib.cli.main import cli
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.masking import (
     describe,
@@ -26,7 +26,7 @@ from jobs_lib.masking import (
     mask,
     masked_url,
 )
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
 from tests import support
 from tests.security.helpers import CANARY, User

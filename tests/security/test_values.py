@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 import jobs_lib
 from jobs_lib import App, PayloadError, exponential, masking, operating, telemetry
-from jobs_lib.cli import main
+from jobs_lib.cli.main import main
 from jobs_lib.errors import JobsError, StoredPayloadError
 from jobs_lib.jobs.payload import Payload
 from jobs_lib.schemas.codec import JsonCodec, make_decoder
@@ -416,7 +416,7 @@ def test_no_object_shows_what_it_carries():
                 shown = {f.name for f in fields(one) if f.repr and f.type != "bool"}
                 assert shown.isdisjoint(CARRYING), one
                 seen.add(one.__name__)
-    assert {"Job", "Record", "Draft", "Sendable"} <= seen
+    assert {"Job", "Record", "Draft", "OutboxRecord"} <= seen
 
 
 @pytest.mark.guarantee("FS16")
@@ -602,7 +602,7 @@ def test_an_error_cannot_forge_a_line_of_a_commands_output(kind, capsys, monkeyp
     def fail(**options: Any) -> None:
         raise kind(forged)
 
-    monkeypatch.setattr("jobs_lib.cli.cli", fail)
+    monkeypatch.setattr("jobs_lib.cli.main.cli", fail)
     with pytest.raises(SystemExit):
         main()
     first, *more = capsys.readouterr().err.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from jobs_lib.db import Database
+from jobs_lib.postgres.database import Database
 from spark_bridge import start
 from tests.reexport.helpers import make_entity
 

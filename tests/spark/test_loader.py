@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.db import Database
+from jobs_lib.postgres.database import Database
 from spark_bridge import SparkEngine, start
 from spark_bridge.loader import RESULT, Target, load_with_spark, make_task
 from tests.reexport.helpers import loaded_keys, make_entity, make_table, query

@@ -15,7 +15,7 @@ from spark_bridge import open_session, session
 
 
 def test_importing_the_package_imports_nothing_of_spark():
-    text = "import sys, spark_bridge, spark_bridge.commands; print(*sys.modules)"
+    text = "import sys, spark_bridge, jobs_lib.cli.reexport; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True
     )

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from jobs_lib import App, telemetry
 from jobs_lib.executor import Executor
 from jobs_lib.ownership import Ownership, Process, Source, StaticSource
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 from tests.support.expectations import watch
 

@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from jobs_lib import telemetry
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jobs_lib import exponential, telemetry
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.jobs.transaction import Lender, Transaction
-from jobs_lib.service import Service
+from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
 
@@ -60,10 +60,10 @@ def watch(last: str) -> None:
     """Die at this step, be it a handler's or the library's."""
     _last.append(last)
     for name, step in (("__enter__", "borrow"), ("__aenter__", "borrow")):
-        before(Transaction, name, step)
+        before(OwnTransaction, name, step)
     for name, step in (("__exit__", "left"), ("__aexit__", "left")):
-        before(Transaction, name, step)
-    before(Lender, "completion", "completion")
+        before(OwnTransaction, name, step)
+    before(JobConnections, "completion", "completion")
     settled = Dispatcher._settled
 
     def settle(self: Any, *args: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jobs_lib import App
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:

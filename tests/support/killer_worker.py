@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jobs_lib import exponential
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
 

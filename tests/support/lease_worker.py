@@ -7,14 +7,15 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
 
 if TYPE_CHECKING:
     from jobs_lib import Job
+    from jobs_lib.executor.lane import ClaimedJob
 
 if __name__ == "__main__":
     url, pod, folder = sys.argv[1:]
@@ -25,7 +26,8 @@ if __name__ == "__main__":
 
     @app.job(group="group")
     def work(job: Job, group: str) -> None:
-        os.write(starts, f"{job.id} {job.lane.epoch} {pod}\n".encode())
+        epoch = cast("ClaimedJob", job).lane.epoch
+        os.write(starts, f"{job.id} {epoch} {pod}\n".encode())
         say(f"started {job.id}")
         while not may_end.exists():
             threading.Event().wait(0.01)

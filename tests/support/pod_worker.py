@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
-from jobs_lib import schema
+from jobs_lib.postgres import migrate as schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

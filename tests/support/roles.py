@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import psycopg
 from sqlalchemy.engine import make_url
 
-from jobs_lib.db import Database
 from jobs_lib.operating import apply_grants
+from jobs_lib.postgres.database import Database
 
 if TYPE_CHECKING:
     from jobs_lib.operating.grants import Kind

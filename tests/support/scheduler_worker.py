@@ -11,7 +11,7 @@ import time
 from datetime import datetime  # noqa: TC003 - the payload's schema
 
 from jobs_lib import Job  # noqa: TC001
-from jobs_lib.scheduler import Scheduler
+from jobs_lib.service.scheduler import Scheduler
 from tests.support.apps import make_app
 from tests.support.say import say
 

@@ -10,7 +10,7 @@ import psycopg
 
 from jobs_lib.devstack import PostgresServer
 from jobs_lib.devstack.process import as_account
-from jobs_lib.schema import migrate
+from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
 from jobs_lib.testing.databases import embedded_server
 from tests.support.proxy import Proxy

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID, uuid4
 
-from jobs_lib.executor.courier import Courier
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.pace import Pace
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.executor.pace import Pace
-from jobs_lib.jobs.claim import Claimer
-from jobs_lib.jobs.complete import Completer
-from jobs_lib.jobs.lease import Lease
-from jobs_lib.jobs.model import Job, Lane, Outcome
-from jobs_lib.jobs.role import EXECUTE
-from jobs_lib.jobs.run import Runner
-from jobs_lib.jobs.transaction import Lender, Transaction
+from jobs_lib.executor.lane import ClaimedJob, Lane, Outcome
+from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.executor.running.runner import Runner
+from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
+from jobs_lib.executor.settling.completer import Completer
+from jobs_lib.ownership.lease import Lease
 from jobs_lib.ownership.ownership import Ownership
+from jobs_lib.ownership.role import EXECUTE
 
 if TYPE_CHECKING:
     from collections import deque
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.db import Database
-    from jobs_lib.executor.courier import Answer, Statement
-    from jobs_lib.jobs.claim import Item
-    from jobs_lib.jobs.transaction import Borrow
+    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.round_trip import Answer, Statement
+    from jobs_lib.executor.running.transaction import Borrow
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.postgres.database import Database
 
 INSTALLATION = UUID(int=1)
 
@@ -38,24 +38,26 @@ def nothing() -> None:
     """What happens between two steps, unless said otherwise."""
 
 
-class HeldCourier(Courier):
+class HeldRoundTrip(RoundTrip):
     """Lets something happen before a round trip, and before its answer is read."""
 
     before: Callable[[], object] = staticmethod(nothing)
     after: Callable[[], object] = staticmethod(nothing)
 
     def exchange(
-        self, *batches: Sequence[Statement]
+        self,
+        *batches: Sequence[Statement],
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[list[Answer | None], psycopg.Error | None]:
         """The same, with something between."""
         self.before()
-        answer = super().exchange(*batches)
+        answer = super().exchange(*batches, meanwhile=meanwhile)
         self.after()
         return answer
 
 
 class Hands:
-    """In place of a crew: what was claimed lies here until the test starts it."""
+    """In place of workers: what was claimed lies here until the test starts it."""
 
     size = 4
     idle = 0
@@ -77,7 +79,7 @@ class Hands:
         taken, self.ready = self.ready, []
         return taken
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: ClaimedJob) -> None:
         """Nobody can stop a plain handler."""
 
 
@@ -104,10 +106,10 @@ class Pod:
         """
         self.id = uuid4()
         self.role = EXECUTE
-        self.running: list[Job] = []
-        self.open: dict[int, Transaction] = {}
+        self.running: list[ClaimedJob] = []
+        self.open: dict[int, OwnTransaction] = {}
         """Transactions of running jobs, by job."""
-        self.open_late: dict[Job, Transaction] = {}
+        self.open_late: dict[ClaimedJob, OwnTransaction] = {}
         """Those of attempts whose time is over."""
         self._begun: list[Lane] = []
         self._database = database
@@ -116,10 +118,12 @@ class Pod:
         self.lease = Lease()
         self.sees_others = True
         self.claimer = Claimer(self.id, INSTALLATION, types, lease=lambda: self.lease)
-        self.courier = HeldCourier(connection, database.queries, prepare=True)
-        lender = Lender(types, database.queries, self.id, lend or self._lend)
-        self.runner = Runner(types, lender)
-        self._lender = lender
+        self.round_trip = HeldRoundTrip(connection, database.queries, prepare=True)
+        connections = JobConnections(
+            types, database.queries, self.id, lend or self._lend
+        )
+        self.runner = Runner(types, connections)
+        self._connections = connections
         self.dispatcher = Dispatcher(
             database,
             self.claimer,
@@ -154,7 +158,7 @@ class Pod:
 
     # What it owns
 
-    def take(self, *origins: str) -> None:
+    def take_over(self, *origins: str) -> None:
         """Take origins over, from the living, too."""
         self._ownership._take(self._connection, frozenset(origins))
         self.round()
@@ -166,9 +170,9 @@ class Pod:
     def took(self, origins: Iterable[str]) -> None:
         """As a source of origins: well."""
 
-    def acquire(self, origins: Mapping[str, int]) -> None:
+    def take(self, origins: Mapping[str, int]) -> None:
         """As the holder of origins."""
-        self.dispatcher.acquire(origins)
+        self.dispatcher.take(origins)
 
     def leave(self, *origins: str, hurried: bool = False) -> None:
         """Give origins back: what runs is waited for, unless hurried.
@@ -179,7 +183,7 @@ class Pod:
         self.dispatcher.release(frozenset(origins), deadline)
         for _ in range(5):
             self.round()
-            if not set(origins) & self.claimer.positions.keys():
+            if not set(origins) & self.claimer.cursors.keys():
                 break
         else:
             raise AssertionError(f"{origins} were not given back")
@@ -201,18 +205,18 @@ class Pod:
             before: happens when the statements have been made, and not sent.
             after: happens when they have been answered, and the answer not been read.
         """
-        survey = self.dispatcher._survey
-        survey._next_at = survey._due_at = survey._sweeper._next_at = 0.0
+        poller = self.dispatcher._poller
+        poller._next_at = poller._due_at = poller._late_commits._next_at = 0.0
         # The low marks rise as soon as they may: nothing is found by chance.
-        marks = survey._sweeper._marks
+        marks = poller._late_commits._marks
         marks.extend([(at - 10, *rest) for at, *rest in _taken(marks)])
-        self.courier.before, self.courier.after = before, after
-        for position in self.claimer.positions.values():
-            position.plain = False  # the whole claim at once, not after a short one
+        self.round_trip.before, self.round_trip.after = before, after
+        for position in self.claimer.cursors.values():
+            position.all_plain = False  # the whole claim at once, not after a short one
         try:
-            self.dispatcher._round(self.courier)
+            self.dispatcher._round(self.round_trip)
         finally:
-            self.courier.before = self.courier.after = nothing
+            self.round_trip.before = self.round_trip.after = nothing
 
     def rounds(self, count: int = 3) -> None:
         """Some rounds: what the first finds, the next one claims."""
@@ -226,18 +230,18 @@ class Pod:
         """Jobs and lanes of which something may be started."""
         return [*self._begun, *self.hands.ready]
 
-    def start(self, at: int = 0) -> Job | None:
+    def start(self, at: int = 0) -> ClaimedJob | None:
         """Start a job; None where it must not start any more."""
         item = self.startable[at]
         if at < len(self._begun):
             self._begun.pop(at)
         else:
             self.hands.ready.pop(at - len(self._begun))
-        lane = item.lane if isinstance(item, Job) else item
-        if isinstance(item, Job):
+        lane = item.lane if isinstance(item, ClaimedJob) else item
+        if isinstance(item, ClaimedJob):
             job = item
         elif item.dropped or not item.jobs:
-            item.ended.add_lane(item)
+            item.finished.add_lane(item)
             return None
         else:
             job = item.jobs.popleft()
@@ -245,19 +249,19 @@ class Pod:
             return None
         job.started = True
         if lane.is_over():
-            lane.ended.drop(job)
+            lane.finished.drop(job)
             if job.group is not None:
                 lane.failed = True
-                lane.ended.add_lane(lane)
+                lane.finished.add_lane(lane)
             return None
         if job.cancel_requested:
             self._end(job, self.runner.cancelled(job))
             return None
-        job.lend = self._lender.lend
+        job.lend = self._connections.lend
         self.running.append(job)
         return job
 
-    def start_all(self) -> list[Job]:
+    def start_all(self) -> list[ClaimedJob]:
         """Start whatever can be started."""
         started = []
         while self.startable:
@@ -265,7 +269,9 @@ class Pod:
                 started.append(job)
         return started
 
-    def finish(self, job: Job, error: BaseException | None = None) -> Outcome | None:
+    def finish(
+        self, job: ClaimedJob, error: BaseException | None = None
+    ) -> Outcome | None:
         """The job's handler returns, or raises the error."""
         self.running.remove(job)
         outcome = None if error is None else self.runner._explain(job, error)
@@ -273,36 +279,36 @@ class Pod:
         self._end(job, outcome)
         return outcome
 
-    def time_out(self, job: Job) -> None:
+    def time_out(self, job: ClaimedJob) -> None:
         """The job's time is over; its handler runs on."""
         job.timed_out = True
         self.running.remove(job)
         if transaction := self.open.pop(job.id, None):
             self.open_late[job] = transaction
         lane = job.lane
-        lane.ended.add(job, self.runner.time_out(job))
+        lane.finished.add(job, self.runner.time_out(job))
         if job.group is not None:
             lane.failed = True
-            lane.ended.add_lane(lane)
+            lane.finished.add_lane(lane)
 
-    def _end(self, job: Job, outcome: Outcome | None) -> None:
+    def _end(self, job: ClaimedJob, outcome: Outcome | None) -> None:
         lane = job.lane
-        going = lane.ended.add(job, outcome)
+        going = lane.finished.add(job, outcome)
         if job.group is None:
             return
         if not going:
             lane.failed = True
         if lane.failed or lane.dropped or not lane.jobs:
-            lane.ended.add_lane(lane)
+            lane.finished.add_lane(lane)
         else:
             self._begun.append(lane)
 
-    def begin(self, job: Job) -> psycopg.Connection[Any]:
+    def begin(self, job: ClaimedJob) -> psycopg.Connection[Any]:
         """The handler opens the job's own transaction."""
-        self.open[job.id] = transaction = job.transaction()
+        self.open[job.id] = transaction = cast("OwnTransaction", job.transaction())
         return transaction.__enter__()
 
-    def commit(self, job: Job) -> Outcome | None:
+    def commit(self, job: ClaimedJob) -> Outcome | None:
         """The handler leaves the transaction, and returns."""
         try:
             self.open.pop(job.id).__exit__(None, None, None)
@@ -310,7 +316,7 @@ class Pod:
             return self.finish(job, error)
         return self.finish(job)
 
-    def abandon(self, job: Job) -> None:
+    def abandon(self, job: ClaimedJob) -> None:
         """Nothing more is heard of the job: its process is dead."""
         self.running.remove(job)
         if transaction := self.open.pop(job.id, None):
@@ -327,5 +333,5 @@ def _taken(marks: deque[Any]) -> Iterator[Any]:
         yield marks.popleft()
 
 
-def _break(transaction: Transaction) -> None:
+def _break(transaction: OwnTransaction) -> None:
     transaction.__exit__(RuntimeError, RuntimeError("the process is dead"), None)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import exponential, telemetry
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import fastavro
 import pytest
 
 from jobs_lib import App, PayloadError
-from jobs_lib.json_limits import MOST_LEVELS
 from jobs_lib.schemas.avro import parse_schema
 from jobs_lib.schemas.avro_limits import (
     MOST_DECIMAL,
@@ -21,6 +20,7 @@ from jobs_lib.schemas.avro_limits import (
     check_limits,
 )
 from jobs_lib.schemas.codec import make_decoder
+from jobs_lib.schemas.json_limits import MOST_LEVELS
 from jobs_lib.settings import load_settings
 from tests.unit.test_avro import FIELDS, FLIGHT, record
 

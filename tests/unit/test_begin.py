@@ -11,14 +11,14 @@ from uuid import UUID
 import pytest
 
 from jobs_lib import Item, Rate
-from jobs_lib.db import load_queries
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.lease import Lease
-from jobs_lib.jobs.model import Job, Lane, Outcome, Result
-from jobs_lib.jobs.rate import Throttle
-from jobs_lib.jobs.run import Runner
-from jobs_lib.jobs.transaction import Lender
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane, Outcome, Result
+from jobs_lib.executor.running.runner import Runner
+from jobs_lib.executor.running.throttle import Throttle
+from jobs_lib.executor.running.transaction import JobConnections
+from jobs_lib.ownership.lease import Lease
+from jobs_lib.postgres.queries import load_queries
 from tests.support.apps import make_app
+from tests.support.claimed import make_claimed
 
 QUERIES = load_queries("jobs_lib")
 
@@ -56,11 +56,11 @@ class Scene:
         self.server = Server()
         self.called: list[Any] = []
 
-    def run(self, *jobs: Job) -> list[Outcome | None]:
+    def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
         """What becomes of jobs of one type."""
         types = self.app.jobs
-        lender = Lender(types, QUERIES, UUID(int=1), self.server.lend)
-        runner = Runner(types, lender, throttle=Throttle(types, lender))
+        connections = JobConnections(types, QUERIES, UUID(int=1), self.server.lend)
+        runner = Runner(types, connections, throttle=Throttle(types, connections))
         job_type = types[jobs[0].type]
         if job_type.batch > 1:
             return runner.run_batch(jobs)
@@ -95,9 +95,9 @@ def scene():
     return Scene()
 
 
-def make_job(job_id: int, payload: str | None, group: str | None = None) -> Job:
-    lane = Lane("local/0", 1, group, job_id, UUID(int=1), Ended(), Lease())
-    return Job(lane, job_id, "work", group, 1, 0, 0, payload, None, 0.0, None)
+def make_job(job_id: int, payload: str | None, group: str | None = None) -> ClaimedJob:
+    lane = Lane("local/0", 1, group, job_id, UUID(int=1), Finished(), Lease())
+    return make_claimed(lane, job_id, payload)
 
 
 def results(outcomes: list[Outcome | None]) -> list[Result]:
@@ -153,7 +153,7 @@ def test_what_stands_behind_a_payload_that_cannot_be_read_waits_for_it(scene):
     scene.declare("batch")
     lane = make_job(2, None, "g").lane
     jobs = [
-        Job(lane, n, "work", "g", 1, 0, 0, payload, None, 0.0, None)
+        make_claimed(lane, n, payload)
         for n, payload in ((2, '{"other": 1}'), (3, '{"payload": 1}'))
     ]
     ends = scene.run(*jobs)

@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from jobs_lib.jobs.claim import Claimer
-from jobs_lib.jobs.model import Job, Lane
+from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.lane import Lane
+from tests.support.claimed import make_claimed
 
 ORIGIN, OTHER = "local/0", "local/1"
 
@@ -16,15 +17,15 @@ ORIGIN, OTHER = "local/0", "local/1"
 def claimer():
     """A claimer that owns one origin."""
     claimer = Claimer(UUID(int=1), UUID(int=2), {})
-    claimer.add({ORIGIN: 1})
+    claimer.take({ORIGIN: 1})
     return claimer
 
 
 def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
-    claimer.add({OTHER: 1})
+    claimer.take({OTHER: 1})
     claimer.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
     claimer.pause({"origin": frozenset([OTHER])})
-    claimer.positions[ORIGIN].seen = True
+    claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
     assert asked["extra_ids"] == "{3}"
 
@@ -33,17 +34,15 @@ def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
     claimer.extra = {3: ORIGIN}
     claimer.hurry({7: ORIGIN, 9: OTHER})
     assert claimer.prepare(1) is None
-    claimer.positions[ORIGIN].seen = True
+    claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
     assert asked["extra_ids"] == "{7}"
 
 
 def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
-    lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.ended)
-    claimer.take_back(
-        Job(lane, 7, "work", None, 1, 0, 0, "{}", None, 0.0, None, "(0,1)")
-    )
+    lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.finished)
+    claimer.take_back(make_claimed(lane, 7))
     assert claimer.extra == {}
-    claimer.flight.late[8] = OTHER
+    claimer.in_flight.late[8] = OTHER
     claimer.prepare(1)
     assert claimer.extra == {}

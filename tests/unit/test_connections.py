@@ -11,9 +11,9 @@ OPENS = re.compile(
     r"|create_(?:async_)?engine\("
 )
 KNOWN = {
-    "jobs_lib/db.py": "settles the isolation of each",
-    "jobs_lib/transaction.py": "the same, for the application's own pool",
-    "jobs_lib/schema.py": "migrations, whose engine names the isolation",
+    "jobs_lib/postgres/database.py": "settles the isolation of each",
+    "jobs_lib/callers/pools.py": "the same, for the application's own pool",
+    "jobs_lib/postgres/migrate.py": "migrations, whose engine names the isolation",
     "jobs_lib/testing/jobs.py": "the same as in db.py",
     "jobs_lib/testing/databases.py": "makes and drops databases",
     "jobs_lib/devstack/postgres.py": "makes roles and databases",

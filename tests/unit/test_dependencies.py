@@ -20,7 +20,7 @@ NAMES = {"opentelemetry": "opentelemetry-api"}
 EXTRAS = {
     "jobs_lib/schemas": {"avro"},
     "jobs_lib/jobs/context.py": {"otel"},
-    "jobs_lib/operating/metrics.py": {"metrics"},
+    "jobs_lib/service/metrics.py": {"metrics"},
     "jobs_lib/telemetry/metrics.py": {"metrics"},
     "jobs_lib/testing": {"testing"},
     "spark_bridge": {"spark"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.jobs.hints import EVERYWHERE, Hints
+from jobs_lib.postgres.hints import EVERYWHERE, Hints
 
 
 class Clock:

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from jobs_lib.errors import PayloadError
 from jobs_lib.jobs.payload import Payload
-from jobs_lib.json_limits import MOST_DIGITS, MOST_LEVELS, check_limits
 from jobs_lib.schemas.codec import BytesCodec, JsonCodec, show_json
+from jobs_lib.schemas.json_limits import MOST_DIGITS, MOST_LEVELS, check_limits
 
 MEGABYTE = 1_048_576
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from jobs_lib.jobs import last
-from jobs_lib.jobs.last import Piles
+from jobs_lib.executor.claiming import last_only as last
+from jobs_lib.executor.claiming.last_only import Superseding
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GROUP = ("local/1", "g")
@@ -20,36 +20,36 @@ def job(number: int, type_: str = "publish") -> Any:
 
 
 def test_a_pile_waits_since_its_oldest_even_if_that_is_superseded():
-    piles = Piles()
-    piles.keep(GROUP, "publish", 3, NOON)
-    assert GROUP in piles
-    assert piles.take(GROUP, job(3)) == NOON
-    assert GROUP not in piles
+    superseding = Superseding()
+    superseding.keep(GROUP, "publish", 3, NOON)
+    assert GROUP in superseding
+    assert superseding.take(GROUP, job(3)) == NOON
+    assert GROUP not in superseding
 
 
 def test_who_comes_after_the_one_that_was_waited_for_waits_since_its_own_enqueue():
-    piles = Piles()
-    piles.keep(GROUP, "publish", 3, NOON)
+    superseding = Superseding()
+    superseding.keep(GROUP, "publish", 3, NOON)
     # Job 3 was cancelled meanwhile.
-    assert piles.take(GROUP, job(4)) == job(4).enqueued_at
+    assert superseding.take(GROUP, job(4)) == job(4).enqueued_at
 
 
 def test_each_type_of_a_group_has_a_pile_of_its_own():
-    piles = Piles()
-    piles.keep(GROUP, "publish", 3, NOON)
-    piles.keep(GROUP, "index", 4, NOON + timedelta(seconds=1))
-    assert piles.take(GROUP, job(4, "index")) == NOON + timedelta(seconds=1)
-    assert GROUP in piles
-    assert piles.take(GROUP, job(3)) == NOON
-    assert GROUP not in piles
+    superseding = Superseding()
+    superseding.keep(GROUP, "publish", 3, NOON)
+    superseding.keep(GROUP, "index", 4, NOON + timedelta(seconds=1))
+    assert superseding.take(GROUP, job(4, "index")) == NOON + timedelta(seconds=1)
+    assert GROUP in superseding
+    assert superseding.take(GROUP, job(3)) == NOON
+    assert GROUP not in superseding
 
 
 def test_what_is_never_asked_for_again_does_not_stay_for_ever(monkeypatch):
     monkeypatch.setattr(last, "_MOST", 3)
-    piles = Piles()
+    superseding = Superseding()
     for n in range(10):
-        piles.keep(("local/1", f"g{n}"), "publish", n, NOON)
-    assert len(piles) == 3
-    assert ("local/1", "g9") in piles
-    piles.leave({"local/1"})
-    assert len(piles) == 0
+        superseding.keep(("local/1", f"g{n}"), "publish", n, NOON)
+    assert len(superseding) == 3
+    assert ("local/1", "g9") in superseding
+    superseding.release({"local/1"})
+    assert len(superseding) == 0

@@ -7,9 +7,9 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import TopicPartition
 
-from jobs_lib import liveness
 from jobs_lib.kafka.member import GroupMember
-from jobs_lib.liveness import Liveness, Pulse
+from jobs_lib.telemetry import liveness
+from jobs_lib.telemetry.liveness import Liveness, Pulse
 from tests.support.apps import heard, make_app
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from jobs_lib.backoff import Retry
 from jobs_lib.errors import UnavailableError
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.losses import Losses
-from jobs_lib.jobs.model import Job, Lane, Outcome, Result
-from jobs_lib.jobs.transaction import refuse_lost
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane, Outcome, Result
+from jobs_lib.executor.running.transaction import refuse_lost
+from jobs_lib.executor.settling.losses import Losses
+from tests.support.claimed import make_claimed
 
 
 class Type:
@@ -26,12 +26,12 @@ class Type:
 TYPES: Any = {"work": Type()}
 
 
-def make_job() -> Job:
-    lane = Lane("local/0", 1, None, 1, UUID(int=1), Ended())
-    return Job(lane, 7, "work", None, 1, 0, 0, "{}", None, 0.0, None)
+def make_job() -> ClaimedJob:
+    lane = Lane("local/0", 1, None, 1, UUID(int=1), Finished())
+    return make_claimed(lane, 7)
 
 
-def lose(losses: Losses, job: Job, *, connected_at: float) -> Result:
+def lose(losses: Losses, job: ClaimedJob, *, connected_at: float) -> Result:
     outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
     judged = losses.judge([outcome], connected_at)
     losses.note([], judged)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs_lib.memory import settle_memory
+from jobs_lib.service.memory import tune_memory
 
 
 @pytest.fixture
@@ -36,18 +36,18 @@ def told(monkeypatch):
 
 
 def test_what_has_started_is_not_looked_through_again(collector):
-    settle_memory()
+    tune_memory()
     assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold()[0] >= 20_000
 
 
 def test_freed_memory_is_not_kept_apart(collector, told):
     found = told(knows=True)
-    settle_memory()
+    tune_memory()
     # M_MXFAST of malloc.h.
     assert found == [(1, 0)]
 
 
 def test_a_library_without_such_a_setting_will_do(collector, told):
     assert told(knows=False) == []
-    settle_memory()
+    tune_memory()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs_lib.jobs.meter import BOUNDS, Histogram
+from jobs_lib.executor.meter import BOUNDS, Histogram
 
 SECONDS = st.lists(
     st.one_of(

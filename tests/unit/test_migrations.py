@@ -7,7 +7,7 @@ import re
 import pytest
 from alembic.script import ScriptDirectory
 
-from jobs_lib.schema import migrations_path
+from jobs_lib.postgres.migrate import migrations_path
 
 WRITTEN = {"jobs", "claims", "discarded", "history", "origins", "processes", "outbox"}
 """Tables that pods write to all the time."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("jobs_lib", "spark_bridge", "migrations")
-MAKES = {"Database", "jobs_lib.db.Database", "db.Database"}
+MAKES = {"Database", "jobs_lib.postgres.database.Database", "db.Database"}
 ALLOWED = {
     # A task of Spark has no settings, but what `Database.of` made in another process.
     "spark_bridge/loader.py",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.jobs import passed as module
-from jobs_lib.jobs.passed import Passed
+from jobs_lib.executor.claiming import passed as module
+from jobs_lib.executor.claiming.passed import Passed
 
 ORIGINS = {"local/0", "local/1"}
 
@@ -55,9 +55,9 @@ def test_values_of_origins_that_are_paused_are_taken_once_they_are_not(passed):
 
 
 def test_origins_that_are_given_away_take_theirs_along(passed):
-    passed.leave(["local/0"])
+    passed.release(["local/0"])
     assert len(passed) == 3
-    passed.leave(["local/1"])
+    passed.release(["local/1"])
     assert len(passed) == 0
     assert not passed.values
 

@@ -17,12 +17,11 @@ from sqlalchemy.exc import OperationalError
 
 from jobs_lib import App, Discard, Job
 from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.model import Job as RunningJob
-from jobs_lib.jobs.model import Lane
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.masking import describe
 from jobs_lib.reasons import find_reason
 from jobs_lib.telemetry import emit
+from tests.support.claimed import make_claimed
 
 FORMS = re.compile(r" object at 0x|UUID\(|datetime\.|Error\{|Job\(|'|\(\.\.\.\)")
 """How Python shows what a person would write otherwise."""
@@ -37,9 +36,11 @@ class Address:
     town: str
 
 
-def make_job() -> RunningJob:
-    lane = Lane("orders/3", 1, None, 1, UUID(int=1), Ended())
-    return RunningJob(lane, 7, "charge", None, 1, 0, 0, "{}", None, 0.0, None)
+def make_job() -> ClaimedJob:
+    lane = Lane("orders/3", 1, None, 1, UUID(int=1), Finished())
+    job = make_claimed(lane, 7)
+    job.type = "charge"
+    return job
 
 
 @pytest.mark.parametrize(

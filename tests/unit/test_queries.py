@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs_lib.db import load_queries
+from jobs_lib.postgres.queries import load_queries
 
 
 def test_the_queries_of_a_schema_are_made_once():

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.reach import Reach
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.settings import load_settings
 
 SILENCE = KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -53,7 +53,7 @@ def test_any_answer_counts(make_reach, answer):
 def test_to_send_nothing_is_no_answer(make_reach):
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
     reach = make_reach(0.0)
-    producers = Producers(settings, UUID(int=1), threading.Event(), reach)
+    producers = ShardProducers(settings, UUID(int=1), threading.Event(), reach)
     reach.failed(SILENCE)
     assert producers.send(0, [], lambda: None) == ([], [])
     assert reach.is_lost()

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.kafka.reach import Reach
-from jobs_lib.outbox.block import LIVE, PlainRows, Refusal, Sendable, others
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.block import LIVE, OutboxRecord, PlainRows, Refusal, others
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.settings import load_settings
 
 TOO_LARGE, MISSING = b"too large", "missing"
@@ -59,15 +59,17 @@ def client():
 def producers(client):
     """The producers of a relay, with that client alone."""
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
-    made = Producers(settings, UUID(int=1), threading.Event(), Reach(settings, 2.0))
+    made = ShardProducers(
+        settings, UUID(int=1), threading.Event(), Reach(settings, 2.0)
+    )
     made._made[0] = client
     return made
 
 
 def record(
     number: int, value: bytes = b"v", key: str | None = None, topic: str = "states"
-) -> Sendable:
-    return Sendable(topic, key, value, LIVE, number, b"", [], "noon")
+) -> OutboxRecord:
+    return OutboxRecord(topic, key, value, LIVE, number, b"", [], "noon")
 
 
 def confirm() -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from jobs_lib import App, Job
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.schedule import MOST_TICKS
+from jobs_lib.jobs.schedule import MOST_TICKS
 
 ZURICH = ZoneInfo("Europe/Zurich")
 MIDDAY = datetime(2025, 6, 2, 12, tzinfo=UTC)

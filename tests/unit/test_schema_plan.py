@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from jobs_lib import App, ConfigurationError
-from jobs_lib.cli import cli
-from jobs_lib.schema_plan import check_against, check_schemas, register_schemas
+from jobs_lib.cli.main import cli
+from jobs_lib.operating.schemas import check_against, check_schemas, register_schemas
 from jobs_lib.settings import load_settings
 from tests.support.registry import serving
 

@@ -17,7 +17,7 @@ ERROR = "OSError: the partner\nanswers HTTP 503 " + "and says no more " * 60 + "
 ID = 1_234_567_890_123
 ROWS = [(ID, "send_invoice", ERROR, None), (7, "send_mail", None, 1)]
 CODE = f"""
-from jobs_lib.terminal import show
+from jobs_lib.cli.terminal import show
 show(("id", "type", "error", "priority"), {ROWS!r}, False)
 """
 

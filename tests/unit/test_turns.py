@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from jobs_lib.executor.turn import Line, Turn
-from jobs_lib.executor.workers import ThreadWorkers
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.model import Job, Lane
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
+from jobs_lib.executor.limiting.turn import Line, Turn
+from jobs_lib.executor.running.threads import ThreadWorkers
+from tests.support.claimed import make_claimed
 
 
 @pytest.fixture
@@ -67,19 +67,19 @@ class Interrupted:
 
     has_batches = False
 
-    def run(self, job: Job) -> None:
+    def run(self, job: ClaimedJob) -> None:
         """The handler is interrupted."""
         raise KeyboardInterrupt
 
-    def fail(self, job: Job, error: BaseException) -> None:
+    def fail(self, job: ClaimedJob, error: BaseException) -> None:
         """The attempt has failed."""
 
 
 def test_a_turn_whose_thread_an_error_ends_is_over(line, ends):
     runner: Any = Interrupted()
     workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
-    lane = Lane("local/0", 1, None, 1, UUID(int=1), Ended())
-    job = Job(lane, 1, "work", None, 1, 0, 0, "{}", None, 0.0, None)
+    lane = Lane("local/0", 1, None, 1, UUID(int=1), Finished())
+    job = make_claimed(lane)
     line.waiting.append(job)
     with pytest.raises(KeyboardInterrupt):
         workers._run_turn(line.turn)

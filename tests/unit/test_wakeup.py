@@ -10,8 +10,8 @@ import threading
 import psycopg
 import pytest
 
-from jobs_lib.db import Database
-from jobs_lib.wakeup import Wakeup
+from jobs_lib.postgres.database import Database
+from jobs_lib.postgres.wakeup import Wakeup
 from tests.support.apps import heard
 
 

@@ -6,11 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from jobs_lib.jobs.ended import Ended
-from jobs_lib.jobs.flight import Flight
-from jobs_lib.jobs.floors import Floors
-from jobs_lib.jobs.model import Lane
-from jobs_lib.jobs.windows import Windows
+from jobs_lib.executor.claiming.group_starts import GroupStarts
+from jobs_lib.executor.claiming.in_flight import InFlight
+from jobs_lib.executor.claiming.windows import Windows
+from jobs_lib.executor.lane import Finished, Lane
 
 ORIGINS = ["local/0", "local/1"]
 
@@ -19,9 +18,9 @@ ORIGINS = ["local/0", "local/1"]
 def windows():
     """Windows of two origins, in which there may be something."""
     windows = Windows()
-    windows.add(dict.fromkeys(ORIGINS, 1))
-    for position in windows.positions.values():
-        position.seen = position.deep = True
+    windows.take(dict.fromkeys(ORIGINS, 1))
+    for position in windows.cursors.values():
+        position.seen = position.may_have_more = True
     return windows
 
 
@@ -33,16 +32,16 @@ def fill_in_vain(windows, origin: str) -> None:
 
 def jump(windows, found: list[int], furthest: int | None, count: int | None = None):
     """A jump that finds something; returns how far it might have gone, and what."""
-    asked = windows.prepare_jump(windows.positions, 10, [], Floors())
+    asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     limit = asked["limit"]
     row = (found, furthest, limit if count is None else count)
-    return limit, windows.read_jump(asked, row, Flight())
+    return limit, windows.read_jump(asked, row, InFlight())
 
 
 def test_a_stuck_origin_is_jumped_in_and_the_others_are_looked_at(windows):
     fill_in_vain(windows, ORIGINS[0])
-    assert windows.choose(windows.positions, 10) == ORIGINS[1:]
-    asked = windows.prepare_jump(windows.positions, 10, [], Floors())
+    assert windows.choose(windows.cursors, 10) == ORIGINS[1:]
+    asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     assert (asked["origin"], asked["cursor"], asked["limit"]) == (ORIGINS[0], 10, 640)
 
 
@@ -50,40 +49,40 @@ def test_where_there_is_much_windows_go_on_behind_it(windows):
     fill_in_vain(windows, ORIGINS[0])
     found = list(range(500, 510))
     assert jump(windows, found, 600) == (640, dict.fromkeys(found, ORIGINS[0]))
-    assert windows.positions[ORIGINS[0]].cursor == 509
-    assert sorted(windows.choose(windows.positions, 10)) == ORIGINS
+    assert windows.cursors[ORIGINS[0]].at == 509
+    assert sorted(windows.choose(windows.cursors, 10)) == ORIGINS
 
 
 def test_where_there_is_little_jumps_go_on_further_and_further_until_the_end(windows):
     fill_in_vain(windows, ORIGINS[0])
     assert jump(windows, [500], 10_000) == (640, {500: ORIGINS[0]})
-    assert windows.positions[ORIGINS[0]].cursor == 10_000
+    assert windows.cursors[ORIGINS[0]].at == 10_000
     assert jump(windows, [], 20_000) == (40_960, {})
     assert jump(windows, [30_001], 30_001, count=7) == (100_000, {30_001: ORIGINS[0]})
-    assert windows.positions[ORIGINS[0]].cursor == 30_001
-    assert windows.choose(windows.positions, 10) == ORIGINS[1:]
-    assert windows.prepare_jump(windows.positions, 10, [], Floors()) is None
+    assert windows.cursors[ORIGINS[0]].at == 30_001
+    assert windows.choose(windows.cursors, 10) == ORIGINS[1:]
+    assert windows.prepare_jump(windows.cursors, 10, [], GroupStarts()) is None
 
 
 def test_other_priorities_do_not_wait_for_a_jump(windows):
     windows.prioritized = True
     fill_in_vain(windows, ORIGINS[0])
-    deep = windows.choose(windows.positions, 10)
+    deep = windows.choose(windows.cursors, 10)
     assert sorted(deep) == ORIGINS
     asked = windows.prepare(deep, 10)
     assert ORIGINS[0] not in asked["window_origins"]
     assert ORIGINS[0] in asked["level_origins"]
     jump(windows, [], None, 0)
-    assert windows.positions[ORIGINS[0]].deep
+    assert windows.cursors[ORIGINS[0]].may_have_more
 
 
 def test_past_a_jump_lanes_reach_what_it_passed_over(windows):
     windows.prioritized = True
-    flight = Flight()
+    flight = InFlight()
     busy = ("local/0", "g")
-    flight.lanes[busy] = lane = Lane("local/0", 1, "g", 1, UUID(int=1), Ended())
+    flight.lanes[busy] = lane = Lane("local/0", 1, "g", 1, UUID(int=1), Finished())
     fill_in_vain(windows, ORIGINS[0])
-    asked = windows.prepare_jump(windows.positions, 10, [busy], Floors())
+    asked = windows.prepare_jump(windows.cursors, 10, [busy], GroupStarts())
     windows.read_jump(asked, ([500], 600, 640), flight)
-    assert windows.positions[ORIGINS[0]].cursor == 499
+    assert windows.cursors[ORIGINS[0]].at == 499
     assert lane.more

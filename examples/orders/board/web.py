@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, HTTPException, Response
 
-from jobs_lib import App, Record
-from jobs_lib.service import Service
+from jobs_lib import App, Record, Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,12 +10,12 @@ from jobs_lib.errors import JobsError, SchemaVersionError
 from jobs_lib.operating.checks import kafka, outbox, server, tables, work
 from jobs_lib.operating.checks.finding import Finding, Limits, Look
 from jobs_lib.operating.session import bounded
-from jobs_lib.schema import latest_version
+from jobs_lib.postgres.migrate import latest_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
 __all__ = ["CHECKS", "Finding", "Limits", "check"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.db import Database
+    from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
 Level = Literal["ok", "warn", "error"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs_lib.db import quote
 from jobs_lib.operating.checks.finding import Finding
+from jobs_lib.postgres.values import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

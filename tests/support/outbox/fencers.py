@@ -15,8 +15,8 @@ from uuid import UUID
 from confluent_kafka import KafkaException
 
 from jobs_lib.kafka.reach import Reach
-from jobs_lib.outbox.block import LIVE, Sendable
-from jobs_lib.outbox.producers import Producers
+from jobs_lib.outbox.block import LIVE, OutboxRecord
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.settings import load_settings
 from tests.support.say import say
 
@@ -24,7 +24,7 @@ _SHARDS = 16
 _SENDERS = 3
 
 
-def fence(producers: Producers, topics: list[str], chance: random.Random) -> None:
+def fence(producers: ShardProducers, topics: list[str], chance: random.Random) -> None:
     """Take some shards over, and send a block of each."""
     shards = {chance.randrange(_SHARDS) for _ in range(3)}
     producers.keep(shards | {s for s in producers.shards if chance.random() < 0.7})
@@ -33,7 +33,7 @@ def fence(producers: Producers, topics: list[str], chance: random.Random) -> Non
     for shard in producers.shards:
         # To several partitions at once: each may be refused by itself.
         records = [
-            Sendable(
+            OutboxRecord(
                 chance.choice(topics),
                 f"k{n}",
                 b"x" * 100,
@@ -60,7 +60,7 @@ def main() -> None:
     def run(number: int) -> None:
         stopping = threading.Event()
         reach = Reach(settings, 2.0)
-        producers = Producers(settings, UUID(int=1), stopping, reach)
+        producers = ShardProducers(settings, UUID(int=1), stopping, reach)
         chance = random.Random(f"{os.getpid()} {number}")
         while time.monotonic() < until:
             fence(producers, topics.split(","), chance)

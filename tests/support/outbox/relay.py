@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 
 from jobs_lib import telemetry
 from jobs_lib.kafka import client
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.service import Service
+from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.dying_worker import die, watch
 

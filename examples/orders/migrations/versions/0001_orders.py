@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from jobs_lib.schema import upgrade as upgrade_jobs_lib
+from jobs_lib import upgrade as upgrade_jobs_lib
 
 revision = "0001"
 down_revision = None

@@ -1,0 +1,263 @@
+"""Transactions for callers who have nothing else to commit, on pooled connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+from collections import deque
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.rows import Row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+
+from jobs_lib.errors import UnavailableError
+from jobs_lib.masking import masked_url
+from jobs_lib.postgres.database import (
+    connection_options,
+    settle_isolation,
+    settle_isolation_async,
+)
+from jobs_lib.reasons import POOLER, find_reason, hints_at_pooler
+from jobs_lib.settings import require_database_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+
+    from jobs_lib.settings import Settings
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+    AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+_WAIT = 30.0
+"""Seconds that a caller waits for a connection."""
+
+
+class Pools:
+    """The pools of an application, one for each process and event loop."""
+
+    def __init__(self, settings: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._failures: deque[str] = deque(maxlen=1)
+        """Why the last try to connect has failed; empty when it has not."""
+        self._pool: tuple[int, ConnectionPool[Connection]] | None = None
+        self._async_pools: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]
+        ] = WeakKeyDictionary()
+
+    def transaction(self) -> PooledTransaction:
+        """A transaction that commits at the end of its block."""
+        return PooledTransaction(self)
+
+    @contextmanager
+    def alone(self) -> Iterator[Connection]:
+        """A connection in autocommit mode."""
+        pool = self.pool()
+        try:
+            connection = pool.getconn()
+        except PoolTimeout:
+            raise self.unavailable() from None
+        try:
+            # It stays in that mode until it is used for a transaction.
+            if not connection.autocommit:
+                connection.autocommit = True
+            yield connection
+        finally:
+            pool.putconn(connection)
+
+    def pool(self) -> ConnectionPool[Connection]:
+        """The pool of this process: a fork does not use its parent's."""
+        found = self._pool
+        if found is None or found[0] != os.getpid():
+            with self._lock:
+                found = self._pool
+                if found is None or found[0] != os.getpid():
+                    found = self._pool = (os.getpid(), self._open())
+        return found[1]
+
+    async def async_pool(self) -> AsyncConnectionPool[AsyncConnection]:
+        """The pool of the running event loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._async_pools.get(loop)
+        if pool is None:
+            settings = self._settings()
+            pool = self._async_pools[loop] = AsyncConnectionPool(
+                require_database_url(settings),
+                min_size=0,
+                max_size=settings.transactions,
+                timeout=_WAIT,
+                connection_class=_AsyncPooled,
+                kwargs=self._options(settings),
+                configure=partial(settle_isolation_async, stays=not settings.pgbouncer),
+                check=_check_async,
+                open=False,
+            )
+            await pool.open()
+        return pool
+
+    def close(self) -> None:
+        """Close this process's pool; it opens again when it is used."""
+        with self._lock:
+            found, self._pool = self._pool, None
+        if found is not None and found[0] == os.getpid():
+            found[1].close()
+
+    async def aclose(self) -> None:
+        """Close the pool of the running event loop."""
+        pool = self._async_pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.close()
+
+    def unavailable(self) -> UnavailableError:
+        """What a person can act on instead of the pool's error."""
+        settings = self._settings()
+        if self._failures:
+            why = (
+                f"{self._failures[-1]}. Is it running, and is JOBS_LIB_DATABASE_URL "
+                "right?"
+            )
+        else:
+            why = (
+                f"are {settings.transactions} transactions at once enough "
+                "(JOBS_LIB_TRANSACTIONS)?"
+            )
+        return UnavailableError(
+            f"no connection to the database at {masked_url(settings.database_url)} was "
+            f"free within {_WAIT:g} s: {why}"
+        )
+
+    def _open(self) -> ConnectionPool[Connection]:
+        settings = self._settings()
+        return ConnectionPool(
+            require_database_url(settings),
+            min_size=0,
+            max_size=settings.transactions,
+            timeout=_WAIT,
+            connection_class=_Pooled,
+            kwargs=self._options(settings),
+            configure=partial(settle_isolation, stays=not settings.pgbouncer),
+            check=_check,
+            open=True,
+        )
+
+    def _options(self, settings: Settings) -> dict[str, Any]:
+        return {
+            "failures": self._failures,
+            **connection_options(
+                "transaction",
+                settings.database_timeout,
+                prepares=not settings.pgbouncer,
+            ),
+        }
+
+
+class _Pooled(psycopg.Connection[Row]):
+    """Notes why a try to connect fails: a pool only tells that the time is up."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Connect, and note in ``failures`` why that fails."""
+        with _noting(options.pop("failures")):
+            return super().connect(conninfo, **options)
+
+
+class _AsyncPooled(psycopg.AsyncConnection[Row]):
+    """The same on an event loop."""
+
+    @classmethod
+    async def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Connect, and note in ``failures`` why that fails."""
+        with _noting(options.pop("failures")):
+            return await super().connect(conninfo, **options)
+
+
+@contextmanager
+def _noting(failures: deque[str]) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        failures.append(find_reason(error))
+        raise
+    failures.clear()
+
+
+class PooledTransaction:
+    """Gives a connection in a transaction: by ``with``, or by ``async with``.
+
+    It is committed at the end of the block, and rolled back by an error.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._given: AbstractContextManager[Connection] | None = None
+        self._given_async: AbstractAsyncContextManager[AsyncConnection] | None = None
+
+    def __enter__(self) -> Connection:
+        self._given = self._pools.pool().connection()
+        try:
+            connection = self._given.__enter__()
+        except PoolTimeout:
+            raise self._pools.unavailable() from None
+        if connection.autocommit:
+            connection.autocommit = False
+        return connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._given is not None
+        _note_pooler(error)
+        return self._given.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> AsyncConnection:
+        self._given_async = (await self._pools.async_pool()).connection()
+        try:
+            return await self._given_async.__aenter__()
+        except PoolTimeout:
+            raise self._pools.unavailable() from None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._given_async is not None
+        _note_pooler(error)
+        return await self._given_async.__aexit__(kind, error, traceback)
+
+
+def _note_pooler(error: BaseException | None) -> None:
+    """Add the way out to an error of the caller's own statement behind a pooler."""
+    if isinstance(error, psycopg.Error) and hints_at_pooler(error.sqlstate, str(error)):
+        error.add_note(POOLER)
+
+
+def _check(connection: psycopg.Connection[Any]) -> None:
+    if _hung_up(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _check_async(connection: psycopg.AsyncConnection[Any]) -> None:
+    if _hung_up(connection):
+        await AsyncConnectionPool.check_connection(connection)
+
+
+def _hung_up(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+) -> bool:
+    """Whether the server has said something on an idle connection: mostly good-bye."""
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))

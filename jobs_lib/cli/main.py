@@ -1,0 +1,234 @@
+"""The command ``jobs-lib``: parse, call one function, print."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from jobs_lib import __version__
+from jobs_lib.cli.options import app_argument, processes_option
+from jobs_lib.errors import JobsError
+from jobs_lib.masking import plain_lines, trace
+from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
+
+_RUNNING = {"run", "executor", "relay"}
+"""The commands in which the code of an application runs."""
+
+
+class LazyGroup(click.Group):
+    """Loads a command group's module when it is called: Spark is heavy to import."""
+
+    _modules = {
+        "check": "jobs_lib.cli.jobs",
+        "grants": "jobs_lib.cli.grants",
+        "jobs": "jobs_lib.cli.enqueue",
+        "owners": "jobs_lib.cli.jobs",
+        "outbox": "jobs_lib.cli.outbox",
+        "dev": "jobs_lib.cli.dev",
+        "reexport": "jobs_lib.cli.reexport",
+        "schemas": "jobs_lib.cli.schemas",
+        "topics": "jobs_lib.cli.topics",
+    }
+    texts = {
+        "check": "Look for what is set up wrong in the database, and in Kafka.",
+        "grants": "Print the SQL that grants a role what it needs, or run it.",
+        "jobs": "Look at jobs, and cancel, pause, retry or enqueue them.",
+        "owners": "Show who owns which origins, and what there is to do in each.",
+        "outbox": "Look at what is not in Kafka yet, and at what is held.",
+        "dev": "A real PostgreSQL and Kafka for this project, without Docker.",
+        "reexport": "Send the current states of an entity again, at a rate.",
+        "schemas": "The Avro schemas of a service's topics.",
+        "topics": "The topics of a service.",
+    }
+    """What the list of all commands says of those that are not loaded for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, the lazy ones included."""
+        return sorted({*super().list_commands(ctx), *self._modules})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command, imported if need be."""
+        if name in self._modules:
+            imported = __import__(self._modules[name], fromlist=[name])
+            command: click.Command = getattr(imported, name)
+            return command
+        return super().get_command(ctx, name)
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """List the commands, and load none of them for that."""
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        here = self.commands
+        rows = [
+            (name, self.texts.get(name) or here[name].get_short_help_str(limit))
+            for name in names
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="jobs-lib")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Log the start and the end of each job, too."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    envvar="JOBS_LIB_LOG_LEVEL",
+    help="Of all that is logged, by the application too.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    show_default=True,
+    envvar="JOBS_LIB_LOG_FORMAT",
+    help="A line of text for each record, or an object of JSON.",
+)
+@click.pass_context
+def cli(context: click.Context, verbose: bool, log_level: str, log_format: str) -> None:
+    """Jobs and a transactional outbox on PostgreSQL, for services that talk over Kafka.
+
+    Settings come from JOBS_LIB_* variables or jobs_lib.toml.
+    """
+    runs_app = context.invoked_subcommand in _RUNNING
+    set_up_logging(log_level, log_format, verbose=verbose, app=runs_app)
+
+
+@cli.command()
+@click.option(
+    "--copied-from",
+    metavar="ENVIRONMENT",
+    default="",
+    help="The database is a copy of that environment's: make it this one's, and forget "
+    "the jobs and records that wait in it.",
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 1_024),
+    help="Parts of the outbox, each with one relay at a time; fixed when the tables "
+    "are installed. Defaults to 16.",
+)
+@click.option(
+    "--sql", "as_sql", is_flag=True, help="Print the SQL instead, and ask no database."
+)
+@click.option(
+    "--since",
+    metavar="VERSION",
+    help="With --sql: the version that the tables have. By default there are none.",
+)
+def migrate(
+    copied_from: str, shards: int | None, as_sql: bool, since: str | None
+) -> None:
+    """Install or upgrade the tables."""
+    from jobs_lib.postgres.migrate import choose_url, write_sql
+    from jobs_lib.postgres.migrate import migrate as upgrade
+    from jobs_lib.settings import default_settings
+
+    settings = default_settings()
+    if as_sql:
+        if copied_from:
+            raise click.UsageError("--copied-from needs the database: leave --sql out")
+        text = write_sql(settings.schema_name, settings, since=since, shards=shards)
+        click.echo(text, nl=False)
+        return
+    if since is not None:
+        raise click.UsageError("--since needs --sql: a database knows its version")
+    version = upgrade(
+        choose_url(settings),
+        settings.schema_name,
+        settings,
+        copied_from=copied_from,
+        shards=shards,
+    )
+    click.echo(f"schema {settings.schema_name!r} has version {version}")
+
+
+@cli.command()
+@app_argument
+@click.option(
+    "--without",
+    type=click.Choice(["consumers", "executor", "relay"]),
+    multiple=True,
+    help="Leave a part to another process.",
+)
+def run(app: str, without: tuple[str, ...]) -> None:
+    """Run a service: its consumers, executor and relay."""
+    from jobs_lib.service.supervisor import end_while_loading
+
+    end_while_loading()
+    from jobs_lib.app import load_app
+    from jobs_lib.service.parts import PARTS, check_parts
+    from jobs_lib.service.service import Service
+
+    parts = [part for part in PARTS if part not in without]
+    loaded = load_app(app)
+    check_parts(loaded, parts)
+    sys.exit(Service(loaded, parts).run())
+
+
+@cli.command()
+@app_argument
+@processes_option
+def executor(app: str, processes: int) -> None:
+    """Run the executor as a sidecar of the service with the same pod name.
+
+    It runs the jobs of the partitions that the service beside it has, without joining
+    the service's consumer group. Give both the same JOBS_LIB_POD.
+    """
+    _run_part("executor", app, processes, sidecar=True)
+
+
+@cli.command()
+@app_argument
+@processes_option
+def relay(app: str, processes: int) -> None:
+    """Run only the relay of a service."""
+    _run_part("relay", app, processes)
+
+
+def _run_part(
+    part: str, app: str, processes: int, *, sidecar: bool = False
+) -> NoReturn:
+    """Run one part of a service, in this process or in several."""
+    from jobs_lib.service.supervisor import Supervisor, end_while_loading
+
+    end_while_loading()
+    from jobs_lib.app import load_app
+    from jobs_lib.service.parts import check_parts
+    from jobs_lib.service.service import Service
+
+    # Of several, too: an app that does not load, or has nothing to do, says so once.
+    loaded = load_app(app)
+    check_parts(loaded, [part])
+    if processes > 1:
+        command = [sys.executable, "-m", "jobs_lib.cli", *_log_options(), part, app]
+        sys.exit(Supervisor(command, processes).run())
+    sys.exit(Service(loaded, [part], sidecar=sidecar).run())
+
+
+def _log_options() -> list[str]:
+    """The options by which a child logs as its parent does."""
+    given = click.get_current_context().find_root().params
+    options = ["--log-level", given["log_level"], "--log-format", given["log_format"]]
+    return [*options, "--verbose"] if given["verbose"] else options
+
+
+def main() -> None:
+    """Run the command; an error of ours is one line and exit code 2."""
+    try:
+        cli(standalone_mode=True)
+    except JobsError as error:
+        click.echo(f"error: {plain_lines(str(error)).lstrip()}", err=True)
+        sys.exit(2)
+    except Exception as error:
+        # As Python itself would, but for what a driver's error may repeat.
+        click.echo(plain_lines(trace(error)), err=True)
+        sys.exit(1)

@@ -1,0 +1,99 @@
+"""The commands `jobs-lib topics …`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import astuple
+from typing import TYPE_CHECKING
+
+import click
+
+from jobs_lib.app import load_app
+from jobs_lib.cli.options import app_argument, wait_option
+from jobs_lib.cli.terminal import json_option, show
+
+if TYPE_CHECKING:
+    from jobs_lib.operating.topics import Change
+
+
+@click.group()
+def topics() -> None:
+    """The topics of a service."""
+
+
+@topics.command("plan")
+@app_argument
+@json_option
+def topics_plan(app: str, as_json: bool) -> None:
+    """Show what Kafka has not as the service declares it."""
+    from jobs_lib.operating.topics import plan_topics
+
+    _show_changes(plan_topics(load_app(app)), as_json)
+
+
+@topics.command("apply")
+@app_argument
+@json_option
+def topics_apply(app: str, as_json: bool) -> None:
+    """Create topics and set them as declared; never change their partitions.
+
+    Exits with 1 if a topic has another number of partitions than is declared.
+    """
+    from jobs_lib.operating.topics import apply_topics, explain_left
+
+    changes = apply_topics(load_app(app))
+    _show_changes(changes, as_json)
+    for line in explain_left(changes):
+        click.echo(f"not applied: {line}", err=True)
+    sys.exit(0 if all(change.applies for change in changes) else 1)
+
+
+@topics.command("check")
+@app_argument
+@json_option
+def topics_check(app: str, as_json: bool) -> None:
+    """Exit with 1 if Kafka has not all as the service declares it."""
+    from jobs_lib.operating.topics import plan_topics
+
+    changes = plan_topics(load_app(app))
+    _show_changes(changes, as_json)
+    sys.exit(1 if changes else 0)
+
+
+def _show_changes(changes: list[Change], as_json: bool) -> None:
+    columns = ("topic", "what", "found", "wanted", "applies")
+    show(columns, (astuple(change) for change in changes), as_json)
+
+
+@topics.command("declare")
+@app_argument
+@click.argument("topic")
+@click.option("--partitions", type=click.IntRange(1), help="Default: Kafka's.")
+@click.option(
+    "--home",
+    is_flag=True,
+    help="Groups get their origins from it, and their waiting jobs move there.",
+)
+@wait_option
+def topics_declare(
+    app: str, topic: str, partitions: int | None, home: bool, wait: float
+) -> None:
+    """Record how many partitions of TOPIC count for the origins of jobs."""
+    from jobs_lib.operating.home_topic import declare_topic
+
+    moved = declare_topic(
+        load_app(app), topic, home=home, move=True, partitions=partitions, wait=wait
+    )
+    click.echo(f"declared: {topic}" + (f"; {moved} jobs moved" if moved else ""))
+
+
+@topics.command("repartition")
+@app_argument
+@click.argument("partitions", type=click.IntRange(1))
+@wait_option
+def topics_repartition(app: str, partitions: int, wait: float) -> None:
+    """Let groups live in so many PARTITIONS of the home topic, and move their jobs."""
+    from jobs_lib.operating.home_topic import repartition
+
+    moved = repartition(load_app(app), partitions, wait=wait)
+    click.echo(f"groups live in {partitions} partitions now; {moved} jobs moved")

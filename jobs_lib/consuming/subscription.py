@@ -1,0 +1,172 @@
+"""What a consumer does with a block of records, as its decorator declares it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeVar
+
+from jobs_lib.consuming.record import Record, describe, make_record, read_headers
+from jobs_lib.errors import ConfigurationError, RecordError
+from jobs_lib.jobs.context import handling
+from jobs_lib.jobs.lazy import refuse_lazy
+from jobs_lib.naming import name_in_kafka
+from jobs_lib.reasons import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # Not before something connects: to declare needs neither of the two.
+    import psycopg
+    from confluent_kafka import Message
+
+    from jobs_lib.schemas.codec import Decoder
+    from jobs_lib.settings import Settings
+
+    Connection = psycopg.Connection[Any]
+    Applier = Callable[[Connection, Sequence[Message]], None]
+    RecordHandler = Callable[[Record["V"], Connection], None]
+
+V = TypeVar("V", default=Any)
+
+TYPE_HEADER = "ce_type"
+
+
+class Subscription:
+    """One topic as one group reads it."""
+
+    def __init__(
+        self, topic: str, group: str, settings: Callable[[], Settings]
+    ) -> None:
+        self._topic = topic
+        self._group = group
+        self._settings = settings
+        self.is_read_model = False
+        self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
+        self._applier: Applier | None = None
+        self._decoder: Decoder | None = None
+        """The applier's."""
+
+    @cached_property
+    def topic(self) -> str:
+        """The topic's name in Kafka."""
+        return name_in_kafka(self._settings(), self._topic)
+
+    @cached_property
+    def group(self) -> str:
+        """The group's name in Kafka."""
+        return name_in_kafka(self._settings(), self._group)
+
+    def is_of(self, topic: str, group: str) -> bool:
+        """Whether it is of these, as they were declared."""
+        return (self._topic, self._group) == (topic, group)
+
+    def add_handler(
+        self, function: RecordHandler, type_: str | None, decoder: Decoder
+    ) -> None:
+        """Handle the records of one type, or of any, with ``function``.
+
+        Raises:
+            ConfigurationError: these records have a handler already.
+        """
+        if type_ in self._handlers or self._applier:
+            raise ConfigurationError(
+                f"the records of {self._topic!r} in the group {self._group!r} have a "
+                f"handler already (type {type_!r})"
+            )
+        self._handlers[type_] = (function, decoder)
+
+    def set_applier(self, applier: Applier, decoder: Decoder) -> None:
+        """Apply whole blocks with ``applier``, which reads values with ``decoder``.
+
+        Raises:
+            ConfigurationError: the records have a handler already.
+        """
+        if self._handlers or self._applier:
+            raise ConfigurationError(
+                f"the records of {self._topic!r} in the group {self._group!r} have a "
+                "handler already"
+            )
+        self._applier = applier
+        self._decoder = decoder
+        self.is_read_model = True
+
+    def load(self) -> None:
+        """Find out whether all that has to be set is set.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        for decoder in self._decoders:
+            decoder.load()
+
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Fetch what is needed to read a block, before its transaction begins.
+
+        Raises:
+            RecordError: one cannot be read.
+            UnavailableError: whoever has to be asked does not answer.
+        """
+        if not any(decoder.asks for decoder in self._decoders):
+            return
+        for message in messages:
+            if (value := message.value()) is not None:
+                decoder = self._decoder or self._choose(message)[1]
+                try:
+                    decoder.prepare(value)
+                except ValueError as error:
+                    raise _unreadable(message, error) from None
+
+    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Apply a block of one partition, in order, in the open transaction."""
+        if self._applier is not None:
+            self._applier(connection, messages)
+            return
+        for message in messages:
+            function, decoder = self._choose(message)
+            record = make_record(message, decode(message, decoder))
+            with handling(record.origin):
+                left = function(record, connection)
+                if left is not None:
+                    refuse_lazy(left, f"the consumer of {self.topic!r}")
+
+    @property
+    def _decoders(self) -> list[Decoder]:
+        of_handlers = [decoder for _, decoder in self._handlers.values()]
+        return of_handlers if self._decoder is None else [self._decoder]
+
+    def _choose(self, message: Message) -> tuple[RecordHandler, Decoder]:
+        if len(self._handlers) == 1 and None in self._handlers:
+            return self._handlers[None]
+        type_ = read_headers(message).get(TYPE_HEADER)
+        chosen = self._handlers.get(type_) or self._handlers.get(None)
+        if chosen is None:
+            known = ", ".join(repr(name) for name in self._handlers)
+            raise RecordError(
+                f"the record at {describe(message)} has the type {type_!r} in its "
+                f"header {TYPE_HEADER}, and the group {self.group!r} handles {known}: "
+                "declare a consumer for it"
+            )
+        return chosen
+
+
+def decode(message: Message, decoder: Decoder) -> Any:
+    """The value of a message; None for a tombstone.
+
+    Raises:
+        RecordError: it cannot be read as what the consumer declares.
+    """
+    value = message.value()
+    if value is None:
+        return None
+    try:
+        return decoder.decode(value)
+    except ValueError as error:
+        raise _unreadable(message, error) from None
+
+
+def _unreadable(message: Message, error: ValueError) -> RecordError:
+    return RecordError(
+        f"the record at {describe(message)} cannot be read: {explain(error)}"
+    )

@@ -1,0 +1,3 @@
+"""Which jobs are claimed next: decides, and sends nothing."""
+
+from __future__ import annotations

@@ -1,0 +1,75 @@
+"""Up to where nothing of a group is left: claims need not walk over what is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from jobs_lib.executor.claiming.in_flight import Group
+
+_MOST = 1_000
+_WORTH = 16
+"""So many jobs of a group are walked over as quickly as its floor is sent."""
+
+
+class GroupStarts:
+    """The floors of the groups that were met last; used by one thread.
+
+    While an old snapshot is held, finished rows stay in the table and in its indexes. A
+    floor is an id: no row of the group up to it is there, and none can still appear.
+    Only an operator can put one there, and who drew an id before having a transaction
+    id: those rows are found behind the cursor, and lower the floor.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Group, tuple[int, int]] = {}
+        """The floor, and how many jobs were taken of the group since it is known."""
+
+    def find(self, group: Group) -> int:
+        """The group's floor; 0 where none is known."""
+        return self._known.get(group, (0, 0))[0]
+
+    def choose(
+        self, origins: Container[str], besides: Container[Group]
+    ) -> list[tuple[str, str, int]]:
+        """The floors in some origins that are worth being told, ``besides`` these."""
+        return [
+            (*group, floor)
+            for group, (floor, taken) in self._known.items()
+            if floor
+            and taken >= _WORTH
+            and group[0] in origins
+            and group not in besides
+        ]
+
+    def note(self, group: Group, head: int, taken: int, low: int) -> None:
+        """A claim took jobs of a group, from its head on.
+
+        Args:
+            group: of an origin.
+            head: the first row of the group that is there.
+            taken: so many jobs.
+            low: in that origin no row can appear up to this id.
+        """
+        floor, before = self._known.pop(group, (0, 0))
+        floor = head - 1 if head <= floor else max(floor, min(head - 1, low))
+        self._known[group] = floor, before + taken
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+
+    def lower(self, group: Group, job_id: int) -> None:
+        """A row of the group was found behind the cursor."""
+        floor, taken = self._known.get(group, (0, 0))
+        if job_id <= floor:
+            self._known[group] = job_id - 1, taken
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def release(self, origins: Iterable[str]) -> None:
+        """Forget what is known of origins."""
+        gone = frozenset(origins)
+        self._known = {k: v for k, v in self._known.items() if k[0] not in gone}

@@ -1,0 +1,123 @@
+"""What an executor has in flight: jobs, their lanes, and the claims they are of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from jobs_lib.executor.lane import ClaimedJob, Lane
+
+Group = tuple[str, str]
+"""Origin and group."""
+
+
+def name_rows(jobs: Sequence[ClaimedJob]) -> dict[str, Any]:
+    """What these were claimed as: the parameters of the query ``find_overtaken``."""
+    return {
+        "origins": [job.origin for job in jobs],
+        "groups": [job.group for job in jobs],
+        "ids": [job.id for job in jobs],
+        "times": [job.enqueued for job in jobs],
+    }
+
+
+class InFlight:
+    """Claimed jobs whose outcome is not written yet; used by one thread."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, ClaimedJob] = {}
+        self.lanes: dict[Group, Lane] = {}
+        """The lanes of groups: no second one of a group may start."""
+        self.behind: dict[Group, int] = {}
+        """Groups that go on behind the lane that has just ended, after this id."""
+        self.late: dict[int, str] = {}
+        """Jobs to ask for by id, with their origin: they came late to a group whose
+        lane has ended, or ran on after their origin was given up."""
+        self.lingering: dict[int, ClaimedJob] = {}
+        """Jobs without a group that run on after their origin was given up. They are
+        not in flight, and must not begin again beside themselves."""
+        self._left: dict[int, int] = {}
+        """Jobs still in flight of each claim, by its number."""
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def add_claim(self, seq: int, jobs: int) -> None:
+        """So many jobs of one claim have taken off."""
+        self._left[seq] = jobs
+
+    def remove(self, job: ClaimedJob) -> None:
+        """The job's outcome is written, or it is given back."""
+        # It may have been claimed anew since, by an epoch after this one's.
+        if self.jobs.get(job.id) is job:
+            del self.jobs[job.id]
+            self._left[job.lane.seq] -= 1
+        elif self.lingering.get(job.id) is job:
+            del self.lingering[job.id]
+            self.late[job.id] = job.lane.origin
+
+    def end_lane(self, lane: Lane) -> None:
+        """Nothing of a group's lane runs any more; its group may go on."""
+        key = (lane.origin, lane.group or "")
+        if self.lanes.get(key) is lane:
+            del self.lanes[key]
+            if lane.lingers:
+                # Passed over meanwhile by its next owner, who may be this process.
+                if lane.more:
+                    self.behind[key] = 0
+            elif not lane.dropped and (lane.anew or lane.gives_way()):
+                self.behind[key] = 0
+            elif lane.after is not None and not lane.dropped:
+                self.behind[key] = lane.after
+            elif lane.more and not (lane.failed or lane.dropped):
+                self.behind[key] = lane.last
+            if lane.late:
+                self.late[lane.late] = lane.origin
+        for job in lane.jobs:
+            self.remove(job)
+
+    def release(self, origins: frozenset[str]) -> list[ClaimedJob]:
+        """Forget what is in flight of these origins; returns it.
+
+        A group of which a job still runs keeps its lane: should this process get the
+        origin back, the group waits until that job has ended.
+        """
+        gone = [job for job in self.jobs.values() if job.lane.origin in origins]
+        for job in gone:
+            self.remove(job)
+            if job.started and job.group is None:
+                self.lingering[job.id] = job
+            elif job.started:
+                job.lane.lingers, job.lane.more = True, False
+        self.lanes = {
+            k: v for k, v in self.lanes.items() if v.lingers or k[0] not in origins
+        }
+        self.behind = {k: v for k, v in self.behind.items() if k[0] not in origins}
+        return gone
+
+    def doubt(self) -> None:
+        """Commits may be lost: what was passed may be there again."""
+        self.behind = dict.fromkeys(self.behind, 0)
+        self.late.clear()
+        for lane in self.lanes.values():
+            lane.anew = True
+
+    def fence(self, ids: Iterable[int]) -> None:
+        """Let these jobs settle nothing more: their rows are not theirs any more."""
+        for job_id in ids:
+            if job := self.jobs.get(job_id):
+                job.overtaken = True
+
+    def ended_claims(self) -> list[int]:
+        """The claims of which nothing is in flight any more, each named once."""
+        ended = [seq for seq, left in self._left.items() if left == 0]
+        for seq in ended:
+            del self._left[seq]
+        return ended
+
+    @property
+    def claims(self) -> list[int]:
+        """The claims of which something is in flight."""
+        return list(self._left)

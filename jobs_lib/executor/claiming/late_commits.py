@@ -1,0 +1,253 @@
+"""Find rows that were committed late: behind a cursor, and not in flight."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.claiming.trail import Trail
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jobs_lib.executor.claiming.cursor import Cursor, Descent
+    from jobs_lib.executor.claiming.group_starts import GroupStarts
+    from jobs_lib.executor.claiming.in_flight import InFlight
+
+SLICE = 1_000
+"""Rows of each origin that one sweep looks at."""
+_SPAN = 100_000
+"""Ids that it walks over: of what has ended rows may still be there, and not count."""
+_SMALLEST = 64
+"""How many times smaller a slice gets where they take long."""
+_SHARE = 0.05
+_PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
+"""Even where one took long: a server that stood still does not do so again because
+of a sweep. Slices shrink until this pause is twenty times as long as one takes."""
+_FULL_PAUSE = 60.0
+_MARK_PAUSE = 0.5
+NEAR, FAR, RIPE = range(3)
+"""Where a sweep looks: see :class:`LateCommits`."""
+
+
+class LateCommits:
+    """When to sweep, and from where; used by one thread.
+
+    Takes at most a twentieth of the time, and goes down from the newest, of which most
+    are late. It looks in turns
+
+    - near the cursors: where transactions of the last seconds have added rows;
+    - further down: to where one that was open for longer, and has ended, began;
+    - at what is ripe, once more: where none can add any more.
+
+    Each takes as many sweeps as it needs, and what it has left behind is not looked at
+    again, except for all of it now and then: somebody may have changed rows by hand.
+    """
+
+    def __init__(self) -> None:
+        now = time.monotonic()
+        self._next_at = 0.0
+        self._next_full_at = now + _FULL_PAUSE
+        self._started_at = now
+        self._kind = RIPE
+        """Where this sweep looks."""
+        self._shrunk = 1
+        """How many times smaller the slices are than they might be."""
+        self._starts: dict[str, int] = {}
+        """Down to where each origin is being swept."""
+        self._cursor_ids: dict[str, int] = {}
+        self._marks: deque[tuple[float, int, dict[str, int]]] = deque()
+        # (taken at, first transaction id not yet given out, cursors then)
+        self._trail = Trail()
+
+    def is_due(self) -> bool:
+        """Whether it is time for another sweep."""
+        return time.monotonic() >= self._next_at
+
+    def due_at(self, cursors: Mapping[str, Cursor]) -> float:
+        """When another one should follow by itself; infinite if nothing is left."""
+        left = any(
+            p.near.goes_on or p.far.goes_on or p.swept_below < p.no_commits_below
+            for p in cursors.values()
+        )
+        return self._next_at if left else math.inf
+
+    def prepare(
+        self, cursors: Mapping[str, Cursor], types: list[str], in_flight: InFlight
+    ) -> dict[str, Any] | None:
+        """The parameters of the query ``sweep``; None where nothing can be late."""
+        self._started_at = time.monotonic()
+        if self._started_at > self._next_full_at:
+            self._next_full_at = self._started_at + _FULL_PAUSE
+            for cursor in cursors.values():
+                # A pass that takes so long goes on, or it would never end.
+                if not cursor.sweep_at:
+                    cursor.swept_below = 0
+        ends = self._choose_ends(cursors)
+        # A claim in the same round trip comes after the horizon and moves the cursors:
+        # what was enqueued in between is younger than the horizon.
+        self._cursor_ids = {origin: p.at for origin, p in cursors.items()}
+        if not ends:
+            self._starts = {}
+            self._next_at = self._started_at + _PAUSE
+            return None
+        span = max(1, _SPAN // self._shrunk)
+        self._starts = {
+            origin: self._choose_start(cursors[origin], end, span)
+            for origin, end in ends.items()
+        }
+        busy = [key for key in in_flight.lanes if key[0] in ends]
+        return {
+            "busy_origins": text_array([origin for origin, _ in busy]),
+            "busy_groups": text_array([group for _, group in busy]),
+            "origins": text_array(list(ends)),
+            "starts": int_array(self._starts.values()),
+            "ends": int_array(ends.values()),
+            "highs": int_array(cursors[origin].levels[1] for origin in ends),
+            "batches": int_array(cursors[origin].levels[-1] for origin in ends),
+            "types": types,
+            "flying": int_array(in_flight.jobs),
+            "limit": self._limit,
+        }
+
+    @property
+    def _limit(self) -> int:
+        return max(min(SLICE, 2), SLICE // self._shrunk)
+
+    def read(
+        self,
+        rows: Iterable[tuple[str | None, int, str | None, int | None]],
+        cursors: Mapping[str, Cursor],
+        in_flight: InFlight,
+        group_starts: GroupStarts,
+    ) -> dict[int, str]:
+        """The late ones, by id, with their origins."""
+        late: dict[int, str] = {}
+        seen: dict[str, tuple[int, int]] = {}
+        took = 0.0
+        for origin, job_id, group, count in rows:
+            if origin is None:
+                took = job_id / 1e6
+                continue
+            if count is not None:
+                seen[origin] = count, job_id
+                continue
+            if job_id in in_flight.jobs:
+                continue
+            lane = None
+            if group is not None:
+                group_starts.lower((origin, group), job_id)
+                lane = in_flight.lanes.get((origin, group))
+            if lane is None:
+                late[job_id] = origin
+            else:
+                lane.more = True
+        limit = self._limit
+        for origin, start in self._starts.items():
+            if cursor := cursors.get(origin):
+                count, last = seen.get(origin, (0, 0))
+                self._reach(cursor, last - 1 if count >= limit else start)
+        self._rest(took)
+        return late
+
+    def _rest(self, took: float) -> None:
+        """Wait in proportion to what a sweep took of the server's time."""
+        pause = took / _SHARE
+        if pause > _LONGEST_PAUSE:
+            self._shrunk = min(_SMALLEST, self._shrunk * 2)
+        elif pause < _LONGEST_PAUSE / 4:
+            self._shrunk = max(1, self._shrunk // 2)
+        pause = min(max(pause, _PAUSE), _LONGEST_PAUSE)
+        self._next_at = time.monotonic() + pause
+
+    def _choose_ends(self, cursors: Mapping[str, Cursor]) -> dict[str, int]:
+        """The origins to sweep this time, and from where each is swept down."""
+        for turn in range(1, 4):
+            self._kind = (self._kind + turn) % 3
+            if ends := self._find_ends(cursors):
+                break
+            self._kind = (self._kind - turn) % 3
+        return ends
+
+    def _find_ends(self, cursors: Mapping[str, Cursor]) -> dict[str, int]:
+        if self._kind != RIPE:
+            descents = {o: self._find_descent(p) for o, p in cursors.items()}
+            return {
+                origin: descent.begin(cursors[origin].at)
+                for origin, descent in descents.items()
+                if descent.goes_on
+            }
+        ripe = {o: p for o, p in cursors.items() if p.swept_below < p.no_commits_below}
+        for cursor in ripe.values():
+            if not cursor.sweep_at:
+                cursor.sweep_at = cursor.sweep_target = cursor.no_commits_below
+        return {origin: cursor.sweep_at for origin, cursor in ripe.items()}
+
+    def _find_descent(self, cursor: Cursor) -> Descent:
+        return cursor.near if self._kind == NEAR else cursor.far
+
+    def _choose_start(self, cursor: Cursor, end: int, span: int) -> int:
+        # Each slice as long as all before it: there are large gaps between old ids.
+        if self._kind == RIPE:
+            return max(cursor.swept_below, end - max(span, cursor.sweep_target - end))
+        descent = self._find_descent(cursor)
+        return max(descent.floor, end - max(span, descent.top - end))
+
+    def _reach(self, cursor: Cursor, reached: int) -> None:
+        if self._kind != RIPE:
+            descent = self._find_descent(cursor)
+            descent.at = reached if reached > descent.floor else 0
+            return
+        cursor.sweep_at = reached if reached > cursor.swept_below else 0
+        if not cursor.sweep_at:
+            cursor.swept_below = cursor.sweep_target
+
+    def _look_back(
+        self, following: int, running: Iterable[int], cursors: Mapping[str, Cursor]
+    ) -> None:
+        """Look for rows of the transactions that have ended since the last horizon."""
+        now = self._started_at
+        ended = self._trail.note(now, self._cursor_ids, following, running)
+        for before in ended:
+            for origin, cursor in cursors.items():
+                low = before.get(origin, 0)
+                # What is near must not wait until a descent from there has come down.
+                nearest = max(low, cursor.at - _SPAN)
+                if nearest < cursor.at:
+                    cursor.near.want(nearest)
+                if low < nearest:
+                    cursor.far.want(low)
+
+    def note_horizon(
+        self,
+        oldest: int,
+        following: int,
+        running: Iterable[int],
+        cursors: Mapping[str, Cursor],
+    ) -> None:
+        """Note the cursors of a moment whose transactions have all ended.
+
+        Args:
+            oldest: the oldest transaction that is still open.
+            following: the first transaction id that is not given out yet.
+            running: the transactions that are open.
+            cursors: of all origins.
+        """
+        self._look_back(following, running, cursors)
+        now = self._started_at
+        while self._marks and self._marks[0][1] <= oldest:
+            taken_at, _, marks = self._marks[0]
+            if now - taken_at < 2 * _MARK_PAUSE:
+                break
+            self._marks.popleft()
+            for origin, mark in marks.items():
+                if cursor := cursors.get(origin):
+                    cursor.no_commits_below = max(
+                        cursor.no_commits_below, min(mark, cursor.at)
+                    )
+        if not self._marks or now - self._marks[-1][0] > _MARK_PAUSE:
+            self._marks.append((now, following, self._cursor_ids))

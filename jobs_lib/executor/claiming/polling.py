@@ -1,0 +1,198 @@
+"""Look by itself: what is new, what is due, what was committed late, what is paused."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.claiming.late_commits import LateCommits
+from jobs_lib.executor.claiming.poll_depth import PollDepth
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jobs_lib.executor.claiming.claimer import Claimer
+    from jobs_lib.executor.round_trip import Answer, Statement
+
+_BUSY_PAUSE = 0.05
+_SHORTEST_PAUSE = 0.006
+_HINTED = 10
+"""With hints coming, so many times fewer looks will do."""
+_HINTED_PAUSE = 0.5
+"""Seconds, but no rarer than this: no hint tells that a group's head was cancelled, or
+that a transaction has ended that drew its ids long ago."""
+_PROMOTE_LIMIT = 1_000
+_MANY_CANCELLED = 100
+"""Requests to cancel that a look reads; of more, those for jobs in flight alone."""
+
+
+class Poller:
+    """When to look, and what follows from it; used by the dispatcher's thread.
+
+    After something has happened the next look comes soon, then they become rare.
+    """
+
+    def __init__(self, claimer: Claimer, poll_interval: float) -> None:
+        self.cancelled: frozenset[int] = frozenset()
+        """Jobs that were asked to stop."""
+        self.due: list[tuple[str, int, str | None, str]] = []
+        """What is due of other sections' types, to be passed on."""
+        self._many_cancelled = False
+        self._claimer = claimer
+        self._longest = poll_interval
+        self._pause = _SHORTEST_PAUSE
+        self._hinted = False
+        self._next_at = 0.0
+        self._due_at = math.inf
+        self._late_commits = LateCommits()
+        self._depth = PollDepth()
+
+    def doubt(self) -> None:
+        """Commits may be lost, and the server may count its transactions anew."""
+        self._late_commits = LateCommits()
+        self._depth = PollDepth()
+        self.poll_soon(0.0)
+
+    def poll_soon(self, pause: float = _SHORTEST_PAUSE) -> None:
+        """Something has happened: look again after a short pause, in seconds."""
+        self._pause = _SHORTEST_PAUSE
+        self._next_at = min(self._next_at, time.monotonic() + pause)
+
+    def seconds_left(self) -> float:
+        """Until the next look."""
+        return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
+
+    def prepare(self, *, busy: bool, hinted: bool) -> list[list[Statement]]:
+        """The statements that are due now, in batches; none if it is not time yet.
+
+        Args:
+            busy: whether jobs are in flight.
+            hinted: whether hints can come now: the connection for them is up.
+        """
+        if hinted is not self._hinted:
+            self._hinted = hinted
+            self.poll_soon(0.0)
+        active = self._claimer.active()
+        now = time.monotonic()
+        batches: list[list[Statement]] = []
+        if not self._claimer.cursors:
+            self._next_at = now + self._longest
+            return batches
+        # Where every origin is paused, it is the look that tells when one no longer is.
+        if now >= self._due_at:
+            self._due_at = math.inf
+            batches.append([("promote", self._prepare_promote())])
+        if now >= self._next_at:
+            # Whoever enqueues sends one hint in five milliseconds: one look after that
+            # finds what came behind the last hint. Without hints the pauses double.
+            self._pause = (
+                min(self._longest * _HINTED, max(self._longest, _HINTED_PAUSE))
+                if hinted
+                else min(self._pause * 2, self._longest)
+            )
+            self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
+            look = {**self._depth.prepare(active), "cancelled": _MANY_CANCELLED + 1}
+            batches.append([("look", look)])
+            if self._many_cancelled:
+                ids = int_array(self._claimer.in_flight.jobs)
+                batches[-1].append(("find_cancelled", {"ids": ids}))
+            if self._late_commits.is_due():
+                batches[-1] += self._prepare_sweep()
+        return batches
+
+    def read(self, batch: Sequence[Statement], answer: Answer) -> None:
+        """Take note of the answers to a batch."""
+        for (name, _), rows in zip(batch, answer, strict=True):
+            if name == "look":
+                self._read_look(rows)
+            elif name == "find_cancelled":
+                self.cancelled = frozenset(job_id for (job_id,) in rows)
+            elif name == "promote":
+                self._read_promoted(rows)
+            elif name == "horizon":
+                oldest, following, running = rows[0]
+                self._late_commits.note_horizon(
+                    oldest, following, running, self._claimer.cursors
+                )
+            else:
+                claimer = self._claimer
+                late = self._late_commits.read(
+                    rows, claimer.active(), claimer.in_flight, claimer.group_starts
+                )
+                passed = claimer.passed
+                claimer.extra |= {i: o for i, o in late.items() if i not in passed}
+                # What is left of it is not put off until the next look.
+                due_at = self._late_commits.due_at(claimer.active())
+                self._next_at = min(self._next_at, due_at)
+
+    def _prepare_promote(self) -> dict[str, Any]:
+        active = self._claimer.active()
+        return {
+            "origins": text_array(list(active)),
+            "epochs": int_array(p.epoch for p in active.values()),
+            "due_from": self._depth.choose_due(active),
+            "owner": self._claimer.owner,
+            "role": self._claimer.role,
+            "limit": _PROMOTE_LIMIT,
+        }
+
+    def _prepare_sweep(self) -> list[Statement]:
+        claimer = self._claimer
+        parameters = self._late_commits.prepare(
+            claimer.active(), claimer.types, claimer.in_flight
+        )
+        if parameters is None:
+            return [("horizon", {})]
+        return [("horizon", {}), ("sweep", parameters | claimer.lasts)]
+
+    def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
+        paused: dict[str, set[str]] = {}
+        cancelled = set()
+        windows = self._claimer.windows
+        known = windows.prioritized
+        # Only a complete look tells that there is none.
+        windows.prioritized = known and not self._depth.complete
+        due: dict[str, float] = {}
+        fresh: set[str] = set()
+        prioritized: set[str | None] = set()
+        clock = took = 0.0
+        resumes = 0
+        for kind, name, delay in rows:
+            if kind == "fresh":
+                fresh.add(name)
+                windows.hint(name)
+            elif kind == "due":
+                due[name] = delay
+            elif kind == "clock":
+                # Last of all, when the look has ended.
+                clock, took = float(name), delay
+            elif kind == "priority":
+                prioritized.add(name)
+                windows.prioritized = True
+                if not known:
+                    # Passed over until now, it has windows of its own from here on.
+                    windows.hint("")
+            elif kind == "cancel":
+                cancelled.add(int(name))
+            elif kind == "resumes":
+                resumes = int(name)
+            else:
+                paused.setdefault(kind.removeprefix("pause:"), set()).add(name)
+        for cursor in self._claimer.cursors.values():
+            cursor.seen = True
+        self._depth.note(fresh, due, prioritized, clock, took)
+        self._due_at = time.monotonic() + min(due.values(), default=math.inf)
+        self._many_cancelled = len(cancelled) > _MANY_CANCELLED
+        if not self._many_cancelled:
+            self.cancelled = frozenset(cancelled)
+        self._claimer.pause(
+            {kind: frozenset(names) for kind, names in paused.items()}, resumes
+        )
+
+    def _read_promoted(self, rows: list[tuple[str, int, str | None, str]]) -> None:
+        self._claimer.take_due(rows)
+        self.due += [row for row in rows if row[3] in self._claimer.section.others]
+        # None: somebody has locked the origins, and will have done so for a moment.
+        self.poll_soon(0.0 if rows else _SHORTEST_PAUSE)

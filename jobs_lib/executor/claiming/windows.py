@@ -1,0 +1,286 @@
+"""Windows: which rows behind the cursors a claim looks at, and how many.
+
+A window is a range of one origin's ids from its cursor on. They are as large as there
+is room for jobs, and smaller while groups lead to more jobs than the window has rows.
+Where a window held nothing that can run, a jump looks for what does, ever further.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.claiming.cursor import WIDEST, Cursor
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from jobs_lib.executor.claiming.group_starts import GroupStarts
+    from jobs_lib.executor.claiming.in_flight import Group, InFlight
+
+_BATCH_SHARE = 16
+_NORMAL_SHARE = 4
+_MOST_PER_ROW = 16.0
+_FURTHER = 64
+
+
+class Windows:
+    """The cursors of the owned origins, and what is looked at next."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[str, Cursor] = {}
+        self.prioritized = False
+        """Whether there are jobs that are not of normal priority."""
+        self._order: deque[str] = deque()
+        self._asked: dict[tuple[str, int], int] = {}
+        self._per_row = 1.0
+        """Jobs that each row of a window leads to: groups come in lanes."""
+
+    def take(self, origins: Mapping[str, int]) -> None:
+        """Look at origins from their start, at these epochs."""
+        for origin, epoch in origins.items():
+            self.cursors[origin] = Cursor(epoch)
+        self._order = deque(self.cursors)
+
+    def release(self, origins: Iterable[str]) -> None:
+        """Forget origins."""
+        for origin in origins:
+            self.cursors.pop(origin, None)
+        self._order = deque(self.cursors)
+
+    def rewind(self) -> None:
+        """Start again in all: what was passed over lies behind the cursors."""
+        for cursor in self.cursors.values():
+            cursor.rewind()
+
+    def doubt(self) -> None:
+        """Know nothing any more: no claim before a look has told what is paused."""
+        self.rewind()
+        for cursor in self.cursors.values():
+            cursor.seen = False
+
+    def hint(self, origin: str) -> None:
+        """Somebody says that there is something new in this origin; "" is in any."""
+        if cursor := self.cursors.get(origin):
+            cursor.may_have_more = True
+        elif not origin:
+            for cursor in self.cursors.values():
+                cursor.may_have_more = True
+
+    # What is asked for
+
+    def choose(self, active: Mapping[str, Cursor], room: int) -> list[str]:
+        """The origins that may have more behind their cursors, in turn."""
+        deep = [
+            o
+            for o in self._in_turn(active)
+            # Other priorities do not wait until this one is past what cannot run.
+            if self.prioritized or active[o].jump_factor == 1
+        ][:room]
+        self._order.rotate(-len(deep))
+        return deep
+
+    def _in_turn(self, active: Mapping[str, Cursor]) -> Iterator[str]:
+        """The origins that may have more behind their cursors."""
+        return (
+            o
+            for o in self._order
+            if o in active and active[o].may_have_more and active[o].seen
+        )
+
+    def is_plain(self, origin: str) -> bool:
+        """Whether what came last in an origin was plain, as more of it may be."""
+        cursor = self.cursors[origin]
+        return cursor.all_plain and cursor.jump_factor == 1 and not self.prioritized
+
+    def prepare_plain(self, origin: str, room: int) -> dict[str, Any]:
+        """The parameters of the query ``claim_plain`` that say where it looks."""
+        cursor, size = self.cursors[origin], max(2, room)
+        cursor.may_have_more = False
+        self._asked = {(origin, 0): size}
+        return {
+            "origin": origin,
+            "epoch": cursor.epoch,
+            "cursor": cursor.at,
+            "size": size,
+        }
+
+    def prepare(self, deep: list[str], room: int) -> dict[str, Any]:
+        """The parameters of the query ``claim`` that say where it looks.
+
+        Args:
+            deep: origins to look at.
+            room: for how many jobs there is room.
+        """
+        share = math.ceil(room / max(1, len(deep)))
+        size = max(2, math.ceil(share / self._per_row))
+        # Where more of high priority waits than a claim takes, it comes first.
+        less = max(2, size // _NORMAL_SHARE)
+        sizes = {
+            o: less if self.cursors[o].urgent else size
+            for o in deep
+            if self.cursors[o].jump_factor == 1
+        }
+        self._asked = {(o, 0): size for o, size in sizes.items()}
+        leveled: list[tuple[str, int, int]] = []
+        for origin in deep:
+            cursor = self.cursors[origin]
+            cursor.may_have_more = cursor.jump_factor > 1
+            cursor.urgent = False
+            if self.prioritized:
+                few = _take_turn(cursor, share)
+                leveled += [(origin, 1, share)] + [(origin, -1, few)] * (few > 0)
+                # Where the lowest was left out, there may still be some of it.
+                cursor.may_have_more |= not few
+        self._asked |= {(o, level): size for o, level, size in leveled}
+        return {
+            "window_origins": text_array([*sizes]),
+            "cursors": int_array(self.cursors[o].at for o in sizes),
+            "sizes": int_array(sizes.values()),
+            "level_origins": text_array([o for o, _, _ in leveled]),
+            "levels": int_array(level for _, level, _ in leveled),
+            "level_cursors": int_array(
+                self.cursors[o].levels[level] for o, level, _ in leveled
+            ),
+            "level_sizes": int_array(size for _, _, size in leveled),
+        }
+
+    # What was found
+
+    def note(
+        self,
+        origin: str,
+        level: int,
+        furthest: int | None,
+        count: int,
+        *,
+        plain: bool,
+        barren: bool,
+    ) -> None:
+        """How far a window went.
+
+        Args:
+            origin: whose window it was.
+            level: of priority.
+            furthest: the highest id in it; None if nothing of it counts.
+            count: of its rows.
+            plain: whether all of them could be claimed by ``claim_plain``.
+            barren: whether none of them could run.
+        """
+        cursor = self.cursors[origin]
+        cursor.found = True
+        full = count >= self._asked[origin, level]
+        if level:
+            cursor.levels[level] = max(cursor.levels[level], furthest or 0)
+            if level > 0:
+                cursor.urgent = full
+        else:
+            cursor.at = max(cursor.at, furthest or 0)
+            cursor.all_plain = plain
+            # What is not plain stops a plain claim: another one takes it.
+            full = full or not furthest or not plain
+            cursor.jump_factor = _FURTHER if full and barren else 1
+        cursor.may_have_more |= full
+
+    def note_lanes(self, lanes: int, cut: int) -> None:
+        """Fewer windows' rows and longer lanes, while groups have more to give.
+
+        Args:
+            lanes: that a claim has opened.
+            cut: how many of them have more behind them.
+        """
+        if cut * 2 > lanes > 8:
+            self._per_row = min(_MOST_PER_ROW, self._per_row * 2)
+        elif not cut:
+            self._per_row = max(1.0, self._per_row / 2)
+
+    # Past what cannot run
+
+    def prepare_jump(
+        self,
+        active: Mapping[str, Cursor],
+        room: int,
+        busy: Iterable[Group],
+        group_starts: GroupStarts,
+    ) -> dict[str, Any] | None:
+        """The parameters of the query ``jump``; None where nothing is stuck.
+
+        Args:
+            active: the origins that may be claimed from.
+            room: for how many jobs there is room.
+            busy: groups whose rows are passed over.
+            group_starts: of the other groups.
+        """
+        stuck = (o for o in self._in_turn(active) if active[o].jump_factor > 1)
+        origin = next(stuck, None)
+        if origin is None:
+            return None
+        # One at a time, in turn: the wider the jump, the more it sees of each group.
+        self._order.remove(origin)
+        self._order.append(origin)
+        cursor = self.cursors[origin]
+        cursor.may_have_more = False
+        passed = {group for at, group in busy if at == origin}
+        known = group_starts.choose({origin}, {(origin, group) for group in passed})
+        return {
+            "origin": origin,
+            "cursor": cursor.at,
+            "limit": min(WIDEST, max(2, room) * cursor.jump_factor),
+            "room": room,
+            "groups": text_array(list(passed)),
+            "floor_groups": text_array([group for _, group, _ in known]),
+            "floor_ids": int_array(floor for _, _, floor in known),
+        }
+
+    def read_jump(
+        self,
+        asked: Mapping[str, Any],
+        row: tuple[list[int], int | None, int],
+        in_flight: InFlight,
+    ) -> dict[int, str]:
+        """What a jump has found, and their origin; the cursor goes behind them.
+
+        Args:
+            asked: the query's parameters.
+            row: the ids that it has found, the furthest that it has seen, how many.
+            in_flight: where groups are in flight.
+        """
+        origin = asked["origin"]
+        cursor = self.cursors.get(origin)
+        found, furthest, count = row
+        if cursor is None:
+            return {}
+        # Where there is more than room for, windows are the better way to go on.
+        full = len(found) >= asked["room"]
+        passed = found[-1] if full else furthest or 0
+        if self.prioritized and found:
+            # By id they would run beside the higher ones; windows know shares.
+            full, passed, found = True, found[0] - 1, []
+        stuck = not full and count >= asked["limit"]
+        cursor.jump_factor = min(cursor.jump_factor * _FURTHER, WIDEST) if stuck else 1
+        cursor.at = max(cursor.at, passed)
+        cursor.may_have_more |= stuck or full or self.prioritized
+        # What it has passed over of groups in flight, their lanes reach.
+        for (lies, _), lane in in_flight.lanes.items():
+            if lies == origin:
+                lane.more = True
+        return dict.fromkeys(found, origin)
+
+
+def _take_turn(cursor: Cursor, share: int) -> int:
+    """How many of the lowest priority a claim looks at, beside ``share`` of the others.
+
+    However high the load of the others is, one in sixteen is of the lowest; and where
+    the last claim has found none of the others, the lowest has its turn at once.
+    """
+    few = share // _BATCH_SHARE
+    if not few:
+        cursor.left_out += 1
+        again = cursor.left_out > 1 and not cursor.found
+        few = int(again or cursor.left_out * share >= _BATCH_SHARE)
+    if few:
+        cursor.left_out = 0
+    cursor.found = False
+    return few

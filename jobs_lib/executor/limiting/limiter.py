@@ -1,0 +1,386 @@
+"""A limiter: no more jobs of a type run at once than this process has slots for."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from jobs_lib.executor.lane import Lane
+from jobs_lib.executor.limiting.slots import note_asked, note_given_back
+from jobs_lib.executor.limiting.turn import FEW, Line, Turn
+from jobs_lib.jobs.limit import NAMELESS
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Mapping, Sequence
+
+    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.claiming.passed import Passed
+    from jobs_lib.executor.lane import ClaimedJob, Finished
+    from jobs_lib.executor.limiting.slots import Slots
+    from jobs_lib.executor.round_trip import Answer, Statement
+    from jobs_lib.executor.running.workers import WorkerPool
+
+_LEAST, _MANY = 2, 2_000
+"""How many jobs of one value wait here: where they end slowly, and quickly."""
+_QUICK = 5_000
+"""Jobs a second of quick ones: more workers would run no more of them."""
+_LOOK_PAUSE = 0.01
+"""Seconds between two looks which lines need more slots."""
+_IDLE_PAUSE = 0.25
+"""Seconds between two looks for slots that nothing needs."""
+
+
+class Limiter:
+    """Stands before the workers: jobs wait here until there is a slot for them.
+
+    All dispatchers of a section share it; one of them asks for the slots.
+
+    Args:
+        workers: run them.
+        slots: the statements that take slots.
+        is_async: whether their handler is.
+    """
+
+    def __init__(self, workers: WorkerPool, slots: Slots, *, is_async: bool) -> None:
+        self._workers = workers
+        self._slots = slots
+        self._passed: list[Passed] = []
+        self._ended: list[Finished] = []
+        self._is_async = is_async
+        self._lines: dict[str, Line] = {}
+        self._lacking: dict[str, Line] = {}
+        """Those in which something waits that no turn has room for."""
+        self._lock = threading.Lock()
+        self._idle_at = 0.0
+        self._look_at = math.inf
+        self._busy, self._seen_at, self._seen = False, 0.0, 0
+        self._asked: dict[str, int] = {}
+        self._idle: dict[str, int] = {}
+        """Slots that the last statements ask for, and give back."""
+
+    def serve(self, ended: Finished, passed: Passed) -> None:
+        """Take jobs of one more dispatcher, too; the first one asks for slots.
+
+        Args:
+            ended: where its jobs end.
+            passed: where it remembers those for which there was no room here.
+        """
+        passed.full, passed.room = self._list_full, self._find_room
+        self._passed.append(passed)
+        self._ended.append(ended)
+
+    # As the workers
+
+    @property
+    def size(self) -> int:
+        """Jobs that may run at once."""
+        return min(self._workers.size, self._slots.most)
+
+    @property
+    def idle(self) -> int:
+        """Nothing is claimed for workers of whom others may be in need, too."""
+        return 0
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether nothing waits that could run."""
+        if not self._workers.is_starving:
+            return False
+        with self._lock:
+            return not any(line.waiting and line.turns for line in self._lines.values())
+
+    def count_stuck(self, ended: Finished) -> int:
+        """Jobs that wait here while those of other values may run.
+
+        Args:
+            ended: where those end that are counted.
+        """
+        if not self._slots.by_value:
+            return 0
+        with self._lock:
+            return sum(
+                _find_ended(item) is ended
+                for line in self._lacking.values()
+                if not line.held.is_quick
+                for item in line.waiting.copy()
+            )
+
+    def put(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Run these as soon as there are slots, in this order for each value."""
+        with self._lock:
+            if self._slots.is_over:
+                # Before turns that go on meet what was claimed under another lease.
+                self._halt()
+            lines = self._lines
+            touched: dict[str, Line] = {}
+            for item in reversed(items) if first else items:
+                value = item.value or NAMELESS
+                line = lines.get(value)
+                if line is None:
+                    line = lines[value] = self._make_line(value)
+                if first:
+                    line.waiting.appendleft(item)
+                else:
+                    line.waiting.append(item)
+                touched[value] = line
+            turns = [turn for line in touched.values() for turn in self._begin(line)]
+            lacks = any(not line.turns for line in touched.values())
+        if turns:
+            self._workers.put(turns, first=first)
+        if lacks:
+            self._ended[0].wake()
+
+    def take_back(self, ended: Finished) -> list[Item]:
+        """What nobody has begun, of those that end there, oldest first."""
+        taken: list[Item] = []
+        with self._lock:
+            for line in self._lines.values():
+                if line.waiting:
+                    every = _take_all(line.waiting)
+                    taken += [item for item in every if _find_ended(item) is ended]
+                    line.waiting.extend(i for i in every if _find_ended(i) is not ended)
+                    # They have waited for long: fewer of them will do.
+                    line.most = max(_LEAST, line.most // 4)
+                if not line.waiting:
+                    self._lacking.pop(line.value, None)
+        return sorted(taken, key=_get_id)
+
+    def cancel(self, job: ClaimedJob) -> None:
+        """Tell a running handler to stop, if it can be told."""
+        self._workers.cancel(job)
+
+    # Slots
+
+    def prepare(self) -> list[Statement]:
+        """The statements about slots that are due now; none if nothing is."""
+        if self._slots.is_barred:
+            return []
+        with self._lock:
+            if recount := self._slots.recount():
+                self._halt()
+                return [recount]
+            turns = self._choose_idle()
+            self._asked = {}
+            if time.monotonic() >= self._look_at:
+                turns += self._look_at_lacking()
+            holds = any(line.held.count for line in self._lines.values())
+        if turns:
+            self._workers.put(turns)
+        return self._slots.prepare(self._idle, self._asked, holds=holds)
+
+    def read(self, statements: Sequence[Statement], answer: Answer) -> None:
+        """Take note of the answer to what was prepared."""
+        turns: list[Turn] = []
+        with self._lock:
+            for (name, _), rows in zip(statements, answer, strict=True):
+                if name == "count_slots":
+                    turns += self._count(dict(rows))
+                elif name == "take_slots":
+                    turns += self._take(dict(rows))
+                elif name == "watch_slots":
+                    self._note_watched(dict(rows))
+        if turns:
+            self._workers.put(turns)
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether jobs wait here for slots that other processes have, or jobs here."""
+        return bool(self._lacking)
+
+    def doubt(self) -> None:
+        """Commits may be lost: slots are counted before anything more starts."""
+        self._slots.doubt()
+        with self._lock:
+            self._halt()
+        self._ended[0].wake()
+
+    def seconds_left(self) -> float:
+        """Until the next statement is due; infinite if none is."""
+        if self._slots.is_barred:
+            return math.inf
+        now = time.monotonic()
+        with self._lock:
+            if self._slots.is_over:
+                return 0.0
+            seconds = max(0.0, self._look_at - now)
+            if any(line.held.count for line in self._lines.values()):
+                seconds = min(seconds, self._slots.seconds_left)
+        return seconds
+
+    def _look_at_lacking(self) -> list[Turn]:
+        """Choose which slots to ask for; returns the turns that may begin meanwhile."""
+        self._asked = self._slots.choose_wanted(
+            (
+                (value, line.held, line.ran, line.needed - line.held.count)
+                for value, line in self._lacking.items()
+            ),
+            busy=self._is_busy(),
+        )
+        slow = [line for line in self._lacking.values() if not line.held.is_quick]
+        turns = [turn for line in slow for turn in self._begin(line)]
+        helds = (line.held for line in self._lacking.values())
+        due_at = min((held.asked_at + held.pause for held in helds), default=math.inf)
+        self._look_at = max(due_at, time.monotonic() + _LOOK_PAUSE)
+        return turns
+
+    def _is_busy(self) -> bool:
+        """Whether the workers end jobs as quickly as Python can."""
+        now, ran = time.monotonic(), self._workers.ran
+        if now - self._seen_at >= _LOOK_PAUSE:
+            self._busy = ran - self._seen > _QUICK * (now - self._seen_at)
+            self._seen_at, self._seen = now, ran
+        return self._busy
+
+    def _choose_idle(self) -> list[Turn]:
+        """Choose what to give back; returns the turns that may begin all the same."""
+        self._idle = {}
+        now = time.monotonic()
+        if now < self._idle_at:
+            return []
+        self._idle_at = now + _IDLE_PAUSE
+        for value in [v for v, line in self._lines.items() if _is_done(line)]:
+            del self._lines[value]
+        chosen = self._slots.choose_idle(
+            (value, line.held, line.needed) for value, line in self._lines.items()
+        )
+        turns: list[Turn] = []
+        for value, line in self._lines.items():
+            count = chosen.get(value, 0)
+            # What runs keeps its slot until it has ended; no next one follows it.
+            line.allowed = max(0, line.held.count - count)
+            free = min(count, line.held.count - line.turns)
+            if free > 0:
+                self._idle[value] = free
+                note_given_back(line.held, free, needed=line.needed)
+            turns += self._begin(line)
+        return turns
+
+    def _take(self, granted: Mapping[str, int]) -> list[Turn]:
+        turns: list[Turn] = []
+        for value in self._asked:
+            if line := self._lines.get(value):
+                note_asked(line.held, granted.get(value, 0))
+                line.allowed += granted.get(value, 0)
+                turns += self._begin(line)
+        return turns
+
+    def _count(self, held: Mapping[str, int]) -> list[Turn]:
+        self._slots.recounted()
+        for value in held:
+            if value not in self._lines:
+                self._lines[value] = self._make_line(value)
+        for value, line in self._lines.items():
+            line.held.count = line.allowed = held.get(value, 0)
+            line.held.wanted, line.held.pause = 0, 0.0
+        return [turn for line in self._lines.values() for turn in self._begin(line)]
+
+    def _note_watched(self, wanted: dict[str | None, int]) -> None:
+        held = wanted.pop(None)
+        if held != sum(line.held.count for line in self._lines.values()):
+            # Others took this process for dead, as when the server's clock was set.
+            self._slots.doubt()
+        for value, line in self._lines.items():
+            line.held.wanted = wanted.get(value, 0)
+        if wanted:
+            self._idle_at = 0.0
+
+    # Turns; under the lock
+
+    def _halt(self) -> None:
+        """Let every turn end before its next job, until slots are known again."""
+        for line in self._lines.values():
+            line.allowed = 0
+
+    def _begin(self, line: Line) -> list[Turn]:
+        """The turns that may begin now."""
+        waiting = len(line.waiting)
+        if not waiting:
+            return []
+        most = line.allowed
+        if most > 1 and line.held.is_quick:
+            # One turn runs as many of them as several would: Python runs one thread.
+            most = 1
+        count = min(most - line.turns, waiting)
+        if count <= 0 or self._slots.is_over:
+            count = 0
+        line.turns += count
+        if waiting > count and line.value not in self._lacking:
+            self._lacking[line.value] = line
+            pause = _LOOK_PAUSE if line.turns else 0.0
+            self._look_at = min(self._look_at, time.monotonic() + pause)
+        return [line.turn] * count
+
+    def _make_line(self, value: str) -> Line:
+        return Line(value, self._end, is_async=self._is_async)
+
+    def _end(self, line: Line, must: bool) -> bool:
+        """A turn ends: see :class:`Turn`. Called by whatever thread has it."""
+        with self._lock:
+            if line.waiting and not must:
+                return False
+            line.turns -= 1
+            turns = []
+            if line.waiting:
+                turns = self._begin(line)
+            else:
+                self._lacking.pop(line.value, None)
+                line.held.idle_since = time.monotonic()
+        if turns:
+            self._workers.put(turns)
+        elif must:
+            # Others want its slot: it is given back.
+            self._idle_at = 0.0
+            self._ended[0].wake()
+        elif any(self._passed):
+            self._ask_for_more(line)
+        return True
+
+    def _ask_for_more(self, line: Line) -> None:
+        """All of a line have ended: some may have been passed over."""
+        for passed, ended in zip(self._passed, self._ended, strict=True):
+            if line.value in passed.values:
+                line.most = min(_MANY, line.most * 2)
+                passed.hungry.add(line.value)
+                ended.wake()
+
+    # For claims
+
+    def _list_full(self) -> list[str]:
+        """The values of which enough waits here."""
+        with self._lock:
+            return [
+                value
+                for value, line in self._lines.items()
+                if len(line.waiting) >= line.most
+            ]
+
+    def _find_room(self, value: str) -> int:
+        line = self._lines.get(value)
+        return line.most - len(line.waiting) if line else FEW
+
+
+def _is_done(line: Line) -> bool:
+    return not (line.needed or line.held.count)
+
+
+def _take_all(waiting: deque[Item]) -> list[Item]:
+    taken: list[Item] = []
+    while waiting:
+        try:
+            taken.append(waiting.popleft())
+        except IndexError:  # a turn has taken it meanwhile
+            break
+    return taken
+
+
+def _find_ended(item: Item) -> Finished:
+    return item.finished if isinstance(item, Lane) else item.lane.finished
+
+
+def _get_id(item: Item) -> int:
+    if isinstance(item, Lane):
+        return item.jobs[0].id if item.jobs else 0
+    return item.id

@@ -1,0 +1,3 @@
+"""Run what was claimed: on threads, and on an event loop."""
+
+from __future__ import annotations

@@ -1,0 +1,356 @@
+"""Run one job: decode, handle, decide. No loop and no claim in here."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT, Retry
+from jobs_lib.errors import (
+    FencedError,
+    JobsError,
+    StoredPayloadError,
+    UnavailableError,
+)
+from jobs_lib.executor.lane import FAILED, ClaimedJob, Outcome, Result
+from jobs_lib.executor.running.forked import end_if_forked
+from jobs_lib.jobs.batch import Item
+from jobs_lib.jobs.context import handled
+from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
+from jobs_lib.jobs.lazy import refuse_lazy
+from jobs_lib.masking import describe, trace
+from jobs_lib.ownership.lease import NotBegun
+from jobs_lib.reasons import name_class
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from jobs_lib.executor.running.throttle import Throttle
+    from jobs_lib.executor.running.transaction import JobConnections
+    from jobs_lib.jobs.hooks import Around
+    from jobs_lib.jobs.type import JobType
+
+    _Claimed = tuple[ClaimedJob, Item[Any]]
+    """A job of a batch, and what the handler sees of it."""
+
+_RETRY = Retry()
+"""For a job whose own policy fails."""
+_LONGEST_DELAY = 100 * 366 * 86_400.0
+_TIME_LIMIT = "time limit"
+"""What takes the place of the error's class."""
+_LONGEST_TRACE = 8_000
+"""Characters that are kept of a traceback, from its end."""
+_MISFIT_PAUSE = 60.0
+"""Seconds, at the most, until a job that does not fit its handler is tried again."""
+
+
+class Runner:
+    """Runs jobs; used by many threads at once."""
+
+    def __init__(
+        self,
+        types: Mapping[str, JobType[Any]],
+        connections: JobConnections,
+        around: Sequence[Around] = (),
+        throttle: Throttle | None = None,
+        *,
+        is_timed: bool = False,
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            types: the handlers, by the name of their type.
+            connections: lends connections to handlers.
+            around: called around each handler, the first outermost; those that are
+                async functions around async handlers, the others around plain ones.
+            throttle: holds the types' rates; None to let everything start.
+            is_timed: note in each job when its handler ended.
+        """
+        self.stopping = False
+        """Whether the executor stops: it is what cancels handlers from now on."""
+        self.is_told = True
+        """Whether the log tells the start and the end of each job."""
+        self._is_timed = is_timed
+        self._connections = connections
+        self._lend = connections.lend
+        self._types = types
+        self.has_batches = any(t.batch > 1 for t in types.values())
+        plain = [one for one in around if not asyncio.iscoroutinefunction(one)]
+        waiting = [one for one in around if asyncio.iscoroutinefunction(one)]
+        self._functions = {
+            name: _surround(t.function, waiting if t.is_async else plain)
+            for name, t in types.items()
+        }
+        if throttle is not None:
+            for name, function in self._functions.items():
+                self._functions[name] = throttle.guard(types[name], function)
+
+    def run(self, job: ClaimedJob) -> Outcome | None:
+        """Run one job and say what became of it; None for completed. Never raises."""
+        if self.is_told or telemetry.hears_each_job:
+            telemetry.emit("job.started", job=job)
+        job.lend = self._lend
+        outcome = None
+        try:
+            text = job.payload
+            if text is None:
+                text = self._read_payload(job)
+                job.lane.ensure_may_begin()
+            values = self._types[job.type].payload.decode(text)
+            token = handled.set(job.lane.origin)
+            try:
+                left = self._functions[job.type](job, **values)
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {job.type!r}")
+            finally:
+                handled.reset(token)
+        # SystemExit, too: a handler that raises it ends its job, not the pod.
+        except BaseException as error:
+            outcome = self._explain(job, error)
+        return self._finish(job, outcome)
+
+    def run_batch(self, jobs: Sequence[ClaimedJob]) -> list[Outcome | None]:
+        """Run several jobs of one type in one call; what became of each."""
+        ends: dict[int, Outcome | None] = {}
+        items: list[_Claimed] = []
+        stopped: set[int] = set()
+        waited = False
+        for job in jobs:
+            if self.is_told or telemetry.hears_each_job:
+                telemetry.emit("job.started", job=job)
+            if job.group is not None and id(job.lane) in stopped:
+                # Order is order: it stands behind one that cannot be decoded.
+                ends[job.id] = Outcome(job, Result.SNOOZED)
+                continue
+            job.lend = self._lend
+            waited |= job.payload is None
+            try:
+                items.append((job, Item(job, self._decode(job)["payload"])))
+            except BaseException as error:
+                stopped.add(id(job.lane))
+                ends[job.id] = self._finish(job, self._explain(job, error))
+        if waited:
+            items = self._refuse_late(items, ends)
+        if items:
+            ends |= self._handle(items)
+        return [ends[job.id] for job in jobs]
+
+    def _refuse_late(
+        self, items: list[_Claimed], ends: dict[int, Outcome | None]
+    ) -> list[_Claimed]:
+        """Those that may still begin, after the wait for a payload among them."""
+        # One after the other: of a group none begins behind one that may not.
+        for job, _ in items:
+            try:
+                job.lane.ensure_may_begin()
+            except NotBegun as error:
+                ends[job.id] = self._finish(job, self._explain(job, error))
+        return [(job, item) for job, item in items if job.id not in ends]
+
+    def _handle(self, items: list[_Claimed]) -> dict[int, Outcome | None]:
+        ends: dict[int, Outcome | None] = {}
+        function: Callable[..., Any] = self._types[items[0][0].type].function
+        try:
+            # A list of its own: the handler may take out of it what it likes.
+            left = function([item for _, item in items])
+            if left is not None:
+                refuse_lazy(left, f"the handler of {items[0][0].type!r}")
+        except BaseException as error:
+            if len(items) > 1:
+                # Which of them it was, each alone will show.
+                stopped: set[int] = set()
+                for job, item in items:
+                    lane = id(job.lane)
+                    item.failure, job.lend = None, self._lend
+                    if job.group is not None and lane in stopped:
+                        ends[job.id] = Outcome(job, Result.SNOOZED)
+                        continue
+                    if job.lane.is_over():
+                        stopped.add(lane)
+                        ends[job.id] = Outcome(
+                            job, Result.DROPPED, "the lease was over"
+                        )
+                        continue
+                    ends |= self._handle([(job, item)])
+                    if ends[job.id] is not None:
+                        stopped.add(lane)
+                return ends
+            items[0][1].failure = error
+        for job, item in items:
+            failed = item.failure
+            # Not by its truth, which an error's class may deny.
+            outcome = None if failed is None else self._explain(job, failed)
+            ends[job.id] = self._finish(job, outcome)
+        return ends
+
+    async def run_async(self, job: ClaimedJob) -> Outcome | None:
+        """The same for an async handler."""
+        if self.is_told or telemetry.hears_each_job:
+            telemetry.emit("job.started", job=job)
+        job.lend = self._lend
+        outcome = None
+        try:
+            if job.payload is None:
+                job.payload = await asyncio.to_thread(self._read_payload, job)
+                job.lane.ensure_may_begin()
+            values = self._decode(job)
+            token = handled.set(job.lane.origin)
+            try:
+                left = await self._functions[job.type](job, **values)
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {job.type!r}")
+            finally:
+                handled.reset(token)
+        except BaseException as error:
+            outcome = self._explain(job, error)
+        return self._finish(job, outcome)
+
+    def _decode(self, job: ClaimedJob) -> dict[str, Any]:
+        payload = job.payload
+        if payload is None:
+            payload = self._read_payload(job)
+        return self._types[job.type].payload.decode(payload)
+
+    def _finish(self, job: ClaimedJob, outcome: Outcome | None) -> Outcome | None:
+        end_if_forked(self._connections.forks)
+        job.lend = None
+        if job.completed:
+            # Its transaction is in: whatever failed came after it.
+            outcome = Outcome(job, Result.COMMITTED, outcome.error if outcome else None)
+        if outcome is None and job.group is not None:
+            job.lane.done.append(job)
+        if self._is_timed:
+            job.ended = monotonic()
+        if self.is_told or telemetry.hears_each_job:
+            _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
+        return outcome
+
+    def _read_payload(self, job: ClaimedJob) -> str:
+        with self._connections.ask("payload", "read") as connection:
+            row = connection.execute(
+                self._connections.queries["payload"],
+                {"origin": job.origin, "id": job.id},
+            ).fetchone()
+        if row is None:
+            raise FencedError(f"job {job.id} is no longer there: it ended elsewhere")
+        return str(row[0])
+
+    def _explain(self, job: ClaimedJob, error: BaseException) -> Outcome:
+        text = describe(error)
+        # An error may be anything: it may deny its class, or lack what that promises.
+        for one in (error, JobsError(text)):
+            with suppress(BaseException):
+                outcome = self._decide(job, one, text)
+                # NaN fits no column, and the year 10,000 no timestamp.
+                if outcome.delay >= 0:
+                    outcome.delay = min(float(outcome.delay), _LONGEST_DELAY)
+                    return _add_cause(outcome, error)
+        delay = _RETRY.delay(job.attempt)
+        return _add_cause(Outcome(job, Result.RETRIED, text, delay), error)
+
+    def _decide(self, job: ClaimedJob, error: BaseException, text: str) -> Outcome:
+        """What becomes of a job by its type's rules; raises what those raise."""
+        job_type = self._types[job.type]
+        if isinstance(error, asyncio.CancelledError):
+            if job.cancel_requested:
+                return Outcome(job, Result.CANCELLED, text)
+            if job.timed_out:
+                return self.time_out(job)
+            if self.stopping:
+                # The job is released, and no attempt burnt.
+                return Outcome(job, Result.SNOOZED)
+        if isinstance(error, Snooze):
+            return Outcome(job, Result.SNOOZED, text, error.seconds)
+        if isinstance(error, FencedError):
+            # Nothing is settled for it, so nothing else would tell of it.
+            telemetry.emit("jobs.fenced", ids=[job.id])
+            return Outcome(job, Result.FENCED, text)
+        if isinstance(error, NotBegun):
+            return Outcome(job, Result.DROPPED, text)
+        if isinstance(error, UnavailableError):
+            # Our own statement failed, not the handler: no attempt is burnt.
+            delay = RECONNECT.delay(3)
+            since = error.lost_since
+            return Outcome(job, Result.SNOOZED, text, delay, lost_since=since)
+        if isinstance(error, StoredPayloadError):
+            # The release is wrong, not the job: it runs after the next one, unharmed.
+            longest = min(_MISFIT_PAUSE, job_type.retry.cap)
+            delay = longest * random.uniform(0.5, 1)
+            return Outcome(job, Result.SNOOZED, text, delay)
+        rule = job_type.find_rule(error)
+        if isinstance(error, Cancel) or rule is Cancel:
+            return Outcome(job, Result.CANCELLED, text)
+        policy = job_type.retry if rule is None or isinstance(rule, type) else rule
+        if (
+            isinstance(error, Discard)
+            or rule is Discard
+            or policy.exhausted(job.attempt)
+        ):
+            return Outcome(job, Result.DISCARDED, text)
+        delay = policy.delay(job.attempt)
+        if isinstance(error, RetryAfter):
+            delay = error.seconds
+        return Outcome(job, Result.RETRIED, text, delay)
+
+    def batch_size(self, job: ClaimedJob) -> int:
+        """How many jobs of the type one call takes."""
+        return self._types[job.type].batch
+
+    def is_async(self, job: ClaimedJob) -> bool:
+        """Whether the job's handler belongs on an event loop."""
+        return self._types[job.type].is_async
+
+    def cancelled(self, job: ClaimedJob) -> Outcome:
+        """What becomes of a job that was cancelled before it started."""
+        return Outcome(job, Result.CANCELLED)
+
+    def time_out(self, job: ClaimedJob) -> Outcome:
+        """What becomes of a job that has used up its time."""
+        job_type = self._types[job.type]
+        text = f"the time limit of {job_type.time_limit:g} s is over"
+        if job_type.retry.exhausted(job.attempt):
+            return Outcome(job, Result.DISCARDED, text, kind=_TIME_LIMIT)
+        delay = job_type.retry.delay(job.attempt)
+        return Outcome(job, Result.RETRIED, text, delay, kind=_TIME_LIMIT)
+
+    def fail(self, job: ClaimedJob, error: BaseException) -> Outcome:
+        """What becomes of a job whose thread or event loop an error has ended."""
+        text = f"{describe(error)} has ended the thread that ran it"
+        return self._explain(job, JobsError(text))
+
+
+def _tell_end(job: ClaimedJob, outcome: Outcome) -> None:
+    seconds = round(time.monotonic() - job.began, 6) if job.began else None
+    result, error = outcome.result.value, outcome.error
+    telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
+
+
+def _add_cause(outcome: Outcome, error: BaseException) -> Outcome:
+    """Note what is to be told of an attempt that failed, or may count as failed."""
+    has_failed = outcome.result in FAILED
+    if outcome.kind is None and (has_failed or type(error) is StoredPayloadError):
+        outcome.kind = name_class(error)
+    if has_failed or outcome.lost_since is not None:
+        outcome.trace = trace(error, theirs=True)[-_LONGEST_TRACE:]
+    return outcome
+
+
+def _surround(
+    function: Callable[..., Any], around: Sequence[Around]
+) -> Callable[..., Any]:
+    for one in reversed(around):
+        function = _wrap(one, function)
+    return function
+
+
+def _wrap(one: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(job: ClaimedJob, **values: Any) -> Any | Awaitable[Any]:
+        return one(job, partial(function, job, **values))
+
+    return wrapped

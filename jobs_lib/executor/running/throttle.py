@@ -1,0 +1,114 @@
+"""Lets jobs of types with a rate start, or puts them off.
+
+The database has a bucket for each type. Whoever finds it empty is put off to a time at
+which its turn should have come: every process keeps its own queue of such times. They
+are guesses, since other processes have theirs; the bucket alone decides who starts.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.jobs.job import RateLimited
+from jobs_lib.jobs.rate import LEASED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.executor.running.transaction import JobConnections
+    from jobs_lib.jobs.rate import Rate
+    from jobs_lib.jobs.type import JobType
+
+
+_LONGEST_WAIT = 3_600.0
+"""Seconds after which a job asks again, whatever waits: the rate may have changed."""
+
+
+@dataclass(slots=True)
+class _Gate:
+    """One type's, in one process; times are of the monotonic clock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    leased: int = 0
+    leased_until: float = 0.0
+    empty_until: float = 0.0
+    booked_until: float = 0.0
+
+
+class Throttle:
+    """Lets jobs of types with a rate start, or puts them off; for many threads."""
+
+    def __init__(
+        self, types: Mapping[str, JobType[Any]], connections: JobConnections
+    ) -> None:
+        self._connections = connections
+        # By the type's own name: what waits under an alias starts at the same rate.
+        self._gates = {t.name: _Gate() for t in types.values() if t.rate}
+
+    def guard(
+        self, job_type: JobType[Any], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function, called only when the type's rate allows a start."""
+        rate = job_type.rate
+        if rate is None:
+            return function
+        # Not before jobs are run: it takes 0.05 s, which an App would pay for its Rate.
+        import asyncio
+
+        limit = rate  # for the type checker, who does not follow it into a function
+        name = job_type.name
+
+        @wraps(function)
+        def guarded(job: ClaimedJob, **values: Any) -> Any:
+            self._admit(job, name, limit)
+            job.lane.ensure_may_begin()
+            return function(job, **values)
+
+        @wraps(function)
+        async def guarded_async(job: ClaimedJob, **values: Any) -> None:
+            await asyncio.to_thread(self._admit, job, name, limit)
+            job.lane.ensure_may_begin()
+            await function(job, **values)
+
+        return guarded_async if job_type.is_async else guarded
+
+    def _admit(self, job: ClaimedJob, name: str, rate: Rate) -> None:
+        gate = self._gates[name]
+        with gate.lock:
+            now = time.monotonic()
+            # Who has waited for a time asks before those who have just come.
+            if job.run_at is not None or gate.booked_until <= now:
+                if gate.leased and now < gate.leased_until:
+                    gate.leased -= 1
+                    return
+                if now >= gate.empty_until and self._take(name, rate, gate):
+                    return
+            at = max(now, gate.empty_until, gate.booked_until + 1 / rate.per_second)
+            gate.booked_until = at = min(at, now + _LONGEST_WAIT)
+        raise RateLimited(
+            at - now, f"{rate.starts:,} starts in {rate.per:,g} s over all pods"
+        )
+
+    def _take(self, name: str, rate: Rate, gate: _Gate) -> bool:
+        parameters = {
+            "type": name,
+            "per_second": rate.per_second,
+            "capacity": rate.capacity,
+            "wanted": max(1, math.floor(rate.per_second * LEASED / 2)),
+        }
+        with self._connections.ask("start under its rate", "asked for") as connection:
+            row = connection.execute(
+                self._connections.queries["take_starts"], parameters
+            ).fetchone()
+        assert row is not None
+        granted, seconds = row
+        now = time.monotonic()
+        gate.leased, gate.leased_until = max(0, granted - 1), now + LEASED
+        gate.empty_until = now + seconds
+        return bool(granted)

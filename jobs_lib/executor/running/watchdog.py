@@ -1,0 +1,142 @@
+"""Watches an event loop from outside: a loop that is blocked cannot watch itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.executor.running.event_loop import AsyncWorkers
+
+_TICK = 0.1
+_TIMED_TICK = 0.02
+_GRACE = 0.5
+"""Seconds that a handler has to end once it is cancelled."""
+_LAG = 0.5
+"""Seconds without an answer of the loop that are told; then each time they double."""
+
+
+class Watchdog:
+    """Ends attempts whose time is over, and tells when the loop does not answer."""
+
+    def __init__(
+        self,
+        loop: AsyncWorkers,
+        running: Mapping[asyncio.Task[None], ClaimedJob],
+        *,
+        timed: bool,
+    ) -> None:
+        """Prepare to watch.
+
+        Args:
+            loop: what is watched.
+            running: what it runs, kept up to date by the loop.
+            timed: whether any job may have a time limit.
+        """
+        self._loop = loop
+        self._running = running
+        self._tick = _TIMED_TICK if timed else _TICK
+        self._asked_at = 0.0
+        """When the loop was asked for a sign of life; 0 once it has given it."""
+        self._next_lag = _LAG
+        self._watching = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name="jobs_lib watchdog", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._watching.set()
+
+    def is_alive(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Something is about to run."""
+        self._watching.set()
+
+    # The thread
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._watching.wait()
+                self._watching.clear()
+                # One look at least: what was put may not have begun.
+                while not self._stopping.wait(self._tick) and (
+                    self._running or self._asked_at
+                ):
+                    self._ask()
+                    self._watch_limits()
+            except BaseException as error:
+                telemetry.emit("thread.ended", thread="jobs_lib watchdog", error=error)
+                self._watching.set()
+
+    def _ask(self) -> None:
+        lag = self._lag()
+        if not lag:
+            self._asked_at, self._next_lag = time.monotonic(), _LAG
+            self._loop.call(self._answer)
+        elif lag >= self._next_lag:
+            self._next_lag *= 2
+            telemetry.emit("loop.blocked", seconds=lag, stack=self._blocked_at())
+
+    def _answer(self) -> None:
+        """Called by the loop."""
+        self._asked_at = 0.0
+
+    def _watch_limits(self) -> None:
+        now = time.monotonic()
+        for task, job in list(self._running.items()):
+            if now < job.deadline:
+                continue
+            if not job.timed_out:
+                job.timed_out = True
+                self._loop.cancel(job)
+            elif now >= job.deadline + _GRACE:
+                stack = _asleep_at(task) if self._lag() < _LAG else self._blocked_at()
+                if self._loop.give_up(task, job):
+                    telemetry.emit("job.stuck", job=job, stack=stack)
+
+    def _lag(self) -> float:
+        """For how many seconds the loop has not answered."""
+        asked_at = self._asked_at
+        return time.monotonic() - asked_at if asked_at else 0.0
+
+    def _blocked_at(self) -> str:
+        return read_stack(self._loop.thread)
+
+
+def read_stack(thread: int) -> str:
+    """Where a thread is; "" if that cannot be told: the code may be anybody's."""
+    try:
+        frame = sys._current_frames().get(thread)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+    except Exception:
+        return ""
+
+
+def _asleep_at(task: asyncio.Task[None]) -> str:
+    """The chain of what each coroutine awaits; the task itself knows the first only."""
+    frames = []
+    coroutine: Any = task.get_coro()
+    while frame := getattr(coroutine, "cr_frame", None):
+        frames.append((frame, frame.f_lineno))
+        coroutine = coroutine.cr_await
+    return "".join(traceback.StackSummary.extract(frames).format())

@@ -1,0 +1,181 @@
+"""All that run jobs: threads for plain handlers, an event loop for async ones."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.executor.lane import Lane
+from jobs_lib.executor.limiting.turn import Turn
+from jobs_lib.executor.running.event_loop import AsyncWorkers
+from jobs_lib.executor.running.runner import Runner
+from jobs_lib.executor.running.threads import ThreadWorkers
+from jobs_lib.executor.running.throttle import Throttle
+from jobs_lib.executor.running.transaction import JobConnections
+from jobs_lib.ownership.role import EXECUTE
+from jobs_lib.telemetry.liveness import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.lane import ClaimedJob, Finished
+    from jobs_lib.jobs.hooks import Around
+    from jobs_lib.jobs.limit import Workers
+    from jobs_lib.jobs.type import JobType
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.settings import Settings
+
+
+class WorkerPool:
+    """Takes jobs and lanes, and runs each where its handler belongs."""
+
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, JobType[Any]],
+        owner: UUID,
+        settings: Settings,
+        around: Sequence[Around],
+        starving: Callable[[], None],
+        own: Workers | None = None,
+        *,
+        role: str = EXECUTE,
+        is_timed: bool = False,
+    ) -> None:
+        self._types = types
+        workers, async_workers = settings.workers, settings.async_workers
+        if own is not None:
+            workers = async_workers = settings.own_workers.get(own.name, own.count)
+        # One connection more than workers, so that handlers cannot starve each other.
+        self._pool = database.pool("handlers", workers + 1)
+        self._async_pool = database.async_pool("handlers", async_workers)
+        connections = JobConnections(
+            types,
+            database.queries,
+            owner,
+            self._pool.connection,
+            self._borrow_async,
+            database.timeout,
+            keeps_server=database.prepares,
+            role=role,
+        )
+        throttle = Throttle(types, connections)
+        self._runner = Runner(types, connections, around, throttle, is_timed=is_timed)
+        limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
+        self._workers = ThreadWorkers(
+            workers, self._runner, limits, starving, self._put_lane
+        )
+        self._loop = AsyncWorkers(
+            async_workers,
+            self._runner,
+            limits,
+            starving,
+            self._put_lane,
+            self._async_pool.close,
+        )
+        self._has_loop = any(t.is_async for t in types.values())
+        self.size = workers + self._has_loop * async_workers
+        """Jobs that may run at once."""
+        # A handler may take as long as it likes: its thread has to be there, no more.
+        self.pulses = [
+            Pulse("jobs_lib worker", lambda: self._workers.living >= workers)
+        ]
+        if self._has_loop:
+            self.pulses.append(Pulse("jobs_lib loop", self._loop.is_alive))
+        for pulse in self.pulses:
+            pulse.away = True
+
+    def find_busy(self) -> list[tuple[list[str], int]]:
+        """The types that wait since all workers for them are busy, and their number."""
+        busy = []
+        for is_async, side in ((False, self._workers), (True, self._loop)):
+            if not (side.is_starving or side.idle):
+                types = [n for n, t in self._types.items() if t.is_async is is_async]
+                busy.append((sorted(types), side.count))
+        return busy
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._workers.start()
+        if self._has_loop:
+            self._loop.start()
+
+    def stop(self) -> None:
+        """Start nothing more, and cancel what runs on the loop."""
+        self._runner.stopping = True
+        self._workers.stop()
+        if self._has_loop:
+            self._loop.stop()
+        self._pool.close(timeout=1)
+
+    @property
+    def ran(self) -> int:
+        """How many jobs were begun."""
+        return self._workers.ran + self._loop.ran
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether nothing waits to be run."""
+        return self._workers.is_starving and self._loop.is_starving
+
+    @property
+    def idle(self) -> int:
+        """Jobs that could run besides those that do, when nothing waits."""
+        return self._workers.idle + self._loop.idle if self.is_starving else 0
+
+    def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
+        """Run these, in this order: ``first``, or after what waits."""
+        # Asked for each claim: for each job it would cost more than it is worth.
+        self._runner.is_told = telemetry.logger.isEnabledFor(logging.DEBUG)
+        if not self._has_loop:
+            self._workers.put(items, first=first)
+            return
+        for_loop = [item for item in items if self._is_async(item)]
+        for_threads = [item for item in items if not self._is_async(item)]
+        if for_loop:
+            self._loop.put(for_loop, first=first)
+        if for_threads:
+            self._workers.put(for_threads, first=first)
+
+    def take_back(self, ended: Finished) -> list[Item]:
+        """What nobody has begun, of those that end there, oldest first."""
+        ours: list[Item] = []
+        others: list[Item | Turn] = []
+        for item in [*self._workers.take_back(), *self._loop.take_back()]:
+            # A turn has nothing of its own.
+            if not isinstance(item, Turn) and _head(item).lane.finished is ended:
+                ours.append(item)
+            else:
+                others.append(item)
+        if others:
+            self.put(others[::-1])
+        return sorted(ours, key=lambda item: _head(item).id)
+
+    def cancel(self, job: ClaimedJob) -> None:
+        """Tell a running handler to stop, if it can be told."""
+        if self._runner.is_async(job):
+            self._loop.cancel(job)
+
+    def _is_async(self, item: Item | Turn) -> bool:
+        if isinstance(item, Turn):
+            return item.is_async
+        return self._runner.is_async(_head(item))
+
+    def _put_lane(self, lane: Lane) -> None:
+        self.put([lane])
+
+    @asynccontextmanager
+    async def _borrow_async(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        await self._async_pool.open()
+        async with self._async_pool.connection() as connection:
+            yield connection
+
+
+def _head(item: Item) -> ClaimedJob:
+    return item.jobs[0] if isinstance(item, Lane) else item

@@ -1,0 +1,3 @@
+"""Write what became of jobs."""
+
+from __future__ import annotations

@@ -1,0 +1,142 @@
+"""Write what became of jobs: completed, retried, discarded; each under the fence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.executor.lane import ClaimedJob, Outcome, Result
+from jobs_lib.ownership.role import EXECUTE
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from jobs_lib.jobs.type import JobType
+
+_QUERIES = {
+    Result.RETRIED: "retry",
+    Result.SNOOZED: "retry",
+    Result.DISCARDED: "discard",
+    Result.SUPERSEDED: "remove",
+    Result.CANCELLED: "remove",
+}
+_EVENTS = {
+    "complete": "jobs.completed",
+    "retry": "jobs.retried",
+    "discard": "jobs.discarded",
+    "remove": "jobs.removed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One statement that writes outcomes of one kind."""
+
+    query: str
+    parameters: dict[str, Any]
+    jobs: Sequence[ClaimedJob]
+    result: Result
+
+
+class Completer:
+    """Prepares the writing of outcomes, and reads the answers; sends nothing."""
+
+    def __init__(
+        self, owner: UUID, types: Mapping[str, JobType[Any]], role: str = EXECUTE
+    ) -> None:
+        self._owner = {"owner": owner, "role": role}
+        self.types = types
+        kept = {name: t.keep for name, t in types.items() if t.keep is not None}
+        self._kept = {"types": text_array([*kept]), "keep": int_array(kept.values())}
+
+    def prepare(
+        self,
+        completed: Sequence[ClaimedJob],
+        outcomes: Iterable[Outcome],
+        epochs: Mapping[str, int],
+    ) -> list[Settlement]:
+        """The statements, one for each kind of outcome.
+
+        Safe to send again after a lost connection: what was written already is not
+        found again. Outcomes of origins that are no longer owned change nothing.
+        """
+        settlements = []
+        left = [job for job in completed if not job.completed]
+        if left:
+            parameters = self._address(left, epochs) | self._kept
+            parameters["places"] = text_array([job.place for job in left])
+            result = Result.COMPLETED
+            settlements.append(Settlement("complete", parameters, left, result))
+        batches: dict[Result, list[Outcome]] = {}
+        for outcome in outcomes:
+            if outcome.result in _QUERIES:
+                batches.setdefault(outcome.result, []).append(outcome)
+        for result, batch in batches.items():
+            query = _QUERIES[result]
+            jobs = [outcome.job for outcome in batch]
+            parameters = self._address(jobs, epochs)
+            if query == "retry":
+                parameters |= {
+                    # A whole number among them would make psycopg refuse the list.
+                    "delays": [float(outcome.delay) for outcome in batch],
+                    "untils": [outcome.until for outcome in batch],
+                    "failed": [o.result is Result.RETRIED for o in batch],
+                    "counted": int_array(o.job.attempt - 1 for o in batch),
+                }
+            else:
+                parameters |= self._kept
+            if query == "remove":
+                parameters["outcome"] = result.value
+            else:
+                parameters["failures"] = [outcome.error for outcome in batch]
+                parameters["traces"] = [outcome.trace for outcome in batch]
+                parameters["burnt"] = int_array(
+                    int(o.ran and o.result is not Result.SNOOZED) for o in batch
+                )
+            settlements.append(Settlement(query, parameters, jobs, result))
+        return settlements
+
+    def read(
+        self, settlement: Settlement, rows: Iterable[tuple[int]], *, again: bool
+    ) -> Sequence[ClaimedJob]:
+        """Tell what was written, and what was refused; returns the jobs of the former.
+
+        Args:
+            settlement: what was sent.
+            rows: its answer.
+            again: whether it may have been written before, with no answer coming.
+        """
+        written = [row[0] for row in rows]
+        if written:
+            telemetry.emit(_EVENTS[settlement.query], ids=written)
+        if len(written) < len(settlement.jobs) and not again:
+            expected = {job.id for job in settlement.jobs if not job.carried}
+            if missing := expected - set(written):
+                telemetry.emit("jobs.fenced", ids=sorted(missing))
+        if len(written) == len(settlement.jobs):
+            return settlement.jobs
+        found = set(written)
+        return [job for job in settlement.jobs if job.id in found]
+
+    def _address(
+        self, jobs: Sequence[ClaimedJob], epochs: Mapping[str, int]
+    ) -> dict[str, Any]:
+        # What was claimed before the origin was given away, and came back, is nobody's.
+        origins = [
+            job.lane.origin
+            if epochs.get(job.lane.origin) == job.lane.epoch and not job.overtaken
+            else ""
+            for job in jobs
+        ]
+        # Only the origins touched are locked: the lock's cost grows with their number.
+        touched = sorted(set(origins) - {""})
+        return {
+            **self._owner,
+            "owned": text_array(touched),
+            "epochs": int_array(epochs[origin] for origin in touched),
+            "origins": text_array(origins),
+            "ids": int_array([job.id for job in jobs]),
+        }

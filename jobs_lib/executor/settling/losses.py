@@ -1,0 +1,88 @@
+"""Jobs that lose the connection of their own transaction: whose fault is it?
+
+A server that restarts, or a network that fails, cuts all connections of a process; a
+statement that kills its backend, or a handler that lets its transaction idle for too
+long, cuts its own. So a loss counts as a failed attempt when it is not the job's first
+in a row, and the dispatcher's connection, which is older than the job's transaction,
+still serves to write it. A backend that crashes takes all connections along, which
+looks like a restart: what always befalls the same job is believed to be its fault.
+
+A server that has no room, or is read-only, refuses a handler's statement and cuts
+nothing. That never counts, since the dispatcher's own writes are small and succeed on a
+full disk. But the pauses grow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.executor.lane import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from jobs_lib.executor.lane import ClaimedJob, Outcome
+    from jobs_lib.jobs.type import JobType
+
+_ALONE = 2
+"""So many losses in a row are the job's fault where no other connection was lost."""
+_TOGETHER = 5
+"""So many are in any case."""
+_MOST = 10_000
+_LOSS = "lost connection"
+"""What takes the place of the error's class."""
+
+
+class Losses:
+    """The losses of each job in a row, in this process; used by one thread."""
+
+    def __init__(self, types: Mapping[str, JobType[Any]]) -> None:
+        self._types = types
+        self._counts: dict[int, int] = {}
+
+    def judge(self, outcomes: Iterable[Outcome], connected_at: float) -> list[Outcome]:
+        """What to write. Nothing is noted yet: the connection may be gone.
+
+        Args:
+            outcomes: of attempts that have ended.
+            connected_at: since when the connection is there that will write them.
+        """
+        return [
+            outcome
+            if outcome.lost_since is None
+            else self._judge(outcome, connected_at < outcome.lost_since)
+            for outcome in outcomes
+        ]
+
+    def note(self, completed: Iterable[ClaimedJob], judged: Iterable[Outcome]) -> None:
+        """These are written."""
+        for outcome in judged:
+            job = outcome.job
+            if outcome.lost_since is None:
+                self._counts.pop(job.id, None)
+                continue
+            self._counts[job.id] = self._counts.get(job.id, 0) + 1
+            if outcome.result is Result.DISCARDED and job.group is not None:
+                job.lane.after = job.id
+        if self._counts:
+            for job in completed:
+                self._counts.pop(job.id, None)
+            while len(self._counts) > _MOST:
+                del self._counts[next(iter(self._counts))]
+
+    def _judge(self, outcome: Outcome, alone: bool) -> Outcome:
+        job, since = outcome.job, outcome.lost_since
+        count = self._counts.get(job.id, 0) + 1
+        policy = self._types[job.type].retry
+        if since == -math.inf or count < (_ALONE if alone else _TOGETHER):
+            delay = RECONNECT.delay(2 + count)
+            return replace(outcome, delay=delay)
+        text = f"{outcome.error} ({count} times in a row)"
+        if policy.exhausted(job.attempt):
+            return replace(outcome, result=Result.DISCARDED, error=text, kind=_LOSS)
+        delay, result = policy.delay(job.attempt), Result.RETRIED
+        return replace(outcome, result=result, error=text, delay=delay, kind=_LOSS)

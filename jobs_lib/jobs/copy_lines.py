@@ -1,0 +1,52 @@
+"""Jobs as lines of COPY's text format, in blocks."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from jobs_lib.jobs.options import PRIORITIES
+from jobs_lib.postgres.values import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib.jobs.options import Options
+
+_ROWS = 1_000
+
+
+def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
+    """What stands before a payload, by origin and group."""
+
+    @cache
+    def prefix(origin: str, group: str | None) -> bytes:
+        return f"{origin}\t{type_name}\t{escape(group)}\t".encode()
+
+    return prefix
+
+
+def copy_suffix(
+    options: Options, state: str, run_at: str | None, headers: str | None
+) -> bytes:
+    """What stands after each payload of a call."""
+    priority = PRIORITIES[options.priority]
+    columns = f"\t{state}\t{escape(run_at)}\t{priority}\t{escape(headers)}\n"
+    return columns.encode()
+
+
+def copy_blocks(
+    prefixes: Iterator[bytes], payloads: list[bytes], suffix: bytes
+) -> Iterator[bytes]:
+    """The lines in blocks: what can be done for many at once is not done for each."""
+    remaining = iter(payloads)
+    while some := list(islice(remaining, _ROWS)):
+        # JSON holds no raw tab or newline; backslashes are COPY's own escape.
+        if b"\\" in b"".join(some):
+            some = [payload.replace(b"\\", b"\\\\") for payload in some]
+        # The payloads come first: zip must not take a prefix that it cannot use.
+        lines = [
+            prefix + payload for payload, prefix in zip(some, prefixes, strict=False)
+        ]
+        yield suffix.join([*lines, b""])

@@ -1,0 +1,87 @@
+"""Send every change of a table: a trigger that writes id-only rows to the outbox.
+
+For a migration of the application's own::
+
+    from jobs_lib.outbox.capture import capture_changes
+
+    def upgrade() -> None:
+        capture_changes(op, "aircraft", topic="aircraft-state", key="tail")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from psycopg.sql import Composed
+
+_NAME = "jobs_lib_capture"
+
+
+class Executor(Protocol):
+    """Alembic's ``op``, or a connection: whatever runs SQL."""
+
+    def execute(self, statement: Any, /) -> Any:
+        """Run a statement."""
+
+
+def capture_changes(
+    op: Executor,
+    table: str,
+    *,
+    topic: str,
+    key: str,
+    entity: str | None = None,
+    version: str = "version",
+    schema: str = "jobs_lib",
+) -> None:
+    """Send the state of each row of a table that is inserted, updated or deleted.
+
+    The trigger writes only which entity has changed; the relay reads its state, by the
+    function that ``app.entity`` declares, and sends a tombstone if it is gone. A change
+    of the key is refused: consumers would keep the old one for ever.
+
+    Args:
+        op: Alembic's ``op``; a connection will do as well.
+        table: ``table`` or ``schema.table``.
+        topic: where the states go.
+        key: the column whose text form is the record's key.
+        entity: as ``app.entity`` names it. Defaults to ``table``.
+        version: the column of the version that the states carry, if the table has it:
+            the tombstone of a deleted row has the version that follows. Give ``""``
+            where the states carry none.
+        schema: where the tables of this library lie.
+    """
+    statement = sql.SQL(
+        "create trigger {name} after insert or update or delete on {table}"
+        " for each row execute function {function}({topic}, {entity}, {key}, {version})"
+    ).format(
+        name=sql.Identifier(_NAME),
+        table=_table(table),
+        function=sql.Identifier(schema, "capture_change"),
+        topic=sql.Literal(topic),
+        entity=sql.Literal(entity or table),
+        key=sql.Literal(key),
+        version=sql.Literal(version),
+    )
+    _run(op, statement)
+
+
+def stop_capturing(op: Executor, table: str) -> None:
+    """Send the changes of a table no more."""
+    _run(
+        op,
+        sql.SQL("drop trigger {name} on {table}").format(
+            name=sql.Identifier(_NAME), table=_table(table)
+        ),
+    )
+
+
+def _table(name: str) -> sql.Identifier:
+    return sql.Identifier(*name.split("."))
+
+
+def _run(op: Executor, statement: Composed) -> None:
+    op.execute(statement.as_string())

@@ -1,0 +1,3 @@
+"""PostgreSQL: connections, named queries, migrations, wake-ups."""
+
+from __future__ import annotations

@@ -1,0 +1,425 @@
+"""The tables: install, upgrade, and check them.
+
+The migrations are Alembic's, with a version table of their own in the library's schema:
+they can run from the command line, from code, or inside a migration of the user's own.
+
+They give way to those who work with the tables. A change of a table waits until every
+transaction that uses it has ended, and whoever comes later waits behind the change: one
+transaction left open would stop all writers. So no migration waits for a lock for long;
+it steps out of the queue, lets the writers through, and tries again.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+from alembic import command, context, op
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import sql
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from jobs_lib import telemetry
+from jobs_lib.errors import (
+    ConfigurationError,
+    OperatingError,
+    SchemaVersionError,
+)
+from jobs_lib.naming import make_template
+from jobs_lib.postgres.database import check_fit, connection_options, no_answer
+from jobs_lib.postgres.environment import adopt, record_environment
+from jobs_lib.postgres.values import quote
+from jobs_lib.settings import (
+    check_schema,
+    default_settings,
+    libpq_url,
+    require_database_url,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection, Engine
+
+    from jobs_lib.settings import Settings
+
+VERSION_TABLE = "jobs_lib_version"
+MIGRATE_LOCK = 0x6A6F6273_6C696200
+"""The number of the advisory lock that lets several pods migrate at once."""
+LOCK_SECONDS = 0.5
+"""How long a migration waits for one lock, and so a writer behind it. Less than the
+server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
+_PATIENCE = 300.0
+"""Seconds after which a migration gives up that was never let in."""
+_TIMEOUT = 30.0
+"""Seconds without an answer, where no settings say."""
+_NOT_LET_IN = {"55P03", "40P01"}
+_MOST_SHARDS = 1_024
+
+
+def choose_url(settings: Settings) -> str:
+    """Where the settings let migrations run: past PgBouncer, if that is known.
+
+    Raises:
+        ConfigurationError: no URL is set.
+    """
+    url = require_database_url(settings)
+    return settings.direct_url or url
+
+
+def make_engine(url: str, timeout: float) -> Engine:
+    """What migrations open the database with; it keeps no connection."""
+    # What is prepared would be gone behind PgBouncer, and nothing is asked often.
+    options = connection_options("migrate", timeout, prepares=False)
+    return create_engine(
+        "postgresql+psycopg://",
+        # SQLAlchemy itself cannot read every URL that libpq reads.
+        creator=lambda: psycopg.connect(libpq_url(url), **options),
+        poolclass=NullPool,
+        isolation_level="READ COMMITTED",
+    )
+
+
+def migrations_path() -> Path:
+    """Where the migrations lie: in the installed package, or in the repository."""
+    package = Path(__file__).parents[1]
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def _script() -> ScriptDirectory:
+    return ScriptDirectory(str(migrations_path()))
+
+
+def latest_version() -> str:
+    """The version of the tables that this release is made for."""
+    head = _script().get_current_head()
+    if head is None:
+        raise SchemaVersionError(f"no migrations lie in {migrations_path()}")
+    return head
+
+
+def upgrade(
+    connection: Connection,
+    schema: str | None = None,
+    settings: Settings | None = None,
+    *,
+    shards: int | None = None,
+) -> None:
+    """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
+
+    Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``, with
+    operations of its own before and after. Several processes may call it at once; the
+    later ones wait and find nothing left to do. What it locks stays locked until the
+    transaction ends.
+
+    Args:
+        connection: in a transaction.
+        schema: where the tables lie. Defaults to the settings' ``schema_name``, which
+            is ``jobs_lib`` unless ``JOBS_LIB_SCHEMA`` says otherwise.
+        settings: whose environment the database serves. Defaults to those of this
+            process, if ``JOBS_LIB_ENVIRONMENT`` names one.
+        shards: as for :func:`migrate`.
+
+    Raises:
+        ConfigurationError: the database serves another environment, or there can be no
+            such schema or number of shards.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
+        SchemaVersionError: the tables are of a release that this one cannot work with.
+    """
+    schema = _choose_schema(schema, settings)
+    if settings is None and default_settings().environment:
+        settings = default_settings()
+    _lock_out_others(connection)
+    pending = _pending(connection, schema)
+    new = _is_new(connection, schema, shards)
+    if pending:
+        _give_way(connection, schema, pending[-1])
+    if new and shards is not None:
+        _set_shards(connection, schema, shards)
+    record_environment(connection, schema, settings)
+
+
+def migrate(
+    url: str,
+    schema: str = "jobs_lib",
+    settings: Settings | None = None,
+    *,
+    copied_from: str = "",
+    shards: int | None = None,
+) -> str:
+    """Install or upgrade the tables in the database at ``url``; return their version.
+
+    Each migration is a transaction of its own, so that none keeps the locks of those
+    before it while it waits for its own. Tables of a newer release that this one can
+    work with are left as they are.
+
+    Args:
+        url: of the database.
+        schema: where the tables lie.
+        settings: whose environment the database serves. Defaults to none.
+        copied_from: another environment, of whose database this one is a copy. What
+            waits in it is the original's to do, and is forgotten here: jobs, rows of
+            the outbox, offsets, topics; and it gets an identity of its own, so that
+            neither fences the other's producers.
+        shards: of the outbox, between 1 and 1024, fixed when the tables are installed;
+            each has one relay at a time. Defaults to 16, or to what they have.
+
+    Raises:
+        ConfigurationError: the database serves another environment, or there can be no
+            such schema or number of shards.
+        UnavailableError: the database does not answer.
+        OperatingError: other transactions did not let it change the tables in time, or
+            they have another number of shards.
+        SchemaVersionError: the tables are of a release that this one cannot work with.
+    """
+    check_schema(schema)
+    engine = make_engine(url, settings.database_timeout if settings else _TIMEOUT)
+    try:
+        while True:
+            with engine.begin() as connection:
+                _lock_out_others(connection)
+                pending = _pending(connection, schema)
+                new = _is_new(connection, schema, shards)
+                if not pending:
+                    if settings is not None and copied_from:
+                        adopt(connection, schema, settings, copied_from)
+                    record_environment(connection, schema, settings)
+                    return str(installed_version(connection, schema))
+                _give_way(connection, schema, pending[0])
+                if new and shards is not None:
+                    _set_shards(connection, schema, shards)
+    except OperationalError as error:
+        raise no_answer(url, error.orig) from None
+    finally:
+        engine.dispose()
+
+
+def write_sql(
+    schema: str = "jobs_lib",
+    settings: Settings | None = None,
+    *,
+    since: str | None = None,
+    shards: int | None = None,
+) -> str:
+    """The migrations as SQL that psql runs, in one transaction; no database is asked.
+
+    Args:
+        schema: where the tables lie.
+        settings: whose environment the database serves. Defaults to none.
+        since: the version that the tables have. Defaults to none: they are installed.
+        shards: as for :func:`migrate`.
+
+    Raises:
+        ConfigurationError: there can be no such schema or number of shards, or tables
+            that are there were given a number of shards.
+        SchemaVersionError: there is no such version.
+    """
+    check_schema(schema)
+    _check_shards(shards)
+    known = [one.revision for one in _script().walk_revisions()]
+    if since is not None and since not in known:
+        raise SchemaVersionError(
+            f"there is no version {since!r} of the tables: it is one of "
+            f"{known[-1]} to {known[0]}, as the table {VERSION_TABLE} says"
+        )
+    if since is not None and shards is not None:
+        raise ConfigurationError(
+            "the number of shards is fixed when the tables are installed: leave it out"
+        )
+    printed = io.StringIO()
+    config = _config(schema)
+    config.output_buffer = printed
+    if since is None:
+        config.attributes["last"] = _first_values(schema, settings, shards)
+    command.upgrade(config, "head" if since is None else f"{since}:head", sql=True)
+    return printed.getvalue()
+
+
+def _first_values(
+    schema: str, settings: Settings | None, shards: int | None
+) -> list[str]:
+    values: dict[str, str | int] = {} if shards is None else {"shards": shards}
+    if settings is not None:
+        values["environment"] = settings.environment
+        values["topic_template"] = make_template(settings)
+    return [
+        sql.SQL("update {} set {} = {}")
+        .format(
+            sql.Identifier(schema, "installation"),
+            sql.Identifier(name),
+            sql.Literal(value),
+        )
+        .as_string()
+        for name, value in values.items()
+    ]
+
+
+def _lock_out_others(connection: Connection) -> None:
+    connection.execute(
+        text("select pg_advisory_xact_lock(:key)"), {"key": MIGRATE_LOCK}
+    )
+
+
+def _pending(connection: Connection, schema: str) -> list[str]:
+    """The migrations that the tables still lack, in their order."""
+    known = [revision.revision for revision in _script().walk_revisions()][::-1]
+    installed = installed_version(connection, schema)
+    if installed is None:
+        return known
+    if installed in known:
+        return known[known.index(installed) + 1 :]
+    serves = connection.execute(
+        text(f"select compatible_from from {quote(schema)}.installation")
+    ).scalar_one()
+    check_fit(schema, known[-1], installed, serves)
+    return []
+
+
+def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
+    """Whether there are no tables yet; those there are must have so many shards."""
+    _check_shards(shards)
+    if installed_version(connection, schema) is None:
+        return True
+    found = connection.execute(
+        text(f"select shards from {quote(schema)}.installation")
+    ).scalar_one()
+    if shards not in (None, found):
+        raise OperatingError(
+            f"the outbox in schema {schema!r} has {found} shards, not {shards}: its "
+            "rows lie by that number, so it is fixed when the tables are installed. "
+            f"Ask for {found}, or for none"
+        )
+    return False
+
+
+def _check_shards(shards: int | None) -> None:
+    if shards is not None and not 1 <= shards <= _MOST_SHARDS:
+        raise ConfigurationError(
+            f"the outbox cannot have {shards} shards: choose 1 to {_MOST_SHARDS}"
+        )
+
+
+def _set_shards(connection: Connection, schema: str, shards: int) -> None:
+    connection.execute(
+        text(f"update {quote(schema)}.installation set shards = :shards"),
+        {"shards": shards},
+    )
+
+
+def _give_way(connection: Connection, schema: str, target: str) -> None:
+    """Upgrade to ``target``, from a savepoint: to leave it gives the locks back."""
+    before = {
+        name: connection.execute(text(f"show {name}")).scalar_one()
+        for name in ("search_path", "lock_timeout")
+    }
+    began = time.monotonic()
+    for tries in count(1):
+        try:
+            with connection.begin_nested():
+                _upgrade(connection, schema, target)
+        except OperationalError as error:
+            if _sqlstate(error) not in _NOT_LET_IN:
+                raise
+            waited = time.monotonic() - began
+            if waited > _PATIENCE:
+                raise OperatingError(
+                    f"the tables in schema {schema!r} could not be changed to version "
+                    f"{target} in {waited:.0f} s, because other transactions hold "
+                    "them: `jobs-lib check` names the oldest one. End it, and run "
+                    "this again"
+                ) from None
+            telemetry.emit("tables.busy", version=target, tries=tries)
+            # Longer than it waited: writers are held up for less than half the time.
+            time.sleep(LOCK_SECONDS * random.uniform(1, 2))
+        else:
+            break
+    # The migrations set them for the rest of the transaction: give them back.
+    for name, value in before.items():
+        connection.execute(
+            text("select set_config(:name, :value, true)"),
+            {"name": name, "value": value},
+        )
+
+
+def _sqlstate(error: OperationalError) -> str | None:
+    # What psycopg 2 calls pgcode.
+    orig = error.orig
+    return getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
+
+
+def _choose_schema(given: str | None, settings: Settings | None = None) -> str:
+    schema = given or (settings or default_settings()).schema_name
+    check_schema(schema)
+    return schema
+
+
+def _upgrade(connection: Connection, schema: str, target: str) -> None:
+    config = _config(schema)
+    config.attributes["connection"] = connection
+    with _proxies_kept():
+        command.upgrade(config, target)
+
+
+@contextmanager
+def _proxies_kept() -> Iterator[None]:
+    """Leave Alembic's modules as they are to the migration that has called us.
+
+    Its ``op`` and ``context`` stand for one migration at a time, and for none after the
+    one that began last: the caller's next operation would fail.
+    """
+    before = [getattr(module, "_proxy", None) for module in (context, op)]
+    try:
+        yield
+    finally:
+        for proxy in before:
+            if proxy is not None:
+                proxy._install_proxy()
+
+
+def _config(schema: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
+    config.attributes["schema"] = schema
+    return config
+
+
+def installed_version(connection: Connection, schema: str = "jobs_lib") -> str | None:
+    """The version of the tables in the database; None where there are none."""
+    context = MigrationContext.configure(
+        connection,
+        opts={"version_table": VERSION_TABLE, "version_table_schema": schema},
+    )
+    return context.get_current_revision()
+
+
+def include_name(
+    schema: str | None = None,
+) -> Callable[[str | None, str, dict[str, str | None]], bool]:
+    """A filter that keeps a user's ``alembic --autogenerate`` off our tables.
+
+    Pass it in your ``env.py``: ``context.configure(…, include_name=include_name())``.
+    It matters only with ``include_schemas=True``, or when the library's schema is the
+    default one of the connection.
+
+    Args:
+        schema: where our tables lie. Defaults to the settings' ``schema_name``.
+    """
+    ours = _choose_schema(schema)
+
+    def keep(name: str | None, type_: str, parent_names: dict[str, str | None]) -> bool:
+        if type_ == "schema":
+            return name != ours
+        return parent_names.get("schema_name") != ours
+
+    return keep

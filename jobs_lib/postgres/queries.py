@@ -1,0 +1,84 @@
+"""The named queries of ``jobs_lib/sql``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, cast
+
+from psycopg import sql
+
+from jobs_lib.errors import (
+    JobsError,
+)
+from jobs_lib.settings import check_schema
+
+_HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
+
+
+class Queries(Mapping[str, sql.Composed]):
+    """The named queries of ``jobs_lib/sql``, with the schema's name filled in."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._queries = {
+            name: sql.SQL(cast("Any", text)).format(schema=sql.Identifier(schema))
+            for name, text in _read_queries().items()
+        }
+
+    def __getitem__(self, name: str) -> sql.Composed:
+        return self._queries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queries)
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+
+@cache
+def _read_queries() -> dict[str, str]:
+    """The queries by name; each ``{part}`` in one is the part of that name.
+
+    Where there is a part ``x_limited``, too, each query with the part ``x`` is there
+    twice: as ``q``, and as ``q_limited`` with the other part. A part may hold parts
+    that stand behind it.
+    """
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
+    for file in sorted(
+        resources.files("jobs_lib.sql").iterdir(), key=lambda file: file.name
+    ):
+        if not file.name.endswith(".sql"):
+            continue
+        pieces = _HEAD.split(file.read_text(encoding="utf-8"))[1:]
+        for kind, name, text in zip(*(pieces[n::3] for n in range(3)), strict=True):
+            if name in found[kind]:
+                raise JobsError(f"the {kind} {name!r} stands twice in jobs_lib/sql")
+            found[kind][name] = text.strip().rstrip(";")
+    parts = found["part"]
+    other = {p: parts[f"{p}_limited"] for p in parts if f"{p}_limited" in parts}
+    queries: dict[str, str] = {}
+    for name, text in found["name"].items():
+        queries[name] = _fill(text, parts)
+        if any(f"{{{part}}}" in text for part in other):
+            queries[f"{name}_limited"] = _fill(text, parts | other)
+    return queries
+
+
+def _fill(text: str, parts: Mapping[str, str]) -> str:
+    for part, inner in parts.items():
+        text = text.replace(f"{{{part}}}", f"\n    {inner}\n")
+    return text
+
+
+@cache
+def load_queries(schema: str) -> Queries:
+    """The named queries for one schema, read once per process.
+
+    Raises:
+        ConfigurationError: there can be no such schema.
+    """
+    check_schema(schema)
+    return Queries(schema)

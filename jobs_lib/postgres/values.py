@@ -1,0 +1,43 @@
+"""Values in the forms that PostgreSQL reads quickest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def quote(identifier: str) -> str:
+    """An SQL identifier in double quotes, safe for any name."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def int_array(values: Iterable[int]) -> str:
+    """PostgreSQL's text form of an array; several times quicker than the driver's."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def text_array(values: Sequence[str]) -> str:
+    """The same of strings."""
+    if not values:
+        return "{}"
+    joined = '"' + '","'.join(values) + '"'
+    if "\\" in joined or joined.count('"') != 2 * len(values):
+        escaped = (v.replace("\\", "\\\\").replace('"', '\\"') for v in values)
+        joined = '"' + '","'.join(escaped) + '"'
+    return "{" + joined + "}"
+
+
+def escape(value: str | None) -> str:
+    """A value as a column of COPY's text format."""
+    if value is None:
+        return "\\N"
+    if value.isalnum():
+        return value
+    return (
+        value.replace("\\", "\\\\")
+        .replace("\t", "\\t")
+        .replace("\n", "\\n")
+        .replace("\r", "\\r")
+    )

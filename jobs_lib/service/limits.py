@@ -1,0 +1,53 @@
+"""What a process has used up: one whose handlers leak ends in order."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobs_lib.settings import Settings
+
+
+class ProcessLimits:
+    """Compares what a process has used with what it may."""
+
+    def __init__(self, settings: Settings, ran: Callable[[], int]) -> None:
+        """Prepare to look.
+
+        Args:
+            settings: of these ``max_memory`` and ``max_jobs``.
+            ran: says how many jobs the process has run.
+        """
+        self._max_memory = settings.max_memory
+        self._max_jobs = settings.max_jobs
+        self._ran = ran
+
+    def is_over(self) -> bool:
+        """Look, tell what there is, and say whether it is too much."""
+        used = {"rss_mb": round(resident_mb(), 1), "jobs": self._ran()}
+        telemetry.emit("process.measured", **used)
+        worn = bool(
+            (self._max_memory and used["rss_mb"] > self._max_memory)
+            or (self._max_jobs and used["jobs"] >= self._max_jobs)
+        )
+        if worn:
+            telemetry.emit("process.worn", **used)
+        return worn
+
+
+def resident_mb() -> float:
+    """This process's memory, in MiB; its peak where the present size is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 2 ** (20 if sys.platform == "darwin" else 10)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

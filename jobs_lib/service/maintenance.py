@@ -1,0 +1,115 @@
+"""What every service does now and then, in a thread of its own.
+
+It keeps the history's days in order, forgets keys that went long ago, and tells of
+transactions that are open for long: the dead rows of all that runs meanwhile pile up
+behind them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import Retry
+from jobs_lib.operating.checks import Limits
+from jobs_lib.operating.history import maintain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jobs_lib.postgres.database import Database
+
+_HOUR = 3_600.0
+_MINUTE = 60.0
+_JITTER = 0.1
+_GONE_DAYS = 30
+"""Much longer than a topic keeps what it compacts."""
+_GONE_ROWS = 10_000
+# What can be wrong for long, a missing privilege say, is not worth a look each second.
+_AFTER_FAILURE = Retry(first=5.0, cap=_HOUR)
+
+
+class Maintenance:
+    """Calls :func:`maintain` at once and then every hour, give or take a tenth.
+
+    Args:
+        database: whose history.
+        keep: the numbers of days for which finished jobs are kept, of all types.
+        interval: seconds between two looks for old transactions.
+        limits: from when on one is old. Defaults to ``Limits()``.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        keep: Iterable[int],
+        *,
+        interval: float = _MINUTE,
+        limits: Limits | None = None,
+    ) -> None:
+        self._database = database
+        self._keep = frozenset(keep)
+        self._interval = interval
+        self._limits = limits or Limits()
+        self._maintain_at = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="jobs_lib maintenance", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; waits for the step that it is at."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self._tell_old_transactions()
+                if time.monotonic() >= self._maintain_at:
+                    maintain(self._database, self._keep)
+                    self._forget_gone_keys()
+                    pause = _HOUR * random.uniform(1 - _JITTER, 1 + _JITTER)
+                    self._maintain_at = time.monotonic() + pause
+                failures = 0
+                pause = self._interval * random.uniform(1 - _JITTER, 1 + _JITTER)
+            except BaseException as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="maintenance", error=error)
+                pause = _AFTER_FAILURE.delay(failures)
+            self._stopping.wait(pause)
+
+    def _forget_gone_keys(self) -> None:
+        query = self._database.queries["forget_gone_keys"]
+        with self._database.connect("maintenance") as connection:
+            forgotten = _GONE_ROWS
+            while forgotten == _GONE_ROWS and not self._stopping.is_set():
+                row = connection.execute(
+                    query, {"days": _GONE_DAYS, "rows": _GONE_ROWS}
+                ).fetchone()
+                forgotten = row[0] if row else 0
+
+    def _tell_old_transactions(self) -> None:
+        with self._database.connect("maintenance") as connection:
+            found = connection.execute(
+                self._database.queries["check_transactions"]
+            ).fetchall()
+        for kind, seconds, who, application, state in found:
+            if seconds >= self._limits.old_transaction:
+                telemetry.emit(
+                    "transaction.old",
+                    kind=kind,
+                    who=who,
+                    application=application,
+                    state=state,
+                    seconds=seconds,
+                )

@@ -1,0 +1,219 @@
+"""What ``/metrics`` shows of a running service beside the counters of its events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from jobs_lib import telemetry
+from jobs_lib.executor.meter import BOUNDS, Histogram
+from jobs_lib.operating.depths import Depths, read_depths
+from jobs_lib.telemetry.metrics import COUNTED, PREFIX, Metrics
+from jobs_lib.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from jobs_lib.executor.meter import Meter
+    from jobs_lib.postgres.database import Database
+
+_PAUSE = 15.0
+"""Seconds, at the least, between two looks at what waits."""
+_STALE = 60.0
+"""Seconds after which what was seen is not shown any more."""
+
+
+class ServiceMetrics:
+    """The metrics of one process.
+
+    Args:
+        database: where its jobs are.
+        meters: finds the figures of its executors.
+        owned: finds how many origins it owns, by role.
+        pause: seconds between two looks at what waits in the database.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        meters: Callable[[], Iterable[Meter]],
+        owned: Callable[[], Mapping[str, int]],
+        *,
+        pause: float = _PAUSE,
+    ) -> None:
+        self._metrics = Metrics()
+        self._depths = _Reader(database, pause)
+        self._metrics.add(lambda: describe_jobs(list(meters())))
+        self._metrics.add(lambda: [_describe_owned(owned())])
+        self._metrics.add(lambda: describe_depths(self._depths.ask()))
+        self._metrics.add(lambda: [_describe_build()])
+
+    def start(self) -> None:
+        """Begin to count, and to look at what waits."""
+        self._metrics.start()
+        self._depths.start()
+
+    def stop(self) -> None:
+        """Count no more."""
+        self._metrics.stop()
+        self._depths.stop()
+
+    def render(self) -> tuple[str, bytes]:
+        """The content type, and the text; asks no server."""
+        return self._metrics.render()
+
+
+class _Reader:
+    """Looks at what waits while somebody wants to know, in a thread of its own.
+
+    Whoever asks gets what was seen last: a scrape must not wait for the database.
+    """
+
+    def __init__(self, database: Database, pause: float) -> None:
+        self._database = database
+        self._pause = pause
+        self._seen: tuple[float, Depths] | None = None
+        self._asked = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="jobs_lib metrics", daemon=True
+        )
+
+    def start(self) -> None:
+        # The first look comes with the first scrape: there may never be one.
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._asked.set()
+        self._thread.join()
+
+    def ask(self) -> Depths | None:
+        """What was seen last; None if that is too long ago."""
+        self._asked.set()
+        if self._seen is None or time.monotonic() > self._seen[0] + _STALE:
+            return None
+        return self._seen[1]
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._asked.wait()
+            self._asked.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._seen = time.monotonic(), read_depths(self._database)
+            except BaseException as error:
+                telemetry.emit("loop.failed", loop="metrics", error=error)
+            self._stopping.wait(self._pause)
+
+
+def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    """Name, kind, labels and meaning of all that ``/metrics`` may show."""
+    for one in COUNTED:
+        yield f"{PREFIX}{one.name}_total", "counter", one.labels, one.text
+    given = [describe_jobs([]), describe_depths(None)]
+    for family in (*chain(*given), _describe_owned({}), _describe_build()):
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        yield (
+            name,
+            family.type,
+            tuple(getattr(family, "_labelnames", ())),
+            family.documentation,
+        )
+
+
+def describe_jobs(meters: Iterable[Meter]) -> Iterator[Metric]:
+    """What became of jobs, and how long they took."""
+    finished: dict[tuple[str, str], int] = {}
+    durations: dict[str, Histogram] = {}
+    delays: dict[str, Histogram] = {}
+    for meter in meters:
+        for labels, count in meter.finished.copy().items():
+            finished[labels] = finished.get(labels, 0) + count
+        for of_all, own in ((durations, meter.durations), (delays, meter.delays)):
+            for type_, histogram in own.copy().items():
+                of_all.setdefault(type_, Histogram()).add(histogram)
+    counter = CounterMetricFamily(
+        f"{PREFIX}jobs_finished",
+        "Outcomes that are written, one for each attempt.",
+        labels=("type", "result"),
+    )
+    for labels, count in finished.items():
+        counter.add_metric(labels, count)
+    yield counter
+    yield _describe_histograms(
+        "job_duration_seconds", "From a handler's start to its end.", durations
+    )
+    yield _describe_histograms(
+        "job_start_delay_seconds",
+        "From the time at which a job was due to its handler's start.",
+        delays,
+    )
+
+
+def _describe_histograms(
+    name: str, text: str, histograms: Mapping[str, Histogram]
+) -> Metric:
+    family = HistogramMetricFamily(PREFIX + name, text, labels=("type",))
+    names = [*map(str, BOUNDS), "+Inf"]
+    for type_, histogram in histograms.items():
+        buckets = list(zip(names, accumulate(histogram.counts), strict=True))
+        family.add_metric((type_,), buckets, histogram.total)
+    return family
+
+
+def describe_depths(depths: Depths | None) -> Iterator[Metric]:
+    """What waits in the database; nothing where that is not known."""
+    jobs = GaugeMetricFamily(
+        f"{PREFIX}queue_depth",
+        "Unfinished jobs; of very many an estimate.",
+        labels=("type", "state"),
+    )
+    gauges = {
+        "queue_oldest_ready_age_seconds": "Age of the oldest job that may run.",
+        "jobs_kept_discarded": "Discarded jobs that are kept.",
+        "outbox_backlog": "Rows that are not in Kafka yet; of very many an estimate.",
+        "outbox_oldest_age_seconds": "Age of the oldest of them.",
+        "outbox_held": "Keys, and rows without one, that Kafka has refused.",
+    }
+    families = {
+        name: GaugeMetricFamily(PREFIX + name, text) for name, text in gauges.items()
+    }
+    if depths is None:
+        yield from (jobs, *families.values())
+        return
+    for labels, count in depths.jobs.items():
+        jobs.add_metric(labels, count)
+    values = (
+        *(depths.oldest_job, depths.discarded),
+        *(depths.outbox, depths.oldest_row, depths.held),
+    )
+    for family, value in zip(families.values(), values, strict=True):
+        family.add_metric((), value)
+    yield from (jobs, *families.values())
+
+
+def _describe_owned(owned: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(
+        f"{PREFIX}owned_origins", "Origins that this process owns.", labels=("role",)
+    )
+    for role, count in owned.items():
+        family.add_metric((role,), count)
+    return family
+
+
+def _describe_build() -> Metric:
+    family = InfoMetricFamily(f"{PREFIX}build", "The release that runs.")
+    family.add_metric((), {"version": __version__})
+    return family

@@ -1,0 +1,178 @@
+"""The scheduler: enqueue each tick of the schedules once, over all pods.
+
+Every pod runs one. All wake at a tick; the first to move the schedule's row enqueues in
+the same transaction, and the others find it moved. A pod's own clock decides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import psycopg
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.postgres.database import plain_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from jobs_lib.jobs.schedule import Schedule
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
+
+# The database's clock may be set, and a failed tick is tried again.
+_LONGEST_WAIT = 10.0
+
+
+class Clock(Protocol):
+    """Says what time it is, and waits."""
+
+    def now(self, connection: psycopg.Connection[Any]) -> datetime:
+        """The time, with a time zone."""
+
+    def wait(self, stopping: threading.Event, seconds: float) -> None:
+        """Return after about so many seconds, or when ``stopping`` is set."""
+
+
+class DatabaseClock:
+    """The database's clock; seconds are counted by a clock that nobody sets."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+
+    def now(self, connection: psycopg.Connection[Any]) -> datetime:
+        """The database's time, asked anew."""
+        row = connection.execute(self._queries["read_clock"]).fetchone()
+        return cast("tuple[datetime]", row)[0]
+
+    def wait(self, stopping: threading.Event, seconds: float) -> None:
+        """Wait for ``stopping`` at most so many seconds."""
+        stopping.wait(seconds)
+
+
+class Scheduler:
+    """A thread that enqueues what the schedules say."""
+
+    def __init__(
+        self,
+        database: Database,
+        schedules: Iterable[Schedule],
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._queries = database.queries
+        self._schedules = list(schedules)
+        self._clock = clock or DatabaseClock(database.queries)
+        self._registered = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="jobs_lib scheduler", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; what it is enqueueing is committed first."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._database.connect("scheduler", impatient=True) as connection:
+                    while not self._stopping.is_set():
+                        seconds = self._look(connection)
+                        failures = 0
+                        self._clock.wait(self._stopping, min(seconds, _LONGEST_WAIT))
+            except BaseException as error:
+                failures += 1
+                telemetry.emit("loop.failed", loop="scheduler", error=error)
+                self._stopping.wait(RECONNECT.delay(failures))
+
+    def _look(self, connection: psycopg.Connection[Any]) -> float:
+        """Enqueue what is due; the seconds until the next tick."""
+        now = self._clock.now(connection)
+        if not self._registered:
+            # Once in this process's life: while a release is rolled out, pods with the
+            # old expression and with the new one must not take turns.
+            for schedule in self._schedules:
+                self._register(connection, schedule, now)
+            self._registered = True
+        rows = connection.execute(
+            self._queries["read_schedules"],
+            {"names": [schedule.name for schedule in self._schedules]},
+        )
+        ticked = dict(rows.fetchall())
+        for schedule in self._schedules:
+            if schedule.name in ticked:
+                self._tick_patiently(connection, schedule, ticked[schedule.name], now)
+            else:
+                # Somebody has deleted the row: a new schedule.
+                self._register(connection, schedule, now)
+        following = min(schedule.next(now) for schedule in self._schedules)
+        return (following - now).total_seconds()
+
+    def _register(
+        self, connection: psycopg.Connection[Any], schedule: Schedule, now: datetime
+    ) -> None:
+        connection.execute(
+            self._queries["register_schedule"],
+            {
+                "name": schedule.name,
+                "definition": schedule.definition,
+                "now": now,
+            },
+        )
+
+    def _tick_patiently(
+        self,
+        connection: psycopg.Connection[Any],
+        schedule: Schedule,
+        after: datetime,
+        now: datetime,
+    ) -> None:
+        """One that cannot be enqueued is tried again, and does not hold up others."""
+        try:
+            self._tick(connection, schedule, after, now)
+        except psycopg.OperationalError:
+            raise
+        # Hooks around enqueue are the application's.
+        except BaseException as error:
+            telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
+
+    def _tick(
+        self,
+        connection: psycopg.Connection[Any],
+        schedule: Schedule,
+        after: datetime,
+        now: datetime,
+    ) -> None:
+        due = schedule.choose(after, now)
+        if due.until is None:
+            return
+        with connection.transaction(), plain_errors():
+            connection.execute(self._queries["limit_idling"])
+            moved = connection.execute(
+                self._queries["move_schedule"],
+                {"name": schedule.name, "ticked_at": after, "until": due.until},
+            )
+            if not moved.rowcount:
+                return
+            for tick in due.ticks:
+                schedule.job_type.enqueue(connection, **schedule.payload(tick))
+        if due.ticks:
+            telemetry.emit(
+                "ticks.enqueued", schedule=schedule.name, ticks=list(due.ticks)
+            )
+        if due.dropped:
+            since, before = due.dropped
+            telemetry.emit(
+                "ticks.dropped", schedule=schedule.name, since=since, before=before
+            )

@@ -1,0 +1,63 @@
+"""What a process that stops says about the jobs that it waits for."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jobs_lib import telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from jobs_lib.jobs.job import Job
+
+_SOON = 0.3
+"""Seconds in which quick jobs end, of which nobody has to hear."""
+_SHOWN = 5
+"""Ids of each type."""
+
+
+@contextmanager
+def telling(
+    find_running: Callable[[], Iterable[Job]], patience: float
+) -> Iterator[None]:
+    """Say once what still runs, if the wait inside is no short one.
+
+    Args:
+        find_running: the jobs that run, asked from another thread.
+        patience: seconds that they have to end.
+    """
+
+    def tell() -> None:
+        if running := [*find_running()]:
+            telemetry.logger.warning("%s", describe_wait(running, patience))
+
+    timer = threading.Timer(_SOON, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def describe_wait(running: Iterable[Job], patience: float) -> str:
+    """What is waited for, for how long at the most, and what a second signal does."""
+    ids: dict[str, list[int]] = {}
+    for job in running:
+        ids.setdefault(job.type, []).append(job.id)
+    number = sum(map(len, ids.values()))
+    return (
+        f"stopping: {number} job{' still runs' if number == 1 else 's still run'}, for "
+        f"{patience:g} s at the most: "
+        + "; ".join(f"{name} {_name_few(ids[name])}" for name in sorted(ids))
+        + ". A second Ctrl-C or signal ends this process at once: then they run again "
+        "elsewhere, and no attempt is counted"
+    )
+
+
+def _name_few(ids: list[int]) -> str:
+    few = ", ".join(map(str, sorted(ids)[:_SHOWN]))
+    return few if len(ids) <= _SHOWN else f"{few}, … ({len(ids)} in all)"
