@@ -313,7 +313,7 @@ class Dispatcher:
         for _ in range(len(self._commands)):
             self._commands.popleft()()
         self._collect()
-        poller = self._poller.prepare(
+        polls = self._poller.prepare(
             busy=len(self._claimer.in_flight) > 0, hinted=self._hears()
         )
         claim, jump = self._prepare_claim()
@@ -321,7 +321,7 @@ class Dispatcher:
         if self._limiter and self._takes_slots:
             slots = self._limiter.prepare()
         hurried = bool(self._leaving) or self._stopping.is_set()
-        idle = not (poller or claim or jump or slots or hurried)
+        idle = not (polls or claim or jump or slots or hurried)
         if idle and self._is_too_little():
             self._sleep()
             return
@@ -334,15 +334,14 @@ class Dispatcher:
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             self._settled([], [])
-        if settle or poller or claim or hurried:
+        if settle or polls or claim or hurried:
             settle += self._end_claims()
         # The claim sees what the jump has seen.
-        batches = [b for b in (settle, slots, *poller, jump, claim) if b]
+        batches = [b for b in (settle, slots, *polls, jump, claim) if b]
         if not batches:
             self._sleep()
             return
-        measure = self._meter.measure if self._meter else None
-        answers, failure = round_trip.exchange(*batches, meanwhile=measure)
+        answers, failure = round_trip.exchange(*batches, meanwhile=self._measure)
         answers += [None] * (len(batches) - len(answers))
         found = dict(zip(map(id, batches), answers, strict=True))
         # The claim first: what it passed over belongs to lanes that may have ended.
@@ -354,7 +353,7 @@ class Dispatcher:
             self._settled(settlements, answer)
         if self._limiter and slots and (answer := found[id(slots)]) is not None:
             self._limiter.read(slots, answer)
-        for batch in poller:
+        for batch in polls:
             if (answer := found[id(batch)]) is not None:
                 self._poller.read(batch, answer)
         if self._share and (self._claimer.shared or self._poller.due):
@@ -484,6 +483,10 @@ class Dispatcher:
             event.set()
         self._leaving.clear()
 
+    def _measure(self) -> None:
+        if self._meter:
+            self._meter.measure()
+
     def _add_ended(self, meter: Meter) -> None:
         """Count what its own transaction has completed, and time all that has ended."""
         own = Result.COMMITTED
@@ -514,8 +517,7 @@ class Dispatcher:
             _yield()
 
     def _sleep(self) -> None:
-        if self._meter:
-            self._meter.measure()
+        self._measure()
         if time.monotonic() - self._put_at > _HOARDED:
             self._take_back()
         seconds = self._poller.seconds_left()

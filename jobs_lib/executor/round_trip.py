@@ -32,11 +32,12 @@ class RoundTrip:
     def exchange(
         self,
         *batches: Sequence[Statement],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> tuple[list[Answer | None], psycopg.Error | None]:
         """Send the batches in one round trip, each a transaction of its own.
 
-        ``meanwhile`` is called while the server works on several at once.
+        ``meanwhile`` is called once, unless they fail: while the server works, or after
+        the answers where each was waited for.
 
         Without the border between them a claim that fails would take the completions
         before it along. Behind PgBouncer each is a round trip of its own: at the first
@@ -52,14 +53,14 @@ class RoundTrip:
             if alone and (self._prepare or self.server is None):
                 # Alone it needs no pipeline, whose making costs more than a claim.
                 sent.append(self._send(batches[0]))
+                meanwhile()
             elif self._prepare:
                 with self._connection.pipeline() as pipeline:
                     for batch in batches:
                         cursors = self._send(batch)
                         pipeline.sync()
                         sent.append(cursors)
-                    if meanwhile is not None:
-                        meanwhile()
+                    meanwhile()
             else:
                 for batch in batches:
                     with self._connection.pipeline():
@@ -67,6 +68,7 @@ class RoundTrip:
                             self._send([("expect_server", {"server": self.server})])
                         cursors = self._send(batch)
                     sent.append(cursors)
+                meanwhile()
         except psycopg.Error as error:
             failure = error
         return [self._read(cursors) for cursors in sent], failure

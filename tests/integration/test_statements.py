@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.executor.round_trip import RoundTrip
+from jobs_lib.postgres.queries import load_queries
 from tests.support.apps import HOME, count, executing, heard, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
+    from jobs_lib.executor.round_trip import Statement
 
 JOBS = 5_000
 SECONDS = 10
@@ -136,3 +138,19 @@ def cpu_seconds(pid: int) -> float:
     """Seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("prepare", [True, False])
+def test_what_is_done_meanwhile_is_done_once_in_each_exchange(connect, prepare, count):
+    calls: list[bool] = []
+    with connect() as connection:
+        connection.autocommit = True
+        round_trip = RoundTrip(connection, load_queries("jobs_lib"), prepare=prepare)
+        batches: list[list[Statement]] = [[("read_server", {})]] * count
+        answers, failure = round_trip.exchange(
+            *batches, meanwhile=lambda: calls.append(True)
+        )
+    assert failure is None
+    assert len(answers) == count
+    assert calls == [True]

@@ -47,7 +47,7 @@ class HeldRoundTrip(RoundTrip):
     def exchange(
         self,
         *batches: Sequence[Statement],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], object] = nothing,
     ) -> tuple[list[Answer | None], psycopg.Error | None]:
         """The same, with something between."""
         self.before()
