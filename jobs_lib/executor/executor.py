@@ -71,7 +71,7 @@ class Executor:
             foreign: tells the types that other apps know.
             is_measured: whether anybody wants figures of its jobs.
         """
-        self._crews: dict[Workers | None, WorkerPool] = {}
+        self._pools: dict[Workers | None, WorkerPool] = {}
         self.meters: list[Meter] = []
         """The figures of its jobs; none where nobody wants them."""
         self._sections: list[list[Dispatcher]] = []
@@ -80,10 +80,10 @@ class Executor:
         number = itertools.count()
         alone = threading.Lock()
         for section in sections:
-            workers = self._crews.get(section.workers)
+            workers = self._pools.get(section.workers)
             if workers is None:
                 ours = {n: t for n, t in types.items() if t.workers == section.workers}
-                workers = self._crews[section.workers] = WorkerPool(
+                workers = self._pools[section.workers] = WorkerPool(
                     database, ours, owner, settings, around, self._wake,
                     section.workers, role=role, is_timed=is_measured,
                 )  # fmt: skip
@@ -129,7 +129,7 @@ class Executor:
     @property
     def ran(self) -> int:
         """How many jobs it has run, or begun to."""
-        return sum(workers.ran for workers in self._crews.values())
+        return sum(workers.ran for workers in self._pools.values())
 
     @property
     def running(self) -> list[ClaimedJob]:
@@ -145,7 +145,7 @@ class Executor:
         """
         report: list[dict[str, Any]] = []
         now = time.monotonic()
-        busy = [one for workers in self._crews.values() for one in workers.find_busy()]
+        busy = [one for workers in self._pools.values() for one in workers.find_busy()]
         for types, count in busy:
             running = [job for job in self.running if job.type in types]
             running.sort(key=lambda job: job.began)
@@ -171,12 +171,12 @@ class Executor:
     @property
     def pulses(self) -> list[Pulse]:
         """The signs of life of its threads."""
-        crews = [pulse for workers in self._crews.values() for pulse in workers.pulses]
-        return [*crews, *(one.pulse for one in self._dispatchers)]
+        pulses = [pulse for workers in self._pools.values() for pulse in workers.pulses]
+        return [*pulses, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
         """Start the threads; nothing runs until origins are acquired."""
-        for workers in self._crews.values():
+        for workers in self._pools.values():
             workers.start()
         for dispatcher in self._dispatchers:
             dispatcher.start()
@@ -185,7 +185,7 @@ class Executor:
         """Stop the threads. Call after the origins have been released."""
         for dispatcher in self._dispatchers:
             dispatcher.stop()
-        for workers in self._crews.values():
+        for workers in self._pools.values():
             workers.stop()
 
     def take(self, origins: Mapping[str, int]) -> None:

@@ -41,7 +41,7 @@ _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,
 }
 OnRefused = Callable[[AccessError], None]
-"""Is told that the brokers refuse a client, whenever it has tried to connect."""
+"""Hears that the brokers refuse a client, whenever it has tried to connect."""
 _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 """How it begins: its kind, the client, and the thread, one for each broker."""
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
@@ -52,7 +52,9 @@ def _log(refusal: AccessError) -> None:
     _logger.error("%s", refusal)
 
 
-def make_consumer(settings: Settings, group: str, told: OnRefused = _log) -> Consumer:
+def make_consumer(
+    settings: Settings, group: str, on_refused: OnRefused = _log
+) -> Consumer:
     """A consumer of ``group`` whose client id is the pod's name.
 
     Raises:
@@ -60,7 +62,8 @@ def make_consumer(settings: Settings, group: str, told: OnRefused = _log) -> Con
     """
     configuration = configure_consumer(settings, group)
     return cast(
-        "Consumer", _make(Consumer, configuration, settings, _tell(settings, told))
+        "Consumer",
+        _make(Consumer, configuration, settings, _tell(settings, on_refused)),
     )
 
 
@@ -68,7 +71,7 @@ def make_producer(
     settings: Settings,
     transactional_id: str,
     timeout: float,
-    told: OnRefused = _log,
+    on_refused: OnRefused = _log,
     *,
     largest: int = 0,
 ) -> Producer:
@@ -78,7 +81,7 @@ def make_producer(
         settings: where the brokers are.
         transactional_id: stable over restarts and take-overs.
         timeout: seconds until an unsent record is given up and its row sent again.
-        told: hears of refusals.
+        on_refused: hears of refusals.
         largest: bytes that a message may have; 0 leaves that to the client.
 
     Raises:
@@ -86,11 +89,12 @@ def make_producer(
     """
     configuration = configure_producer(settings, transactional_id, timeout, largest)
     return cast(
-        "Producer", _make(Producer, configuration, settings, _tell(settings, told))
+        "Producer",
+        _make(Producer, configuration, settings, _tell(settings, on_refused)),
     )
 
 
-def make_admin(settings: Settings, told: OnRefused = _log) -> AdminClient:
+def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
     """An admin client.
 
     Raises:
@@ -98,14 +102,14 @@ def make_admin(settings: Settings, told: OnRefused = _log) -> AdminClient:
     """
     return cast(
         "AdminClient",
-        _make(AdminClient, configure(settings), settings, _tell(settings, told)),
+        _make(AdminClient, configure(settings), settings, _tell(settings, on_refused)),
     )
 
 
 def poll_events(client: Producer | AdminClient) -> None:
     """Let a client tell what it has to, which it does when it is polled alone.
 
-    What nobody hears superseding up. A fatal error comes again by the next call.
+    What nobody hears piles up. A fatal error comes again by the next call.
     """
     with suppress(KafkaException):
         cast("Any", client).poll(0)
@@ -234,11 +238,11 @@ def create_topic(
     return True
 
 
-def _tell(settings: Settings, told: OnRefused) -> Callable[[KafkaError], None]:
+def _tell(settings: Settings, on_refused: OnRefused) -> Callable[[KafkaError], None]:
     def hear(error: KafkaError) -> None:
         # All else librdkafka logs by itself, and not as often as it says it here.
         if (refusal := find_refusal(error, settings)) is not None:
-            told(refusal)
+            on_refused(refusal)
 
     return hear
 

@@ -33,7 +33,7 @@ class Finding:
     version: int | None
     """The earlier version that the schema does not go with."""
     field: str
-    """Such as ``workers[].name``; empty where it is about the whole."""
+    """Such as ``crew[].name``; empty where it is about the whole."""
     problem: str
     fails: bool = True
     """Whether the schema must not be registered so."""

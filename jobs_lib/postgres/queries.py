@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from psycopg import sql
 
-from jobs_lib.errors import (
-    JobsError,
-)
+from jobs_lib.errors import JobsError
 from jobs_lib.settings import check_schema
 
 _HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)

@@ -29,7 +29,7 @@ class Misfit(NamedTuple):
     """Why values cannot be read."""
 
     path: str
-    """The field, such as ``workers[].name``; empty for the value itself."""
+    """The field, such as ``crew[].name``; empty for the value itself."""
     reason: str
 
 

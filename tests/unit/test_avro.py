@@ -47,7 +47,7 @@ class Flight:
     id: uuid.UUID
     blob: bytes
     pilot: Person | None = None
-    workers: list[Person] = field(default_factory=list)
+    crew: list[Person] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ FIELDS: dict[str, Any] = {
     "id": {"type": "string", "logicalType": "uuid"},
     "blob": "bytes",
     "pilot": ["null", PERSON],
-    "workers": {"type": "array", "items": "Person"},
+    "crew": {"type": "array", "items": "Person"},
     "counts": {"type": "map", "values": "long"},
 }
 
@@ -103,7 +103,7 @@ FLIGHT = Flight(
     id=uuid.UUID(int=7),
     blob=b"\x00\xff",
     pilot=Person("Ada", date(1815, 12, 10)),
-    workers=[Person("Grace")],
+    crew=[Person("Grace")],
     counts={"bags": 3},
 )
 
@@ -129,7 +129,7 @@ def test_each_kind_of_field_comes_back_as_it_was(app):
     # Whoever has no class of it gets plain values, by the registered schema alone.
     plain = read(app, data)
     assert plain["status"] == "AIRBORNE"
-    assert plain["workers"] == [{"name": "Grace", "born": None}]
+    assert plain["crew"] == [{"name": "Grace", "born": None}]
     assert plain["exact"] == NOON
 
 

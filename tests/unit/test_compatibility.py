@@ -74,14 +74,14 @@ NOT_FITTING = [
     (record(TAIL, name="Plane"), record(TAIL), ""),
     (LONGER, NODE, "m"),
     (
-        record(("workers", {"type": "array", "items": record(TAIL, name="Person")})),
-        record(("workers", {"type": "array", "items": record(name="Person")})),
-        "workers[].tail",
+        record(("crew", {"type": "array", "items": record(TAIL, name="Person")})),
+        record(("crew", {"type": "array", "items": record(name="Person")})),
+        "crew[].tail",
     ),
     (
-        record(("workers", {"type": "map", "values": "int"})),
-        record(("workers", {"type": "map", "values": "string"})),
-        "workers{}",
+        record(("crew", {"type": "map", "values": "int"})),
+        record(("crew", {"type": "map", "values": "string"})),
+        "crew{}",
     ),
     (
         record(("pilot", ["null", record(TAIL, name="Person")])),

@@ -177,7 +177,7 @@ class Claimer:
     def stop_claiming(self, origins: Iterable[str]) -> list[ClaimedJob]:
         """Claim nothing more from origins; returns their jobs in flight, now dropped.
 
-        What of them is running can still be settled, until :meth:`drop`.
+        What of them is running can still be settled, until :meth:`release`.
         """
         leaving = frozenset(origins)
         for origin in leaving:
@@ -624,7 +624,7 @@ class Claimer:
                 if age is not None:
                     ages[job_id] = delayed, age
         for lane in chain(free.values(), lanes.values()):
-            # Only now: who retires an origin meanwhile finds what is in flight already.
+            # Only now: if the origin was given up meanwhile, these are in flight then.
             if self.cursors[lane.origin].leaving:
                 lane.dropped = True
         return found

@@ -52,7 +52,7 @@ class Cursor:
     no_commits_below: int = 0
     """Up to it no row can still appear: every transaction that could add one ended."""
     sweep_target: int = 0
-    """What was ripe when the pass began that the sweep is at."""
+    """What `no_commits_below` was when the pass began that the sweep is at."""
     sweep_at: int = 0
     """Up to where that pass still has to look; 0 when it has ended."""
     near: Descent = field(default_factory=Descent)
@@ -78,9 +78,8 @@ class Cursor:
 
     def rewind(self) -> None:
         """Start again: what was passed over may run now."""
-        self.at = self.swept_below = self.no_commits_below = self.sweep_target = (
-            self.sweep_at
-        ) = 0
+        self.at = self.no_commits_below = 0
+        self.swept_below = self.sweep_target = self.sweep_at = 0
         self.levels = {1: 0, -1: 0}
         self.near, self.far = Descent(), Descent()
         self.may_have_more, self.jump_factor = True, 1

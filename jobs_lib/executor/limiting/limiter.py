@@ -48,7 +48,7 @@ class Limiter:
         self._workers = workers
         self._slots = slots
         self._passed: list[Passed] = []
-        self._ended: list[Finished] = []
+        self._finished: list[Finished] = []
         self._is_async = is_async
         self._lines: dict[str, Line] = {}
         self._lacking: dict[str, Line] = {}
@@ -61,16 +61,16 @@ class Limiter:
         self._idle: dict[str, int] = {}
         """Slots that the last statements ask for, and give back."""
 
-    def serve(self, ended: Finished, passed: Passed) -> None:
+    def serve(self, finished: Finished, passed: Passed) -> None:
         """Take jobs of one more dispatcher, too; the first one asks for slots.
 
         Args:
-            ended: where its jobs end.
+            finished: where its jobs end.
             passed: where it remembers those for which there was no room here.
         """
         passed.full, passed.room = self._list_full, self._find_room
         self._passed.append(passed)
-        self._ended.append(ended)
+        self._finished.append(finished)
 
     # As the workers
 
@@ -92,17 +92,17 @@ class Limiter:
         with self._lock:
             return not any(line.waiting and line.turns for line in self._lines.values())
 
-    def count_stuck(self, ended: Finished) -> int:
+    def count_stuck(self, finished: Finished) -> int:
         """Jobs that wait here while those of other values may run.
 
         Args:
-            ended: where those end that are counted.
+            finished: where those end that are counted.
         """
         if not self._slots.by_value:
             return 0
         with self._lock:
             return sum(
-                _find_ended(item) is ended
+                _find_finished(item) is finished
                 for line in self._lacking.values()
                 if not line.held.is_quick
                 for item in line.waiting.copy()
@@ -131,17 +131,21 @@ class Limiter:
         if turns:
             self._workers.put(turns, first=first)
         if lacks:
-            self._ended[0].wake()
+            self._finished[0].wake()
 
-    def take_back(self, ended: Finished) -> list[Item]:
+    def take_back(self, finished: Finished) -> list[Item]:
         """What nobody has begun, of those that end there, oldest first."""
         taken: list[Item] = []
         with self._lock:
             for line in self._lines.values():
                 if line.waiting:
                     every = _take_all(line.waiting)
-                    taken += [item for item in every if _find_ended(item) is ended]
-                    line.waiting.extend(i for i in every if _find_ended(i) is not ended)
+                    taken += [
+                        item for item in every if _find_finished(item) is finished
+                    ]
+                    line.waiting.extend(
+                        i for i in every if _find_finished(i) is not finished
+                    )
                     # They have waited for long: fewer of them will do.
                     line.most = max(_LEAST, line.most // 4)
                 if not line.waiting:
@@ -195,7 +199,7 @@ class Limiter:
         self._slots.doubt()
         with self._lock:
             self._halt()
-        self._ended[0].wake()
+        self._finished[0].wake()
 
     def seconds_left(self) -> float:
         """Until the next statement is due; infinite if none is."""
@@ -333,18 +337,18 @@ class Limiter:
         elif must:
             # Others want its slot: it is given back.
             self._idle_at = 0.0
-            self._ended[0].wake()
+            self._finished[0].wake()
         elif any(self._passed):
             self._ask_for_more(line)
         return True
 
     def _ask_for_more(self, line: Line) -> None:
         """All of a line have ended: some may have been passed over."""
-        for passed, ended in zip(self._passed, self._ended, strict=True):
+        for passed, finished in zip(self._passed, self._finished, strict=True):
             if line.value in passed.values:
                 line.most = min(_MANY, line.most * 2)
                 passed.hungry.add(line.value)
-                ended.wake()
+                finished.wake()
 
     # For claims
 
@@ -376,7 +380,7 @@ def _take_all(waiting: deque[Item]) -> list[Item]:
     return taken
 
 
-def _find_ended(item: Item) -> Finished:
+def _find_finished(item: Item) -> Finished:
     return item.finished if isinstance(item, Lane) else item.lane.finished
 
 
