@@ -14,7 +14,7 @@ from jobs_lib.jobs.limit import NAMELESS
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from jobs_lib.executor.claiming.claimer import Item
     from jobs_lib.executor.claiming.passed import Passed
@@ -27,8 +27,9 @@ _LEAST, _MANY = 2, 2_000
 """How many jobs of one value wait here: where they end slowly, and quickly."""
 _QUICK = 5_000
 """Jobs a second of quick ones: more workers would run no more of them."""
-_LOOK_PAUSE = 0.01
-"""Seconds between two looks which lines need more slots."""
+_LOOK_PAUSE, _BUSY_PAUSE = 0.01, 0.05
+"""Seconds between two looks which lines need more slots; and while quick jobs run, of
+which there may be thousands of lines."""
 _IDLE_PAUSE = 0.25
 """Seconds between two looks for slots that nothing needs."""
 
@@ -114,20 +115,9 @@ class Limiter:
             if self._slots.is_over:
                 # Before turns that go on meet what was claimed under another lease.
                 self._halt()
-            lines = self._lines
-            touched: dict[str, Line] = {}
-            for item in reversed(items) if first else items:
-                value = item.value or NAMELESS
-                line = lines.get(value)
-                if line is None:
-                    line = lines[value] = self._make_line(value)
-                if first:
-                    line.waiting.appendleft(item)
-                else:
-                    line.waiting.append(item)
-                touched[value] = line
-            turns = [turn for line in touched.values() for turn in self._begin(line)]
-            lacks = any(not line.turns for line in touched.values())
+            touched = self._line_up(items, first=first)
+            turns = self._begin(touched)
+            lacks = not all(line.turns for line in touched)
         if turns:
             self._workers.put(turns, first=first)
         if lacks:
@@ -216,18 +206,20 @@ class Limiter:
 
     def _look_at_lacking(self) -> list[Turn]:
         """Choose which slots to ask for; returns the turns that may begin meanwhile."""
+        busy = self._is_busy()
         self._asked = self._slots.choose_wanted(
             (
                 (value, line.held, line.ran, line.needed - line.held.count)
                 for value, line in self._lacking.items()
             ),
-            busy=self._is_busy(),
+            busy=busy,
         )
         slow = [line for line in self._lacking.values() if not line.held.is_quick]
-        turns = [turn for line in slow for turn in self._begin(line)]
+        turns = self._begin(slow)
         helds = (line.held for line in self._lacking.values())
         due_at = min((held.asked_at + held.pause for held in helds), default=math.inf)
-        self._look_at = max(due_at, time.monotonic() + _LOOK_PAUSE)
+        pause = _BUSY_PAUSE if busy else _LOOK_PAUSE
+        self._look_at = max(due_at, time.monotonic() + pause)
         return turns
 
     def _is_busy(self) -> bool:
@@ -250,7 +242,6 @@ class Limiter:
         chosen = self._slots.choose_idle(
             (value, line.held, line.needed) for value, line in self._lines.items()
         )
-        turns: list[Turn] = []
         for value, line in self._lines.items():
             count = chosen.get(value, 0)
             # What runs keeps its slot until it has ended; no next one follows it.
@@ -259,17 +250,14 @@ class Limiter:
             if free > 0:
                 self._idle[value] = free
                 note_given_back(line.held, free, needed=line.needed)
-            turns += self._begin(line)
-        return turns
+        return self._begin(self._lines.values())
 
     def _take(self, granted: Mapping[str, int]) -> list[Turn]:
-        turns: list[Turn] = []
-        for value in self._asked:
-            if line := self._lines.get(value):
-                note_asked(line.held, granted.get(value, 0))
-                line.allowed += granted.get(value, 0)
-                turns += self._begin(line)
-        return turns
+        asked = [self._lines[value] for value in self._asked if value in self._lines]
+        for line in asked:
+            note_asked(line.held, granted.get(line.value, 0))
+            line.allowed += granted.get(line.value, 0)
+        return self._begin(asked)
 
     def _count(self, held: Mapping[str, int]) -> list[Turn]:
         self._slots.recounted()
@@ -279,7 +267,7 @@ class Limiter:
         for value, line in self._lines.items():
             line.held.count = line.allowed = held.get(value, 0)
             line.held.wanted, line.held.pause = 0, 0.0
-        return [turn for line in self._lines.values() for turn in self._begin(line)]
+        return self._begin(self._lines.values())
 
     def _note_watched(self, wanted: dict[str | None, int]) -> None:
         held = wanted.pop(None)
@@ -293,29 +281,50 @@ class Limiter:
 
     # Turns; under the lock
 
+    def _line_up(self, items: Sequence[Item], *, first: bool) -> Collection[Line]:
+        """Put each where those of its value wait; returns the lines that have more."""
+        lines = self._lines
+        touched: dict[str, Line] = {}
+        for item in reversed(items) if first else items:
+            value = item.value or NAMELESS
+            line = lines.get(value)
+            if line is None:
+                line = lines[value] = self._make_line(value)
+            if first:
+                line.waiting.appendleft(item)
+            else:
+                line.waiting.append(item)
+            touched[value] = line
+        return touched.values()
+
     def _halt(self) -> None:
         """Let every turn end before its next job, until slots are known again."""
         for line in self._lines.values():
             line.allowed = 0
 
-    def _begin(self, line: Line) -> list[Turn]:
+    def _begin(self, lines: Iterable[Line]) -> list[Turn]:
         """The turns that may begin now."""
-        waiting = len(line.waiting)
-        if not waiting:
-            return []
-        most = line.allowed
-        if most > 1 and line.held.is_quick:
-            # One turn runs as many of them as several would: Python runs one thread.
-            most = 1
-        count = min(most - line.turns, waiting)
-        if count <= 0 or self._slots.is_over:
-            count = 0
-        line.turns += count
-        if waiting > count and line.value not in self._lacking:
-            self._lacking[line.value] = line
-            pause = _LOOK_PAUSE if line.turns else 0.0
-            self._look_at = min(self._look_at, time.monotonic() + pause)
-        return [line.turn] * count
+        is_over, now = self._slots.is_over, time.monotonic()
+        look_at, soon = self._look_at, _BUSY_PAUSE if self._busy else _LOOK_PAUSE
+        turns: list[Turn] = []
+        for line in lines:
+            waiting, most = len(line.waiting), line.allowed
+            if most > 1 and line.held.is_quick:
+                # One turn runs as many as several would: Python runs one thread.
+                most = 1
+            count = 0 if is_over else max(0, min(most - line.turns, waiting))
+            if count == 1:
+                line.turns += 1
+                turns.append(line.turn)
+            elif count:
+                line.turns += count
+                turns += [line.turn] * count
+            if waiting > count and line.value not in self._lacking:
+                self._lacking[line.value] = line
+                pause = soon if line.turns else 0.0
+                look_at = min(look_at, now + pause)
+        self._look_at = look_at
+        return turns
 
     def _make_line(self, value: str) -> Line:
         return Line(value, self._end, is_async=self._is_async)
@@ -328,7 +337,7 @@ class Limiter:
             line.turns -= 1
             turns = []
             if line.waiting:
-                turns = self._begin(line)
+                turns = self._begin([line])
             else:
                 self._lacking.pop(line.value, None)
                 line.held.idle_since = time.monotonic()
@@ -338,7 +347,7 @@ class Limiter:
             # Others want its slot: it is given back.
             self._idle_at = 0.0
             self._finished[0].wake()
-        elif any(self._passed):
+        elif any(map(len, self._passed)):
             self._ask_for_more(line)
         return True
 

@@ -81,15 +81,18 @@ class Turn:
     def take(self) -> Item | None:
         """What to run next; None: this turn has ended."""
         line = self._line
+        waiting = line.waiting
         while line.turns <= line.allowed:
-            try:
-                item = line.waiting.popleft()
-            except IndexError:
-                if self._end(line, False):
-                    return None
-            else:
+            # Looked at first: an exception costs more than a quick job.
+            if waiting:
+                try:
+                    item = waiting.popleft()
+                except IndexError:
+                    continue  # another turn has taken it
                 line.ran += 1
                 return item
+            if self._end(line, False):
+                return None
         self._end(line, True)
         return None
 

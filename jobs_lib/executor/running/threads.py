@@ -168,9 +168,6 @@ class ThreadWorkers:
             if going is None:
                 return  # another thread has taken this one's place
 
-    def _run_item(self, item: Item) -> bool | None:
-        return self._run(item) if isinstance(item, ClaimedJob) else self._run_lane(item)
-
     def _run_turn(self, turn: Turn) -> bool | None:
         """Run what waits behind a limit, one after the other."""
         thread = threading.get_ident()
@@ -180,7 +177,12 @@ class ThreadWorkers:
                 item = turn.take()
                 if item is None:
                     break
-                if self._run_item(item) is None:
+                going = (
+                    self._run(item)
+                    if isinstance(item, ClaimedJob)
+                    else self._run_lane(item)
+                )
+                if going is None:
                     return None
                 if self._ready and turn.is_long():
                     self._ready.append(turn)
