@@ -15,7 +15,7 @@ from tests.support.pages import write_modules
 PAGE = "docs/frameworks.md"
 MODULES = [
     *("shop.py", "fast.py", "alchemy.py", "pooled.py", "flasked.py"),
-    *("views.py", "worker.py"),
+    *("views.py", "worker.py", "settings_tasks.py", "worker_of_tasks.py"),
 ]
 
 
@@ -122,6 +122,7 @@ def test_an_order_and_its_job_are_one_transaction(place, load, database_url, adm
     assert found == [(written[0],)] or (place is place_by_fastapi and not found)
 
 
+@pytest.mark.guarantee("J38")
 def test_the_jobs_run_in_the_web_server_of_fastapi(load, admin, wait_for):
     from fastapi.testclient import TestClient
 
@@ -151,3 +152,51 @@ def test_the_worker_runs_jobs_with_django_set_up(
         lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
         what="the invoice is written",
     )
+
+
+@pytest.mark.guarantee("J38")
+def test_a_worker_runs_djangos_tasks(
+    load, tmp_path, database_url, admin, run_process, wait_for
+):
+    lines = (
+        f"{name} = {value!r}" for name, value in django_settings(database_url).items()
+    )
+    tasks = (tmp_path / "settings_tasks.py").read_text()
+    (tmp_path / "settings.py").write_text("\n".join([*lines, tasks]))
+    (tmp_path / "invoices.py").write_text(_TASK)
+    given = {"PYTHONPATH": f".:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
+    sent = run_process("-c", _ENQUEUE, env=given)
+    assert sent.wait() == 0
+    run_process(*("-m", "jobs_lib.cli", "run", "worker_of_tasks:app"), env=given)
+    wait_for(
+        lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+        what="the invoice is written",
+    )
+
+
+_TASK = """
+from django.db import connection
+
+try:
+    from django.tasks import task
+except ImportError:
+    from django_tasks import task
+
+
+@task
+def write_invoice(order):
+    with connection.cursor() as cursor:
+        cursor.execute("insert into invoices values (%s)", [order])
+"""
+
+_ENQUEUE = """
+import django
+
+django.setup()
+
+from django.core.management import call_command
+from invoices import write_invoice
+
+call_command("check")
+write_invoice.enqueue(7)
+"""

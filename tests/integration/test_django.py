@@ -73,7 +73,7 @@ class UndoError(Exception):
     """Raised to roll back."""
 
 
-@pytest.mark.guarantee("S2")
+@pytest.mark.guarantee("S2", "J38")
 @pytest.mark.parametrize("way", ["django.db.connection", "one of its connections"])
 def test_jobs_and_records_follow_djangos_transaction(app, notify, handler, admin, way):
     topic = app.topic("orders")
