@@ -109,7 +109,7 @@ class TasksBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no types
         except KeyError:
             raise ConfigurationError(
                 f"{place} has the queue {queue!r}, which the app {path!r} does not "
-                f"declare: call declare_tasks(app, {queue!r})"
+                f"declare: call declare_tasks(app, queue={queue!r})"
             ) from None
 
 

@@ -42,6 +42,7 @@ def is_ours(module: str) -> bool:
     return module.split(".")[0] in {"jobs_lib", "spark_bridge"}
 
 
+@pytest.mark.guarantee("U5")
 @pytest.mark.parametrize("module", sorted(read_names()))
 def test_the_page_names_what_a_module_exports(module):
     names = read_names()[module]

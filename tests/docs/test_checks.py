@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import yaml
 
+from scripts.links import dead_links, markdown_files
 from tests.support.pages import ROOT
 
 
@@ -25,3 +27,10 @@ def test_each_hook_is_a_part_of_make_check():
     check = check.replace("$(BIN)", ".venv/bin")
     for hook in local["hooks"]:
         assert hook["entry"].removesuffix(" --force-exclude") in check, hook
+
+
+@pytest.mark.guarantee("U5")
+def test_every_link_of_every_page_leads_somewhere():
+    pages = [*markdown_files(ROOT)]
+    assert ROOT / "README.md" in pages
+    assert [line for page in pages for line in dead_links(page, ROOT)] == []

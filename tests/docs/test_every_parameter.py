@@ -11,6 +11,7 @@ import pytest
 
 import jobs_lib
 from jobs_lib import Cancel, Discard, JobsError, Settings, testing
+from jobs_lib.django import declare_tasks
 from jobs_lib.jobs.options import Options
 from jobs_lib.jobs.type import JobType
 from jobs_lib.outbox.capture import capture_changes, stop_capturing
@@ -29,7 +30,7 @@ PAGES = {
         *("App.around_enqueue", "Draft.options", "options"),
         *("JobType.enqueue", "JobType.enqueue_many", "JobType.options"),
     ],
-    "frameworks.md": ["Service", "Service.start", "Service.stop"],
+    "frameworks.md": ["Service", "Service.start", "Service.stop", "declare_tasks"],
     "jobs.md": [
         *("App.job", "App.batch", "App.around_run", "Job.transaction", "Item.fail"),
         *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),
@@ -78,7 +79,10 @@ def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every public call: functions, classes that are made, and their methods."""
     yield from (
         (call.__name__, call)
-        for call in (upgrade, include_name, capture_changes, stop_capturing, Service)
+        for call in (
+            *(upgrade, include_name, capture_changes, stop_capturing, Service),
+            declare_tasks,
+        )
     )
     yield "options", Options
     public = [getattr(jobs_lib, name) for name in jobs_lib.__all__]
@@ -105,6 +109,7 @@ def is_only_caught(thing: type) -> bool:
 CALLS = dict(find_calls())
 
 
+@pytest.mark.guarantee("U5")
 def test_every_public_call_has_its_page():
     told = {call for calls in PAGES.values() for call in calls}
     assert CALLS.keys() - told - ELSEWHERE.keys() == set()
@@ -112,6 +117,7 @@ def test_every_public_call_has_its_page():
     assert told & ELSEWHERE.keys() == set()
 
 
+@pytest.mark.guarantee("U5")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_parameter_stands_in_the_page_of_its_call(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def kill(server) -> None:
 
 
 @pytest.mark.expects("loop.failed")
-@pytest.mark.guarantee("FP6", "J20")
+@pytest.mark.guarantee("FP6", "J20", "O5")
 @pytest.mark.parametrize(
     "stop",
     [

@@ -135,9 +135,11 @@ def test_a_task_leaves_no_session_open_on_its_thread(tasks, admin, wait_for):
     with executing(app, HOME):
         wait_for(lambda: tasks.ran)
         wait_for(
-            lambda: not admin.execute(
-                "select 1 from pg_stat_activity where pid = %s", tasks.ran
-            ).fetchone()
+            lambda: (
+                not admin.execute(
+                    "select 1 from pg_stat_activity where pid = %s", tasks.ran
+                ).fetchone()
+            )
         )
 
 
@@ -205,7 +207,7 @@ def test_what_is_no_task_any_more_fails_its_job_and_says_so(tasks, admin, wait_f
         ),
         (
             {"OPTIONS": {"app": f"{HERE}:app"}, "QUEUES": ["default", "mail"]},
-            r"does not declare: call declare_tasks\(app, 'mail'\)",
+            r"does not declare: call declare_tasks\(app, queue='mail'\)",
         ),
     ],
 )

@@ -102,6 +102,7 @@ def test_a_waiting_job_keeps_the_traceback_of_its_last_failure(
     ]
 
 
+@pytest.mark.guarantee("O5")
 def test_many_failures_of_one_kind_are_few_lines(app, admin, connect, wait_for, caplog):
     @app.job(name="failing_alike", retry=1)
     def charge(job: Job, n: int) -> None:

@@ -64,6 +64,7 @@ def test_the_applications_lines_stand_beside_those_of_the_library(run):
     assert not [line for line in errors if "in detail" in line or "job.ran" in line]
 
 
+@pytest.mark.guarantee("O5")
 def test_lines_of_json_hold_the_same(run):
     lines = [json.loads(line) for line in run(JOBS_LIB_LOG_FORMAT="json")]
     (worked,) = [line for line in lines if line.get("message") == "worked on 2"]

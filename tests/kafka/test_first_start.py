@@ -42,7 +42,7 @@ def declare(app, topic: str) -> None:
         app.read_model(name, table="t", key="id", group=f"{name}-g")(lambda record: {})
 
 
-@pytest.mark.guarantee("U4")
+@pytest.mark.guarantee("U4", "O5")
 def test_without_kafka_all_parts_together_say_so_in_one_line(
     database_url, caplog, wait_for
 ):

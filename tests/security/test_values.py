@@ -419,7 +419,7 @@ def test_no_object_shows_what_it_carries():
     assert {"Job", "Record", "Draft", "OutboxRecord"} <= seen
 
 
-@pytest.mark.guarantee("FS16")
+@pytest.mark.guarantee("FS16", "O5")
 def test_a_job_is_logged_without_its_headers(database, connect, wait_for, events):
     app = make_app(database.url)
 

@@ -49,6 +49,7 @@ def test_a_record_of_the_application_is_an_object_with_what_it_carries():
     }
 
 
+@pytest.mark.guarantee("O5")
 @pytest.mark.expects("jobs.fenced")
 def test_an_event_is_an_object_with_its_fields(caplog):
     caplog.set_level(logging.INFO, logger="jobs_lib")
