@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.djangos import describe_database, on_database
 from tests.support.pages import write_modules
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = "docs/frameworks.md"
 MODULES = [
@@ -62,42 +65,19 @@ def place_by_flask(load, _: str) -> None:
 
 
 def place_by_django(load, url: str) -> None:
-    from django.conf import settings
-    from django.db import connections
-    from django.test import RequestFactory
+    with on_database(url):
+        from django.test import RequestFactory
 
-    given = django_settings(url)
-    if not settings.configured:
-        settings.configure(**given)
-        importlib.import_module("django").setup()
-    # Another test of this process may have given Django other settings.
-    before = connections.settings
-    connections.settings = connections.configure_settings(given["DATABASES"])
-    try:
         request = RequestFactory().post("/orders/7?customer=ada")
         assert load("views").place(request, 7).status_code == 201
-    finally:
-        connections.close_all()
-        connections.settings = before
 
 
-def django_settings(url: str) -> dict[str, Any]:
-    """A project's, with psycopg on the database."""
-    parts = urlsplit(url)
-    return {
-        "USE_TZ": True,
-        "ALLOWED_HOSTS": ["testserver"],
-        "DATABASES": {
-            "default": {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": parts.path[1:],
-                "USER": parts.username,
-                "PASSWORD": parts.password,
-                "HOST": parts.hostname,
-                "PORT": parts.port,
-            }
-        },
-    }
+def write_settings(url: str, folder: Path, more: str = "") -> dict[str, str]:
+    """Write a project's settings; return the environment that finds them."""
+    databases = {"default": describe_database(url)}
+    lines = f"USE_TZ = True\nDATABASES = {databases!r}\n{more}"
+    (folder / "settings.py").write_text(lines)
+    return {"PYTHONPATH": f".:{folder}", "DJANGO_SETTINGS_MODULE": "settings"}
 
 
 @pytest.mark.parametrize(
@@ -140,14 +120,8 @@ def test_the_worker_runs_jobs_with_django_set_up(
     load, tmp_path, database_url, admin, run_process, wait_for
 ):
     place_by_psycopg_pool(load, database_url)
-    lines = (
-        f"{name} = {value!r}" for name, value in django_settings(database_url).items()
-    )
-    (tmp_path / "settings.py").write_text("\n".join(lines))
-    run_process(
-        *("-m", "jobs_lib.cli", "run", "worker:app"),
-        env={"PYTHONPATH": f".:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"},
-    )
+    given = write_settings(database_url, tmp_path)
+    run_process(*("-m", "jobs_lib.cli", "run", "worker:app"), env=given)
     wait_for(
         lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
         what="the invoice is written",
@@ -158,13 +132,9 @@ def test_the_worker_runs_jobs_with_django_set_up(
 def test_a_worker_runs_djangos_tasks(
     load, tmp_path, database_url, admin, run_process, wait_for
 ):
-    lines = (
-        f"{name} = {value!r}" for name, value in django_settings(database_url).items()
-    )
     tasks = (tmp_path / "settings_tasks.py").read_text()
-    (tmp_path / "settings.py").write_text("\n".join([*lines, tasks]))
+    given = write_settings(database_url, tmp_path, tasks)
     (tmp_path / "invoices.py").write_text(_TASK)
-    given = {"PYTHONPATH": f".:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
     sent = run_process("-c", _ENQUEUE, env=given)
     assert sent.wait() == 0
     run_process(*("-m", "jobs_lib.cli", "run", "worker_of_tasks:app"), env=given)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import django
 import pytest
 from django import db
-from django.conf import settings as django_settings
 from django.db import transaction
-from psycopg.conninfo import conninfo_to_dict
 
 from jobs_lib import NoTransactionError, PayloadError
 from tests.support.apps import count, make_app
+from tests.support.djangos import on_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,34 +19,11 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 
-@pytest.fixture(scope="module", autouse=True)
-def configured() -> None:
-    """Django wants settings, once for a process."""
-    if not django_settings.configured:
-        django_settings.configure()
-        django.setup()
-
-
 @pytest.fixture
 def handler(database_url) -> Iterator[db.utils.ConnectionHandler]:
     """Django's connections, to the database of this test and to SQLite."""
-    parts = conninfo_to_dict(database_url)
-    given = {"dbname": "NAME", "user": "USER", "password": "PASSWORD"}
-    default: dict[str, Any] = {
-        name: parts.get(key) for key, name in (*given.items(), ("host", "HOST"))
-    }
-    default |= {"ENGINE": "django.db.backends.postgresql", "PORT": parts.get("port")}
-    sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    before = db.connections.settings
-    db.connections.settings = db.connections.configure_settings(
-        {"default": default, "other": sqlite}
-    )
-    yield db.connections
-    db.connections.close_all()
-    for alias in ("default", "other"):
-        with suppress(AttributeError):
-            del db.connections[alias]
-    db.connections.settings = before
+    with on_database(database_url) as connections:
+        yield connections
 
 
 @pytest.fixture

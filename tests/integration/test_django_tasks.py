@@ -8,15 +8,13 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import django
 import pytest
 from django import db
-from django.conf import settings as django_settings
 from django.db import transaction
-from psycopg.conninfo import conninfo_to_dict
 
 from jobs_lib import ConfigurationError, exponential
 from tests.support.apps import HOME, count, executing, make_app
+from tests.support.djangos import on_database, set_up_django
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,17 +28,10 @@ app: Any = None
 """What the setting ``app`` leads to: that of the test."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def configured() -> None:
-    """Django wants settings, once for a process."""
-    if not django_settings.configured:
-        django_settings.configure()
-        django.setup()
-
-
 @pytest.fixture
 def handler() -> Any:
     """Django's backends, by their aliases."""
+    set_up_django()
     try:
         return importlib.import_module("django.tasks").task_backends
     except ImportError:
@@ -50,27 +41,21 @@ def handler() -> Any:
 @pytest.fixture
 def configure(handler, database_url) -> Iterator[Any]:
     """Set ``TASKS`` for one test, and the database of Django's connection."""
-    parts = conninfo_to_dict(database_url)
-    given = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "port": "PORT"}
-    default: dict[str, Any] = {
-        name: parts.get(key) for key, name in (*given.items(), ("host", "HOST"))
-    }
-    default["ENGINE"] = "django.db.backends.postgresql"
-    before = db.connections.settings, handler.settings
-    db.connections.settings = db.connections.configure_settings({"default": default})
+    before = handler.settings
 
-    def set_tasks(**backend: Any) -> Any:
+    def forget() -> None:
         with suppress(AttributeError):
             del handler["default"]
+
+    def set_tasks(**backend: Any) -> Any:
+        forget()
         handler.settings = {"default": {"BACKEND": BACKEND, **backend}}
         return handler["default"]
 
-    yield set_tasks
-    db.connections.close_all()
-    for each in (db.connections, handler):
-        with suppress(AttributeError):
-            del each["default"]
-    db.connections.settings, handler.settings = before
+    with on_database(database_url):
+        yield set_tasks
+    forget()
+    handler.settings = before
 
 
 @pytest.fixture

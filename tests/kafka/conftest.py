@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def own_broker() -> Iterator[brokers.OwnBroker]:
-    """A broker that may be killed; whoever does so starts it again."""
+def broker_of_run() -> Iterator[brokers.OwnBroker]:
+    """The broker that these tests share."""
     with brokers.own_broker() as broker:
         yield broker
+
+
+@pytest.fixture
+def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
+    """A broker that may be killed; the test that does so starts it again.
+
+    Its proxy passes everything on once more when the test ends, however it ends.
+    """
+    yield broker_of_run
+    broker_of_run.proxy.restore()
 
 
 @pytest.fixture

@@ -102,6 +102,12 @@ class Proxy:
         """Deliver what was kept, and all that follows."""
         self._flows.set()
 
+    def restore(self) -> None:
+        """Undo whatever a test has done, and cut what it has left."""
+        self._swallow = None
+        self.thaw()
+        self.release()
+
     def reset(self) -> None:
         """Cut all connections."""
         with self._lock:
@@ -130,7 +136,10 @@ class Proxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                return
+                # A connection that went before it was taken takes no other with it.
+                if self._listener.fileno() < 0:
+                    return
+                continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
