@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,12 +20,12 @@ import psycopg
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError, JobsError, RecordError
+from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 from jobs_lib.postgres.database import BEGIN, fenced
-from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from uuid import UUID
 
     from confluent_kafka import Message
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
     from jobs_lib.postgres.database import Database
+    from jobs_lib.telemetry.liveness import Pulse
 
 _COMMIT_PAUSE = 1.0
 _READ_AHEAD = 4
@@ -84,33 +86,34 @@ class Consumer:
         self._uncommitted: dict[Partition, int] = {}
         self._told_at = 0.0
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._work, name=f"jobs_lib consume {self.group}", daemon=True
+        self._loops = [
+            Loop(
+                f"consume {self.group}",
+                partial(self._work, number),
+                stopping=self._stopping,
             )
-            for _ in range(threads)
+            for number in range(threads)
         ]
-        self._pulses = {t: Pulse(t.name, t.is_alive) for t in self._threads}
         member.listen(self)
 
     @property
     def pulses(self) -> list[Pulse]:
         """The signs of life of its threads."""
-        return list(self._pulses.values())
+        return [loop.pulse for loop in self._loops]
 
     def start(self) -> None:
         """Start the worker threads; nothing is read until partitions are acquired."""
-        for thread in self._threads:
-            thread.start()
+        for loop in self._loops:
+            loop.start()
 
     def stop(self) -> None:
         """Stop the threads. Call after the partitions have been released."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        for thread in self._threads:
+        for loop in self._loops:
             # A handler that hangs is fenced since its partition was released.
-            thread.join(_LAST_SECONDS)
+            loop.stop(_LAST_SECONDS)
 
     # The Holder's side, in the ownership's thread
 
@@ -179,33 +182,25 @@ class Consumer:
 
     # The workers' threads
 
-    def _work(self) -> None:
-        failures = 0
-        pulse = self._pulses[threading.current_thread()]
-        while not self._stopping.is_set():
-            pulse.beat()
-            try:
-                with self._database.connect(f"consume {self.group}") as connection:
-                    while not self._stopping.is_set():
-                        pulse.beat()
-                        progress = self._take()
-                        if progress is None:
-                            self._tell_kafka()
-                            continue
-                        try:
-                            with pulse.elsewhere():
-                                self._apply(connection, progress)
-                        finally:
-                            with self._changed:
-                                progress.busy = False
-                                self._changed.notify_all()
-                        self._tell_kafka()
-                        failures = 0
-            # What a handler raises is its partition's trouble; this thread goes on.
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
+    def _work(self, number: int) -> Iterator[None]:
+        """Apply blocks; what a handler raises is its partition's trouble alone."""
+        loop = self._loops[number]
+        with self._database.connect(loop.name) as connection:
+            while not self._stopping.is_set():
+                progress = self._take()
+                if progress is None:
+                    loop.pulse.beat()
+                    self._tell_kafka()
+                    continue
+                try:
+                    with loop.pulse.elsewhere():
+                        self._apply(connection, progress)
+                finally:
+                    with self._changed:
+                        progress.busy = False
+                        self._changed.notify_all()
+                self._tell_kafka()
+                yield
 
     def _take(self) -> Progress | None:
         """The next partition with something to do, marked busy; None after a while."""

@@ -21,14 +21,13 @@ from confluent_kafka import (
 )
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import explain
-from jobs_lib.telemetry.liveness import Pulse
+from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
@@ -102,12 +101,9 @@ class GroupMember:
         self._may_join = may_join
         self._fenced = fenced
         self._leaves_at_once = False
-        self._failures = 0
         self._heard_at = 0.0
-        self._thread = threading.Thread(
-            target=self._poll, name=f"jobs_lib poll {group}", daemon=True
-        )
-        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
+        self._loop = Loop(f"poll {group}", self._poll, stopping=self._stopping)
+        self.pulse = self._loop.pulse
 
     def listen(self, listener: MemberListener) -> None:
         """Tell ``listener``, too; before :meth:`start`."""
@@ -115,12 +111,11 @@ class GroupMember:
 
     def start(self) -> None:
         """Join the group."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Give everything back and leave the group."""
-        self._stopping.set()
-        self._thread.join()
+        self._loop.stop()
 
     def begin(self, partition: Partition, offset: int | None) -> None:
         """Start to read an assigned partition, from ``offset``.
@@ -182,24 +177,21 @@ class GroupMember:
 
     # The poll thread
 
-    def _poll(self) -> None:
+    def _poll(self) -> Iterator[None]:
         while not self._stopping.is_set():
-            self.pulse.beat()
             try:
                 if self._may_join():
-                    self._be_member()
+                    yield from self._be_member()
                 else:
+                    self.pulse.beat()
                     self._stopping.wait(_POLL_SECONDS)
             except FencedError as error:
+                # For good: another process has this member's place.
                 self._report(error)
                 self._fenced(error)
                 return
-            except BaseException as error:
-                self._failures += 1
-                self._report(error)
-                self._stopping.wait(RECONNECT.delay(self._failures))
 
-    def _be_member(self) -> None:
+    def _be_member(self) -> Iterator[None]:
         """Poll until this member should leave."""
         consumer = make_consumer(self._settings, self.group, self._hear)
         try:
@@ -211,7 +203,7 @@ class GroupMember:
             )
             while not self._stopping.is_set() and self._may_join():
                 self._poll_once(consumer)
-                self._failures = 0
+                yield
             # Without the database nothing can be handed over: nobody waits for it.
             self._leaves_at_once = not self._stopping.is_set()
         finally:
@@ -229,7 +221,6 @@ class GroupMember:
                 self._commands.append(command)
 
     def _poll_once(self, consumer: Consumer) -> None:
-        self.pulse.beat()
         self._obey(consumer)
         # poll() returns at the first record; consume() alone would wait for more of
         # them until its time is up.
@@ -270,7 +261,7 @@ class GroupMember:
 
     def _report(self, error: BaseException) -> None:
         """It goes on: what was taken away may be given back."""
-        telemetry.emit("loop.failed", loop=f"poll {self.group}", error=error)
+        telemetry.emit("loop.failed", loop=self._loop.name, error=error)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:

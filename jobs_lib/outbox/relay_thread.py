@@ -21,15 +21,15 @@ from psycopg import IsolationLevel
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
+from jobs_lib.loop import Loop
 from jobs_lib.outbox.block import Hold
 from jobs_lib.outbox.starts import Starts
 from jobs_lib.postgres.tid_array import TidArray
 from jobs_lib.postgres.values import int_array
 from jobs_lib.postgres.wakeup import Wakeup
-from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jobs_lib.outbox.block import Block, Row
     from jobs_lib.outbox.producers import ShardProducers
@@ -97,19 +97,17 @@ class RelayThread:
         """Which server the rows were read from; 0 is unknown."""
         self._waiting = False
         """Whether rows wait that could not leave yet: of those no hint tells."""
-        self._thread = threading.Thread(
-            target=self._run, name="jobs_lib relay", daemon=True
-        )
-        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
+        self._loop = Loop("relay", self._work, stopping=stopping, ended=self._close)
+        self.pulse = self._loop.pulse
 
     def start(self) -> None:
         """Start the thread; nothing is sent until shards are acquired."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Wait until the thread has ended. Call after ``stopping`` is set."""
         self._wakeup.set()
-        self._thread.join()
+        self._loop.stop()
 
     def take(self, shards: Mapping[int, int]) -> None:
         """Start to send shards at these epochs."""
@@ -138,25 +136,19 @@ class RelayThread:
 
     # The sender's thread
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            self.pulse.beat()
-            try:
-                with self._database.connect("relay", impatient=True) as connection:
-                    # Of what runs in a transaction block; the rest commits by itself.
-                    connection.isolation_level = IsolationLevel.REPEATABLE_READ
-                    # Commits may be lost, and ids come again.
-                    self._starts = Starts(self._database.queries)
-                    while not self._stopping.is_set():
-                        moved = self._round(connection)
-                        failures = 0
-                        if not moved:
-                            self._sleep()
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop="relay", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
+    def _work(self) -> Iterator[None]:
+        with self._database.connect(self._loop.name, impatient=True) as connection:
+            # Of what runs in a transaction block; the rest commits by itself.
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            # Commits may be lost, and ids come again.
+            self._starts = Starts(self._database.queries)
+            while not self._stopping.is_set():
+                moved = self._round(connection)
+                yield
+                if not moved:
+                    self._sleep()
+
+    def _close(self) -> None:
         self._producers.close()
         self._wakeup.close()
 
@@ -176,7 +168,6 @@ class RelayThread:
 
     def _round(self, connection: psycopg.Connection[Any]) -> bool:
         """One block of every shard that has rows; whether anything moved."""
-        self.pulse.beat()
         now = time.monotonic()
         with self._lock:
             owned = dict(self._epochs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     import psycopg
@@ -95,12 +95,12 @@ class DatabaseSource(WatchingSource):
         self._interval = interval
         self._parameters = {"role": role, "stale_after": stale_after}
 
-    def _watch(self, answered: Callable[[], None]) -> None:
+    def _watch(self) -> Iterator[None]:
         with self._database.connect(self._name, impatient=True) as connection:
-            while not self._stopping.is_set():
+            while not self._loop.stopping.is_set():
                 self.replace(self._choose(connection))
-                answered()
-                self._stopping.wait(self._interval)
+                yield
+                self._loop.stopping.wait(self._interval)
 
     def _choose(self, connection: psycopg.Connection[Any]) -> set[str]:
         """The origins that are this process's share."""

@@ -21,7 +21,7 @@ from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from jobs_lib.settings import Settings
 
@@ -48,10 +48,10 @@ class FollowSource(WatchingSource):
         self._unclear_since: dict[str, float] = {}
         self._refusals: deque[AccessError] = deque(maxlen=1)
 
-    def _watch(self, answered: Callable[[], None]) -> None:
+    def _watch(self) -> Iterator[None]:
         self._refusals.clear()
         admin = make_admin(self._settings, self._refusals.append)
-        while not self._stopping.is_set():
+        while not self._loop.stopping.is_set():
             try:
                 self._ask(admin)
             except KafkaException:
@@ -60,8 +60,8 @@ class FollowSource(WatchingSource):
                     raise self._refusals[-1] from None
                 raise
             poll_events(admin)
-            answered()
-            self._stopping.wait(self._settings.follow_interval)
+            yield
+            self._loop.stopping.wait(self._settings.follow_interval)
 
     def _fail(self) -> None:
         self._expire()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
+from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -117,23 +117,20 @@ class Ownership:
         """The highest that this process ever had here."""
         self._given_back = threading.Condition()
         self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name=f"jobs_lib own {role}", daemon=True
-        )
+        self._loop = Loop(f"own {role}", self._watch, ended=self._release_all)
 
     def start(self) -> None:
         """Start the source, and follow it."""
         self._process.tell(self)
-        self._thread.start()
+        self._loop.start()
         self._source.start(self._changed.set)
 
     def stop(self) -> None:
         """Stop the source and give everything back."""
         self._source.stop()
-        self._stopping.set()
+        self._loop.stopping.set()
         self._changed.set()
-        self._thread.join()
+        self._loop.stop()
 
     @property
     def owned(self) -> dict[str, int]:
@@ -169,33 +166,27 @@ class Ownership:
                 lambda: not leaving & self._owned.keys(), timeout
             )
 
-    def _watch(self) -> None:
-        failures = 0
-        while True:
-            try:
-                with self._database.connect(
-                    f"own {self.role}", impatient=True
-                ) as connection:
-                    while not self._stopping.is_set():
-                        self._changed.wait(
-                            min(self._interval, _SOON)
-                            if self._unheard
-                            else self._interval
-                        )
-                        self._changed.clear()
-                        if not self._stopping.is_set():
-                            self._reconcile(connection)
-                        failures = 0
-                    self._release(connection, frozenset(self._owned))
-                    return
-            except BaseException as error:
-                if self._stopping.is_set():
-                    # Others take over once this process counts as stale.
-                    self._forget(frozenset(self._owned))
-                    return
-                failures += 1
-                telemetry.emit("loop.failed", loop=f"own {self.role}", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
+    def _watch(self) -> Iterator[None]:
+        with self._database.connect(self._loop.name, impatient=True) as connection:
+            while not self._loop.stopping.is_set():
+                self._changed.wait(
+                    min(self._interval, _SOON) if self._unheard else self._interval
+                )
+                self._changed.clear()
+                if not self._loop.stopping.is_set():
+                    self._reconcile(connection)
+                yield
+
+    def _release_all(self) -> None:
+        owned = frozenset(self._owned)
+        if not owned:
+            return
+        try:
+            with self._database.connect(self._loop.name, impatient=True) as connection:
+                self._release(connection, owned)
+        except BaseException:
+            # Others take over once this process counts as stale.
+            self._forget(owned)
 
     def _reconcile(self, connection: psycopg.Connection[Any]) -> None:
         wanted = self._source.wanted

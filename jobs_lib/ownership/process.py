@@ -15,12 +15,13 @@ from psycopg.types.json import Jsonb
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.loop import Loop
 from jobs_lib.ownership.lease import Lease
 from jobs_lib.ownership.role import EXECUTE
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import psycopg
 
@@ -91,7 +92,7 @@ class Process:
         self._give_up_after = give_up_after
         self._stale_after = stale_after
         # Once the database is back, others take it for dead after `stale_after`.
-        self._reconnect = replace(RECONNECT, cap=min(RECONNECT.cap, stale_after / 2))
+        reconnect = replace(RECONNECT, cap=min(RECONNECT.cap, stale_after / 2))
         self._beaten_at = time.monotonic()
         self._well_since = -math.inf
         """Since when no heartbeat has failed or come late, as far as is known."""
@@ -101,9 +102,10 @@ class Process:
         """Says with each heartbeat what jobs wait for: see ``Executor.report``."""
         self._cut_off = False
         self._watchers: list[Watcher] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._beat, name="jobs_lib heartbeat", daemon=True
+        self._failed = False
+        """Whether the last attempt to beat failed."""
+        self._loop = Loop(
+            "heartbeat", self._beat, retry=reconnect, failed=self._note_failure
         )
 
     def start(self) -> None:
@@ -113,12 +115,11 @@ class Process:
         telemetry.emit(
             "process.started", process=self.id, pod=self.pod, roles=self.roles
         )
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Stop beating and remove the row."""
-        self._stopping.set()
-        self._thread.join()
+        self._loop.stop()
         try:
             with self._database.connect("heartbeat", impatient=True) as connection:
                 connection.execute(self._database.queries["leave"], {"id": self.id})
@@ -142,7 +143,7 @@ class Process:
             except Exception as error:
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
-        self._stopping.set()
+        self._loop.stopping.set()
         # Whoever asks has no time to wait for a server that is gone.
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()
@@ -187,19 +188,18 @@ class Process:
             self._cut_off = False
         return self._cut_off
 
-    def _beat(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                with self._database.connect("heartbeat", impatient=True) as connection:
-                    while not self._stopping.wait(self._interval):
-                        self._beat_once(connection)
-                        failures = 0
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop="heartbeat", error=error)
-                self._stopping.wait(self._reconnect.delay(failures))
-                self.doubt()
+    def _beat(self) -> Iterator[None]:
+        if self._failed:
+            # The database was away until now, as far as this process knows.
+            self._failed = False
+            self.doubt()
+        with self._database.connect(self._loop.name, impatient=True) as connection:
+            while not self._loop.stopping.wait(self._interval):
+                self._beat_once(connection)
+                yield
+
+    def _note_failure(self, _: BaseException) -> None:
+        self._failed = True
 
     def _beat_once(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         queries = self._database.queries

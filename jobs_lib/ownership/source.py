@@ -7,12 +7,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Source:
@@ -134,43 +133,26 @@ class WatchingSource(Source, ABC):
         self.refused: Callable[[ConfigurationError], None] = lambda error: None
         """Told when it cannot go on before a setting is changed."""
         self._name = name
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"jobs_lib {name}", daemon=True
-        )
+        self._loop = Loop(name, self._watch, failed=self._note_failure)
 
     def start(self, changed: Callable[[], None]) -> None:
         """Start the thread."""
         super().start(changed)
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Stop the thread, and want nothing more."""
-        self._stopping.set()
-        self._thread.join()
+        self._loop.stop()
         super().stop()
 
     @abstractmethod
-    def _watch(self, answered: Callable[[], None]) -> None:
-        """Ask until ``_stopping`` is set; tell ``answered`` after each answer."""
+    def _watch(self) -> Iterator[None]:
+        """Ask until the loop is stopped; yield after each answer."""
 
     def _fail(self) -> None:
         """An answer did not come."""
 
-    def _run(self) -> None:
-        failures = 0
-
-        def answered() -> None:
-            nonlocal failures
-            failures = 0
-
-        while not self._stopping.is_set():
-            try:
-                self._watch(answered)
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop=self._name, error=error)
-                self._fail()
-                if isinstance(error, ConfigurationError):
-                    self.refused(error)
-                self._stopping.wait(RECONNECT.delay(failures))
+    def _note_failure(self, error: BaseException) -> None:
+        self._fail()
+        if isinstance(error, ConfigurationError):
+            self.refused(error)

@@ -8,17 +8,17 @@ behind them.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
+from jobs_lib.loop import Loop
 from jobs_lib.operating.checks import Limits
 from jobs_lib.operating.history import maintain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from jobs_lib.postgres.database import Database
 
@@ -55,50 +55,37 @@ class Maintenance:
         self._interval = interval
         self._limits = limits or Limits()
         self._maintain_at = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="jobs_lib maintenance", daemon=True
-        )
+        self._loop = Loop("maintenance", self._work, retry=_AFTER_FAILURE)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread; waits for the step that it is at."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Stop the thread; wait for the step that it is at."""
+        self._loop.stop()
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                self._tell_old_transactions()
-                if time.monotonic() >= self._maintain_at:
-                    maintain(self._database, self._keep)
-                    self._forget_gone_keys()
-                    pause = _HOUR * random.uniform(1 - _JITTER, 1 + _JITTER)
-                    self._maintain_at = time.monotonic() + pause
-                failures = 0
-                pause = self._interval * random.uniform(1 - _JITTER, 1 + _JITTER)
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop="maintenance", error=error)
-                pause = _AFTER_FAILURE.delay(failures)
-            self._stopping.wait(pause)
+    def _work(self) -> Iterator[None]:
+        while not self._loop.stopping.is_set():
+            self._report_old_transactions()
+            if time.monotonic() >= self._maintain_at:
+                maintain(self._database, self._keep)
+                self._forget_gone_keys()
+                self._maintain_at = time.monotonic() + _vary(_HOUR)
+            yield
+            self._loop.stopping.wait(_vary(self._interval))
 
     def _forget_gone_keys(self) -> None:
         query = self._database.queries["forget_gone_keys"]
         with self._database.connect("maintenance") as connection:
             forgotten = _GONE_ROWS
-            while forgotten == _GONE_ROWS and not self._stopping.is_set():
+            while forgotten == _GONE_ROWS and not self._loop.stopping.is_set():
                 row = connection.execute(
                     query, {"days": _GONE_DAYS, "rows": _GONE_ROWS}
                 ).fetchone()
                 forgotten = row[0] if row else 0
 
-    def _tell_old_transactions(self) -> None:
+    def _report_old_transactions(self) -> None:
         with self._database.connect("maintenance") as connection:
             found = connection.execute(
                 self._database.queries["check_transactions"]
@@ -113,3 +100,8 @@ class Maintenance:
                     state=state,
                     seconds=seconds,
                 )
+
+
+def _vary(seconds: float) -> float:
+    """About so many: pods that started together must not do it all at once."""
+    return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)

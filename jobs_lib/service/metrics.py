@@ -15,8 +15,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from jobs_lib import telemetry
 from jobs_lib.executor.meter import BOUNDS, Histogram
+from jobs_lib.loop import Loop
 from jobs_lib.operating.depths import Depths, read_depths
 from jobs_lib.telemetry.metrics import COUNTED, PREFIX, Metrics
 from jobs_lib.version import __version__
@@ -84,19 +84,16 @@ class _Reader:
         self._pause = pause
         self._seen: tuple[float, Depths] | None = None
         self._asked = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="jobs_lib metrics", daemon=True
-        )
+        self._loop = Loop("metrics", self._work)
 
     def start(self) -> None:
         # The first look comes with the first scrape: there may never be one.
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._loop.stopping.set()
         self._asked.set()
-        self._thread.join()
+        self._loop.stop()
 
     def ask(self) -> Depths | None:
         """What was seen last; None if that is too long ago."""
@@ -105,17 +102,15 @@ class _Reader:
             return None
         return self._seen[1]
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def _work(self) -> Iterator[None]:
+        while True:
             self._asked.wait()
             self._asked.clear()
-            if self._stopping.is_set():
+            if self._loop.stopping.is_set():
                 return
-            try:
-                self._seen = time.monotonic(), read_depths(self._database)
-            except BaseException as error:
-                telemetry.emit("loop.failed", loop="metrics", error=error)
-            self._stopping.wait(self._pause)
+            self._seen = time.monotonic(), read_depths(self._database)
+            yield
+            self._loop.stopping.wait(self._pause)
 
 
 def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:

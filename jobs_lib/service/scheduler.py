@@ -6,17 +6,17 @@ the same transaction, and the others find it moved. A pod's own clock decides no
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import psycopg
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
+from jobs_lib.loop import Loop
 from jobs_lib.postgres.database import plain_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import threading
+    from collections.abc import Iterable, Iterator
     from datetime import datetime
 
     from jobs_lib.jobs.schedule import Schedule
@@ -68,36 +68,26 @@ class Scheduler:
         self._schedules = list(schedules)
         self._clock = clock or DatabaseClock(database.queries)
         self._registered = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="jobs_lib scheduler", daemon=True
-        )
+        self._loop = Loop("scheduler", self._work)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Stop the thread; what it is enqueueing is committed first."""
-        self._stopping.set()
-        self._thread.join()
+        self._loop.stop()
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                with self._database.connect("scheduler", impatient=True) as connection:
-                    while not self._stopping.is_set():
-                        seconds = self._look(connection)
-                        failures = 0
-                        self._clock.wait(self._stopping, min(seconds, _LONGEST_WAIT))
-            except BaseException as error:
-                failures += 1
-                telemetry.emit("loop.failed", loop="scheduler", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
+    def _work(self) -> Iterator[None]:
+        stopping = self._loop.stopping
+        with self._database.connect(self._loop.name, impatient=True) as connection:
+            while not stopping.is_set():
+                seconds = self._enqueue_due(connection)
+                yield
+                self._clock.wait(stopping, min(seconds, _LONGEST_WAIT))
 
-    def _look(self, connection: psycopg.Connection[Any]) -> float:
-        """Enqueue what is due; the seconds until the next tick."""
+    def _enqueue_due(self, connection: psycopg.Connection[Any]) -> float:
+        """Enqueue what is due; return the seconds until the next tick."""
         now = self._clock.now(connection)
         if not self._registered:
             # Once in this process's life: while a release is rolled out, pods with the
