@@ -165,7 +165,7 @@ def run(app: str, without: tuple[str, ...]) -> None:
 
     end_while_loading()
     from jobs_lib.app import load_app
-    from jobs_lib.service.parts import PARTS, check_parts
+    from jobs_lib.service.preparation import PARTS, check_parts
     from jobs_lib.service.service import Service
 
     parts = [part for part in PARTS if part not in without]
@@ -202,7 +202,7 @@ def _run_part(
 
     end_while_loading()
     from jobs_lib.app import load_app
-    from jobs_lib.service.parts import check_parts
+    from jobs_lib.service.preparation import check_parts
     from jobs_lib.service.service import Service
 
     # Of several, too: an app that does not load, or has nothing to do, says so once.

@@ -1,52 +1,245 @@
-"""The parts of a service, and what each needs to have something to do."""
+"""The parts of a service, made from what its app declares.
+
+A part that owns origins or shards is a worker, the ownership that gives them to it, and
+a member of a consumer group where Kafka assigns them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.executor import Executor
+from jobs_lib.kafka.member import GroupMember
+from jobs_lib.outbox.relay import Relay
+from jobs_lib.ownership import DatabaseSource, Ownership
+from jobs_lib.ownership.filled import FilledOrigins
+from jobs_lib.ownership.follow import FollowSource
+from jobs_lib.ownership.member import MemberSource
+from jobs_lib.ownership.orphans import OrphanSource
+from jobs_lib.ownership.source import CombinedSource
+from jobs_lib.ownership.static import StaticSource
+from jobs_lib.service.preparation import all_origins, job_consumers
+from jobs_lib.service.supervisor import read_share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
+
+    import psycopg
 
     from jobs_lib.app import App
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.errors import JobsError
+    from jobs_lib.ownership import Holder, Process, Source
+    from jobs_lib.ownership.ownership import JobHolder
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.telemetry.liveness import Pulse
 
-PARTS = ("consumers", "executor", "relay")
-_NEEDS = {
-    "consumers": "consumer or read model (`@app.consumer`, `@app.read_model`)",
-    "executor": "job type (`@app.job`)",
-    "relay": "topic (`app.topic`)",
-}
+
+class Part(Protocol):
+    """Whatever a service starts and stops."""
+
+    def start(self) -> None:
+        """Start it, and wait for nothing."""
+
+    def stop(self) -> object:
+        """Stop it, and wait until it has ended."""
 
 
-def check_parts(app: App, parts: Collection[str]) -> None:
-    """Refuse a service that would run, and have nothing to do.
+class Worker(Part, Protocol):
+    """A part that has threads of its own: an executor, a relay, a consumer."""
 
-    Args:
-        app: what is to be run.
-        parts: of the service.
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The signs of life of its threads."""
 
-    Raises:
-        ConfigurationError: none of the parts has anything to do, or there is no such
-            part, or the settings have workers that no job type has.
+
+@dataclass(frozen=True)
+class Owner:
+    """A worker, and where it gets its origins or shards from."""
+
+    worker: Worker
+    ownership: Ownership
+    member: GroupMember | None = None
+
+
+@dataclass(frozen=True)
+class PartMaker:
+    """Makes the parts of one process.
+
+    Attributes:
+        app: what is run.
+        database: the service's.
+        process: this process, as it owns origins.
+        installation: the database's identity.
+        fail: stops the service for good, with the reason.
     """
-    if unknown := sorted({*parts} - {*PARTS}):
-        raise ConfigurationError(
-            f"a service has no {', '.join(unknown)}: its parts are {', '.join(PARTS)}"
+
+    app: App
+    database: Database
+    process: Process
+    installation: UUID
+    fail: Callable[[JobsError], None]
+
+    def make_consumer(self, group: str, declared: Sequence[Subscription]) -> Owner:
+        """Make the consumer of one group."""
+        settings = self.app.settings
+        member = GroupMember(
+            settings,
+            group,
+            {one.topic for one in declared},
+            may_join=lambda: not self.process.is_cut_off(),
+            fenced=self.fail,
         )
-    named = {job.workers.name for job in app.jobs.values() if job.workers}
-    if unknown := sorted(app.settings.own_workers.keys() - named):
-        raise ConfigurationError(
-            f"JOBS_LIB_OWN_WORKERS names {', '.join(unknown)}, and no job type has "
-            f"such workers: there are {', '.join(sorted(named)) or 'none'}"
+        source = MemberSource([member], settings.handover_timeout)
+        consumer = Consumer(
+            self.database,
+            member,
+            declared,
+            self.process.id,
+            block=settings.consumer_block,
         )
-    declared = {"consumers": app.consumers, "executor": app.jobs, "relay": app.topics}
-    if any(declared[part] for part in parts):
-        return
-    asked = [part for part in PARTS if part in parts]
-    lacking = " and no ".join(_NEEDS[part] for part in asked)
-    raise ConfigurationError(
-        f"the app {app.name!r} declares no {lacking or 'part to run'}, so there is "
-        f"nothing to do for {' and '.join(asked) or 'a service'}. Is it the right "
-        "MODULE:APP, and does its module import those in which things are declared?"
-    )
+        ownership = self._own(f"consume:{group}", source, consumer)
+        source.serve(ownership)
+        return Owner(consumer, ownership, member)
+
+    def make_executor(self, *, is_measured: bool) -> Executor:
+        """Make the executor; :meth:`own_jobs` says where its origins come from."""
+        process = self.process
+        return Executor(
+            self.database,
+            self.app.jobs,
+            process.id,
+            self.installation,
+            self.app.settings,
+            self.app.around,
+            lambda: process.lease,
+            lambda: process.sees_others,
+            role=process.role,
+            foreign=lambda: process.foreign,
+            is_measured=is_measured,
+        )
+
+    def own_jobs(
+        self,
+        executor: Executor,
+        chosen: frozenset[str],
+        members: Iterable[GroupMember],
+        *,
+        sidecar: bool,
+    ) -> Owner:
+        """Give the executor its origins.
+
+        Args:
+            executor: runs the jobs.
+            chosen: the origins that the settings name.
+            members: of the consumer groups in this process.
+            sidecar: whether the consumers run in another process of this pod.
+        """
+        source, assigned = self._choose_source(chosen, members, sidecar=sidecar)
+        ownership = self._own(self.process.role, source, executor, executor)
+        if assigned is not None:
+            assigned.serve(ownership)
+        return Owner(executor, ownership)
+
+    def _choose_source(
+        self,
+        chosen: frozenset[str],
+        members: Iterable[GroupMember],
+        *,
+        sidecar: bool,
+    ) -> tuple[Source, MemberSource | None]:
+        """Choose where the executor's origins come from.
+
+        The settings name them; or, without a consumer in the app, it has its share of
+        all; or Kafka has assigned them to consumers, in another process or in this one.
+        The second value is the source that follows this process's members.
+        """
+        consumers = job_consumers(self.app)
+        if self.app.settings.origins:
+            return StaticSource(chosen), None
+        if not consumers:
+            filled = FilledOrigins(self.database)
+            return self._share(self.process.role, self._all_origins, filled.find), None
+        if sidecar:
+            return self._with_orphans(self._follow(consumers), consumers), None
+        named = {one.group for one in consumers}
+        assigned = MemberSource(
+            [member for member in members if member.group in named],
+            self.app.settings.handover_timeout,
+        )
+        return self._with_orphans(assigned, consumers), assigned
+
+    def make_relay(self, shards: int) -> Owner:
+        """Make the relay, with its share of the outbox's shards."""
+        relay = Relay(
+            self.database,
+            self.app.settings,
+            self.process.id,
+            self.installation,
+            entities=self.app.entities,
+            topics={topic.name: topic for topic in self.app.topics.values()},
+            source=self.app.name,
+            refused=self.fail,
+        )
+        every = [f"shard/{n}" for n in range(shards)]
+        source = self._share("relay", lambda _: every, is_cut_off=relay.is_cut_off)
+        return Owner(relay, self._own("relay", source, relay))
+
+    def _follow(self, consumers: Iterable[Subscription]) -> FollowSource:
+        """What Kafka assigns to this pod's consumers; of several processes a share."""
+        topics: dict[str, frozenset[str]] = {}
+        for one in consumers:
+            topics[one.group] = topics.get(one.group, frozenset()) | {one.topic}
+        source = FollowSource(self.app.settings, topics)
+        source.refused = self.fail
+        if share := read_share():
+            source.share(*share)
+        return source
+
+    def _with_orphans(
+        self, source: Source, consumers: Iterable[Subscription]
+    ) -> CombinedSource:
+        """What the source wants, and a share of the origins that no consumer has."""
+        consumed = {one.topic for one in consumers}
+        orphans = OrphanSource(self.database, self.process, self.app.settings, consumed)
+        return CombinedSource(source, orphans)
+
+    def _own(
+        self, role: str, source: Source, holder: Holder, jobs: JobHolder | None = None
+    ) -> Ownership:
+        settings = self.app.settings
+        return Ownership(
+            self.database,
+            self.process,
+            role,
+            source,
+            holder,
+            interval=settings.heartbeat_interval,
+            stale_after=settings.stale_after,
+            handover_timeout=settings.handover_timeout,
+            jobs=jobs,
+        )
+
+    def _share(
+        self,
+        role: str,
+        *origins: Callable[[psycopg.Connection[Any]], Iterable[str]],
+        is_cut_off: Callable[[], bool] = lambda: False,
+    ) -> DatabaseSource:
+        """Share origins that last, and others that come and go, in this order."""
+        settings = self.app.settings
+        return DatabaseSource(
+            self.database,
+            self.process,
+            role,
+            *origins,
+            interval=settings.heartbeat_interval,
+            stale_after=settings.stale_after,
+            is_cut_off=is_cut_off,
+        )
+
+    def _all_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
+        return all_origins(self.database, connection)

@@ -133,7 +133,7 @@ def check(
         back_at = time.monotonic()
         wait_for(
             lambda: (
-                first._ownerships[0]._source.wanted == {*HOME}
+                first._owners[0].ownership._source.wanted == {*HOME}
                 or time.monotonic() - back_at > 1
             )
         )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs_lib import Cancel, operating
+from jobs_lib.devstack.ports import free_port
 from jobs_lib.errors import ConfigurationError, FencedError
 from jobs_lib.operating.checks import check
 from jobs_lib.operating.home_topic import repartition
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role
 from jobs_lib.ownership.role import EXECUTE
+from jobs_lib.service.service import Service
 from tests.operating.helpers import add_claim, add_owner
 from tests.support.apps import count, heard, running
 from tests.support.apps import make_app as make_quick_app
@@ -394,6 +397,22 @@ def test_types_that_another_app_runs_are_refused_with_the_way_out(
     # Once its executors are gone, a type may have moved.
     with running(two, "executor"):
         pass
+
+
+@pytest.mark.guarantee("J40")
+def test_a_start_that_is_refused_leaves_nothing_running(database_url, admin):
+    port = free_port()
+    one, _ = make_pod(database_url, "a", name="billing")
+    two, _ = make_pod(database_url, "a", name="shipping", probes_port=port)
+    with running(one, "executor"):
+        before = {*threading.enumerate()}
+        with pytest.raises(ConfigurationError, match="types a as well"):
+            Service(two, ["executor"]).start()
+        left = [t.name for t in {*threading.enumerate()} - before if t.is_alive()]
+        assert not left
+        assert count(admin, "processes") == 1
+        # The port of the probes is free again.
+        socket.create_server(("", port)).close()
 
 
 @pytest.mark.guarantee("J40")

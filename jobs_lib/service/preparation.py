@@ -1,0 +1,147 @@
+"""What a service checks, declares and reads before any of its parts starts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, cast
+
+from jobs_lib import telemetry
+from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
+from jobs_lib.kafka.access import Needs, check_access
+from jobs_lib.kafka.client import list_partitions
+from jobs_lib.kafka.refusal import MISSING, missing_topics
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.app import App
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.postgres.database import Database
+
+PARTS = ("consumers", "executor", "relay")
+_NEEDS = {
+    "consumers": "consumer or read model (`@app.consumer`, `@app.read_model`)",
+    "executor": "job type (`@app.job`)",
+    "relay": "topic (`app.topic`)",
+}
+
+
+def check_parts(app: App, parts: Collection[str]) -> None:
+    """Refuse a service that would run, and have nothing to do.
+
+    Args:
+        app: what is to be run.
+        parts: of the service.
+
+    Raises:
+        ConfigurationError: none of the parts has anything to do, or there is no such
+            part, or the settings have workers that no job type has.
+    """
+    if unknown := sorted({*parts} - {*PARTS}):
+        raise ConfigurationError(
+            f"a service has no {', '.join(unknown)}: its parts are {', '.join(PARTS)}"
+        )
+    named = {job.workers.name for job in app.jobs.values() if job.workers}
+    if unknown := sorted(app.settings.own_workers.keys() - named):
+        raise ConfigurationError(
+            f"JOBS_LIB_OWN_WORKERS names {', '.join(unknown)}, and no job type has "
+            f"such workers: there are {', '.join(sorted(named)) or 'none'}"
+        )
+    declared = {"consumers": app.consumers, "executor": app.jobs, "relay": app.topics}
+    if any(declared[part] for part in parts):
+        return
+    asked = [part for part in PARTS if part in parts]
+    lacking = " and no ".join(_NEEDS[part] for part in asked)
+    raise ConfigurationError(
+        f"the app {app.name!r} declares no {lacking or 'part to run'}, so there is "
+        f"nothing to do for {' and '.join(asked) or 'a service'}. Is it the right "
+        "MODULE:APP, and does its module import those in which things are declared?"
+    )
+
+
+def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
+    """Whether Kafka answers; refuse now what Kafka would refuse again and again.
+
+    Args:
+        app: what is to be run.
+        parts: of the service.
+        sidecar: whether the executor follows consumers of another process.
+
+    Raises:
+        AccessError: Kafka does not let this service in, or denies it a right.
+    """
+    settings = app.settings
+    if not settings.kafka_bootstrap_servers:
+        return False
+    consumers = app.consumers if "consumers" in parts else []
+    followed = job_consumers(app) if sidecar else []
+    needs = Needs(
+        reads={one.topic for one in consumers},
+        joins={one.group for one in consumers},
+        writes={topic.name for topic in app.topics.values()}
+        if "relay" in parts
+        else set(),
+        follows={one.group for one in followed},
+    )
+    try:
+        check_access(settings, needs)
+    except AccessError:
+        raise
+    except UnavailableError as error:
+        telemetry.emit("loop.failed", loop="start", error=error)
+        return False
+    return True
+
+
+def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
+    """Name all missing topics in one line; each part finds its own out later."""
+    consumers = app.consumers if "consumers" in parts else []
+    written = app.topics.values() if "relay" in parts else []
+    topics = {one.topic for one in consumers} | {topic.name for topic in written}
+    # A Kafka that has gone away meanwhile is each part's own trouble from here on.
+    with contextlib.suppress(UnavailableError):
+        found = list_partitions(app.settings, topics)
+        if missing := sorted(name for name in topics if not found[name]):
+            telemetry.warn(MISSING, str(missing_topics(app.settings, missing)))
+
+
+def job_consumers(app: App) -> list[Subscription]:
+    """The consumers whose partitions are origins of jobs."""
+    return [one for one in app.consumers if not one.is_read_model]
+
+
+def read_installation(database: Database) -> tuple[UUID, int, str]:
+    """The database's identity, its number of shards, and its environment."""
+    with database.connect("start") as connection:
+        row = connection.execute(database.queries["read_installation"]).fetchone()
+    return cast("tuple[UUID, int, str]", row)
+
+
+def choose_origins(database: Database, setting: str) -> frozenset[str]:
+    """The origins that the setting ``origins`` names; none where it is empty.
+
+    Raises:
+        ConfigurationError: it names an origin that no declared topic has.
+    """
+    if not setting:
+        return frozenset()
+    with database.connect("start") as connection:
+        every = frozenset(all_origins(database, connection))
+    if setting == "all":
+        return every
+    chosen = frozenset(name.strip() for name in setting.split(","))
+    if unknown := sorted(chosen - every):
+        raise ConfigurationError(
+            f"JOBS_LIB_ORIGINS names {', '.join(unknown)}, and no declared topic has "
+            "such a partition: see `jobs-lib topics`"
+        )
+    return chosen
+
+
+def all_origins(database: Database, connection: psycopg.Connection[Any]) -> list[str]:
+    """The partitions of all declared topics, as origins."""
+    rows = connection.execute(database.queries["read_topics"]).fetchall()
+    return [f"{topic}/{n}" for topic, count, _ in rows for n in range(count)]
