@@ -50,11 +50,20 @@ class App(JobDeclarations, TopicDeclarations):
         check_name(name, "an app")
         if home is not None:
             check_topic_name(home)
+
+        def read_settings() -> Settings:
+            return self.settings
+
         JobDeclarations.__init__(
-            self, name, Enqueuer(self._load_queries, lambda: self.settings)
+            self, name, Enqueuer(self._load_queries, read_settings), read_settings
         )
         TopicDeclarations.__init__(
-            self, self._load_queries, lambda: self.settings, self.registry, home
+            self,
+            self._load_queries,
+            read_settings,
+            self.registry,
+            self._declare_chunks,
+            home,
         )
         self._settings = settings
         self._pools: Pools | None = None
@@ -162,7 +171,8 @@ class App(JobDeclarations, TopicDeclarations):
 
         return load_queries(self.settings.schema_name)
 
-    def _serve_reexports(self) -> None:
+    def _declare_chunks(self) -> None:
+        """Declare the job type that loads a chunk of a re-export, once."""
         from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
 
         if CHUNK_TYPE not in self.jobs:

@@ -54,21 +54,20 @@ class JobDeclarations:
     Args:
         name: the app's.
         enqueuer: enqueues what is declared.
+        settings: reads the settings, at the first use.
     """
 
-    def __init__(self, name: str, enqueuer: Enqueuer) -> None:
+    def __init__(
+        self, name: str, enqueuer: Enqueuer, settings: Callable[[], Settings]
+    ) -> None:
         self.name = name
         self.jobs: dict[str, JobType[Any]] = {}
         """The types by each name that their jobs may have: aliases, too."""
         self.schedules: dict[str, Schedule] = {}
         self.around: list[Around] = []
         self._enqueuer = enqueuer
+        self._read_settings = settings
         self._around_enqueue: list[AroundEnqueue] = []
-
-    @property
-    def settings(self) -> Settings:
-        """The app's, read at the first use."""
-        raise NotImplementedError
 
     def job(
         self,
@@ -269,7 +268,7 @@ class JobDeclarations:
     def _choose_history(self, given: bool | timedelta) -> timedelta | None:
         if isinstance(given, timedelta):
             return given
-        days = self.settings.history_days
+        days = self._read_settings().history_days
         return timedelta(days=days) if given and days else None
 
     def around_enqueue(self, hook: AroundEnqueue) -> AroundEnqueue:

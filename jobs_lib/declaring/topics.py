@@ -40,6 +40,7 @@ class TopicDeclarations:
         queries: finds the named queries, at the first use.
         settings: reads the settings, at the first use.
         registry: finds the schema registry, at the first use.
+        serve_reexports: called with each entity, whose re-exports come as jobs.
         home: the topic whose partitions are the origins of the app's groups.
     """
 
@@ -48,6 +49,7 @@ class TopicDeclarations:
         queries: Callable[[], Queries],
         settings: Callable[[], Settings],
         registry: Callable[[], Registry],
+        serve_reexports: Callable[[], None],
         home: str | None = None,
     ) -> None:
         self._home = home
@@ -57,6 +59,7 @@ class TopicDeclarations:
         self._queries = queries
         self._read_settings = settings
         self._registry = registry
+        self._serve_reexports = serve_reexports
         self._hints = Hints()
 
     def topic(
@@ -295,10 +298,6 @@ class TopicDeclarations:
         if entities is None and name == self._home:
             return PARTITIONS_FOR_WORK
         return partitions_for(entities or 0)
-
-    def _serve_reexports(self) -> None:
-        """An entity was declared: its re-exports come as jobs."""
-        raise NotImplementedError
 
     def _declare_consumer(self, topic: str, group: str) -> Subscription:
         check_topic_name(topic)
