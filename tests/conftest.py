@@ -175,7 +175,9 @@ def admin(connect: Connect) -> psycopg.Connection[psycopg.rows.TupleRow]:
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaBroker]:
     """A Kafka broker of this run; its data are thrown away."""
-    with KafkaBroker.ephemeral() as broker:
+    # Nobody kills it: it must not count as dead while the machine is busy.
+    patient = {"broker.session.timeout.ms": "60000"}
+    with KafkaBroker.ephemeral(properties=patient) as broker:
         yield broker
 
 

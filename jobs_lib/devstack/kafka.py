@@ -45,7 +45,9 @@ COMMON_PROPERTIES: Mapping[str, str] = MappingProxyType(
         # A topic comes from its declaration, never from a typing error.
         "auto.create.topics.enable": "false",
         # After a crash the old registration must expire first: 11 s with the defaults.
-        "broker.session.timeout.ms": "2000",
+        # Not much less: a broker that a busy machine keeps from its heartbeats for so
+        # long loses all its partitions, and every producer its coordinator.
+        "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "300",
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
