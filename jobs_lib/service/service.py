@@ -37,9 +37,8 @@ from jobs_lib.ownership.orphans import OrphanSource
 from jobs_lib.ownership.source import CombinedSource
 from jobs_lib.ownership.static import StaticSource
 from jobs_lib.postgres.migrate import latest_version
-from jobs_lib.service.limits import ProcessLimits
+from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
-from jobs_lib.service.memory import tune_memory
 from jobs_lib.service.parts import PARTS, check_parts
 from jobs_lib.service.probes import Probes
 from jobs_lib.service.scheduler import Scheduler
