@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import App, reexport
 from jobs_lib.devstack import PostgresServer
-from jobs_lib.outbox.entity import Entity
+from jobs_lib.outbox.topic import Entity
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.migrate import migrate
 from spark_bridge import SparkEngine, open_session

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.outbox.capture import capture_changes, stop_capturing
-    from jobs_lib.outbox.entity import Gone
+    from jobs_lib.outbox.topic import Gone
     from jobs_lib.postgres.migrate import (
         include_name,
         migrate,
@@ -100,7 +100,7 @@ _MODULES = {
     "Draft": "jobs.hooks",
     "EnqueueError": "errors",
     "FencedError": "errors",
-    "Gone": "outbox.entity",
+    "Gone": "outbox.topic",
     "Item": "jobs.batch",
     "Job": "jobs.job",
     "JobsError": "errors",

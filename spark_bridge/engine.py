@@ -13,7 +13,7 @@ from spark_bridge.session import open_session
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import Loading, Progress
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobs_lib.app import App
-    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import Plan, Progress
 

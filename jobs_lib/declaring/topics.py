@@ -12,8 +12,7 @@ from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import name_in_kafka
-from jobs_lib.outbox.entity import Entity, has_version
-from jobs_lib.outbox.topic import Topic
+from jobs_lib.outbox.topic import Entity, Topic, has_version
 from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
 from jobs_lib.postgres.hints import Hints
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.consuming.read_model import RowOf
     from jobs_lib.consuming.subscription import RecordHandler
-    from jobs_lib.outbox.entity import Loader
+    from jobs_lib.outbox.topic import Loader
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Decoder, SchemaSource
     from jobs_lib.schemas.registry import Registry

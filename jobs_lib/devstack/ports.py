@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
-from pathlib import Path
 
 from jobs_lib.errors import DevStackError
 
@@ -37,35 +37,14 @@ def is_free(port: int) -> bool:
 def owner_of(port: int) -> str | None:
     """The process that listens on `port`, such as `redis-server (pid 812)`.
 
-    None when that cannot be found out: another user's process, or not Linux.
+    None when that cannot be found out: another user's process, or no `psutil`.
     """
-    inodes = _listening_inodes(port)
-    for entry in Path("/proc").glob("[0-9]*") if inodes else ():
-        try:
-            opened = {_read_link(one) for one in (entry / "fd").iterdir()}
-            if opened & inodes:
-                name = (entry / "comm").read_text().strip()
-                return f"{name} (pid {entry.name})"
-        except OSError:  # it has ended, or is not ours to look at
-            continue
-    return None
-
-
-def _read_link(descriptor: Path) -> str:
     try:
-        return os.readlink(descriptor)
-    except OSError:  # closed meanwhile
-        return ""
-
-
-def _listening_inodes(port: int) -> set[str]:
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
-    return found
+        import psutil
+    except ModuleNotFoundError:  # it comes with the extra `devstack`
+        return None
+    with contextlib.suppress(psutil.Error):
+        for one in psutil.net_connections("tcp"):
+            if one.pid and one.status == "LISTEN" and one.laddr.port == port:
+                return f"{psutil.Process(one.pid).name()} (pid {one.pid})"
+    return None

@@ -24,9 +24,9 @@ from jobs_lib.outbox.block import (
     Refusal,
     make_record,
 )
-from jobs_lib.outbox.entity import Gone, read_version
 from jobs_lib.outbox.losses import Losses
 from jobs_lib.outbox.starts import Start
+from jobs_lib.outbox.topic import Gone, read_version
 from jobs_lib.postgres.database import plain_errors
 from jobs_lib.postgres.values import int_array, text_array
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.outbox.block import BatchRow, LiveRow
-    from jobs_lib.outbox.entity import Entity
-    from jobs_lib.outbox.topic import Topic
+    from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
 
 _BATCH_LIMIT = 100

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.errors import AccessError
-    from jobs_lib.outbox.entity import Entity
-    from jobs_lib.outbox.topic import Topic
+    from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
     from jobs_lib.telemetry.liveness import Pulse

@@ -1,8 +1,9 @@
-"""A topic that a service publishes to, through the outbox."""
+"""A topic that a service publishes to, and an entity whose states it holds."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
@@ -19,19 +20,21 @@ from jobs_lib.outbox.checks import (
     check_version,
     find_largest,
 )
-from jobs_lib.outbox.entity import read_version
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.reasons import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+
+    import psycopg
 
     from jobs_lib.callers import Steps
     from jobs_lib.callers.caller import AsyncCaller, Caller
-    from jobs_lib.outbox.entity import Entity
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Encoder
     from jobs_lib.settings import Settings
+
+    Loader = Callable[[psycopg.Connection[Any], list[str]], Mapping[str, "V | Gone"]]
 
 V = TypeVar("V", default=Any)
 _CONTENT_TYPE = "content-type"
@@ -356,6 +359,60 @@ class Topic(Generic[V]):
             parameters |= {"key": key, "entity": entity}
         rows = yield Fetch(self._statements[query], parameters)
         return int(rows[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """In place of a state: the entity is gone, and its tombstone has this version.
+
+    For a loader that still knows it, such as of a row that is marked as deleted.
+    """
+
+    version: int
+    """Greater than that of the last state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What ``@app.entity`` declares."""
+
+    name: str
+    """What commands and tables call it."""
+    topic: Topic[Any]
+    """The compacted topic that holds its states."""
+    source: str
+    """The service's own table, ``table`` or ``schema.table``."""
+    key: str
+    """The column of ``source`` whose text form is the record's key."""
+    load: Loader
+    """Current states by key, one query for a list; a key without an entry is gone."""
+
+    def load_states(
+        self, connection: psycopg.Connection[Any], keys: Sequence[str]
+    ) -> Mapping[str, Any]:
+        """The current state of each key that exists, and :class:`Gone` or nothing."""
+        return self.load(connection, list(keys))
+
+
+def read_version(state: Any) -> int | None:
+    """The version that a state holds, if it holds one."""
+    found = (
+        state.get("version")
+        if isinstance(state, dict)
+        else getattr(state, "version", None)
+    )
+    return found if type(found) is int else None
+
+
+def has_version(type_: object) -> bool:
+    """Whether a declared type says that its values have a version."""
+    fields = getattr(type_, "model_fields", None)
+    if fields is None:
+        classes = getattr(type_, "__mro__", (type_,))
+        fields = {
+            name for one in classes for name in getattr(one, "__annotations__", ())
+        }
+    return "version" in fields
 
 
 def _make_config(

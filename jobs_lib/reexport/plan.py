@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.queries import Queries
 
 KEYS_PER_RANGE = 10_000

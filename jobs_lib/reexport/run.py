@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
 

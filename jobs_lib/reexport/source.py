@@ -12,7 +12,7 @@ from jobs_lib.errors import ReexportError
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.outbox.entity import Entity
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.queries import Queries
 
 

@@ -25,9 +25,8 @@ from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
 from jobs_lib.postgres.migrate import latest_version
-from jobs_lib.service.limits import ProcessLimits
+from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
-from jobs_lib.service.memory import tune_memory
 from jobs_lib.service.parts import PartMaker
 from jobs_lib.service.preparation import (
     PARTS,

@@ -6,12 +6,10 @@ import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import psycopg
-from psycopg import sql
-from pytest_postgresql.janitor import DatabaseJanitor
 from sqlalchemy.engine import make_url
 
 from jobs_lib.devstack import PostgresServer
@@ -74,7 +72,8 @@ class Databases:
             settings: where the library's tables are, and of which environment.
         """
         self._settings = settings or load_settings()
-        self._server_url = server_url
+        url = make_url(server_url)
+        self._server = url.set(database=url.database or "postgres")
         self._templates: dict[Setup | None, str] = {}
         self._made = ExitStack()
 
@@ -94,45 +93,44 @@ class Databases:
         """
         if setup not in self._templates:
             self._templates[setup] = self._make_template(setup)
-        with self._made_from(self._templates[setup]) as url:
-            yield url
+        with self._copy(self._templates[setup]) as name:
+            yield self._url(name)
 
     def _make_template(self, setup: Setup | None) -> str:
-        url = self._made.enter_context(self._made_from("template1"))
-        migrate(url, self._settings.schema_name, self._settings)
+        name = self._made.enter_context(self._copy("template1"))
+        migrate(self._url(name), self._settings.schema_name, self._settings)
         if setup is not None:
-            setup(url)
-        return str(make_url(url).database)
+            setup(self._url(name))
+        with self._connect() as connection:
+            # A database to which somebody is connected, such as the pool of a setup,
+            # cannot be copied.
+            connection.execute(f"alter database {name} allow_connections false")
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = %s",
+                [name],
+            )
+        return name
 
     @contextmanager
-    def _made_from(self, template: str) -> Iterator[str]:
-        url = make_url(self._server_url)
-        janitor = Janitor(
-            user=url.username or "",
-            password=None if url.password is None else str(url.password),
-            host=url.host or "",
-            port=url.port or 5432,
-            dbname=f"test_{uuid4().hex[:12]}",
-            template_dbname=template,
-            maintenance_dbname=url.database or "postgres",
-        )
-        # Whoever is still connected at the end, such as a process that was killed, is
-        # disconnected.
-        with janitor:
-            url = url.set(database=janitor.dbname)
-            yield url.render_as_string(hide_password=False)
+    def _copy(self, template: str) -> Iterator[str]:
+        name = f"test_{uuid4().hex[:12]}"
+        with self._connect() as connection:
+            # Half the time of writing every page to the log, as is the default.
+            copies = connection.info.server_version >= _STRATEGIES
+            strategy = "strategy file_copy" if copies else ""
+            connection.execute(f"create database {name} template {template} {strategy}")
+        try:
+            yield name
+        finally:
+            # Whoever is still connected at the end, such as a process that was killed,
+            # is disconnected.
+            with self._connect() as connection:
+                connection.execute(f"drop database if exists {name} with (force)")
 
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self._url(self._server.database), autocommit=True)
 
-class Janitor(DatabaseJanitor):
-    """pytest-postgresql's, which copies a template's files where the server can."""
-
-    def init(self) -> None:
-        """Create the database."""
-        with self.cursor() as cursor:
-            self.copies = cursor.connection.info.server_version >= _STRATEGIES
-        super().init()
-
-    def _build_create_database_sql(self) -> sql.Composed:
-        query = super()._build_create_database_sql()
-        # Half the time of writing every page to the log, as is the default.
-        return query + sql.SQL(" strategy file_copy") if self.copies else query
+    def _url(self, database: str | None) -> str:
+        url = self._server.set(database=database)
+        return url.render_as_string(hide_password=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.outbox.entity import Gone, read_version
-from jobs_lib.outbox.topic import Topic
+from jobs_lib.outbox.topic import Gone, Topic, read_version
 from jobs_lib.schemas.codec import show_json
 
 if TYPE_CHECKING:

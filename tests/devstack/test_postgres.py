@@ -108,6 +108,14 @@ def test_a_taken_port_is_named_with_its_owner():
     assert server._folder is None, "a failed start leaves no folder"
 
 
+def test_a_taken_port_is_named_where_psutil_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DevStackError, match=f"port {port} .* by another process"):
+            PostgresServer(port=port).start()
+
+
 def test_a_port_taken_in_the_meantime_is_replaced(monkeypatch):
     ports = iter([1])
     real = PostgresServer._choose_port

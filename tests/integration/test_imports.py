@@ -61,6 +61,7 @@ heavy = {
     "alembic",
     "asyncio",  # and ssl with it
     "confluent_kafka",
+    "psutil",
     "psycopg",
     "psycopg_pool",
     "pydantic",

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from jobs_lib import App, Discard, Job, Snooze, exponential
 from jobs_lib.errors import PayloadError
+from jobs_lib.testing import databases as databases_module
 from jobs_lib.testing import make_record
 from tests.support.engines import sqlalchemy_url
 
@@ -355,3 +356,22 @@ def test_a_record_has_the_version_that_it_is_given():
     assert make_record(1, version=7).version == 7
     assert make_record(1).version is None
     assert make_record(1, headers={"ce_version": "9"}, version=7).version == 9
+
+
+def test_a_connection_left_open_keeps_no_database(jobs_server_url, monkeypatch):
+    monkeypatch.setattr(databases_module, "migrate", lambda *_: None)
+    opened = []
+
+    def setup(url: str) -> None:
+        opened.append(psycopg.connect(url))
+
+    with databases_module.Databases(jobs_server_url) as databases:
+        with databases.fresh(setup) as first:
+            opened.append(psycopg.connect(first))
+        with databases.fresh(setup) as second:
+            assert second != first
+    for connection in opened:
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("select")
+        with pytest.raises(psycopg.OperationalError, match="does not exist"):
+            psycopg.connect(jobs_server_url, dbname=connection.info.dbname)

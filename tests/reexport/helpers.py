@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import App
 from jobs_lib.executor.lane import Finished, Lane
-from jobs_lib.outbox.entity import Entity
+from jobs_lib.outbox.topic import Entity
 from tests.support.claimed import make_claimed
 
 if TYPE_CHECKING:

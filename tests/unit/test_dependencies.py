@@ -18,6 +18,7 @@ OURS = {"jobs_lib", "spark_bridge"}
 NAMES = {"opentelemetry": "opentelemetry-api"}
 """Packages that are called otherwise than what is imported from them."""
 EXTRAS = {
+    "jobs_lib/devstack": {"devstack"},
     "jobs_lib/django.py": {"django"},
     "jobs_lib/schemas": {"avro"},
     "jobs_lib/jobs/context.py": {"otel"},

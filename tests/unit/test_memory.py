@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs_lib.service.memory import tune_memory
+from jobs_lib.service.limits import tune_memory
 
 
 @pytest.fixture
