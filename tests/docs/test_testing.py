@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,21 +22,26 @@ THIS_CHECKOUT = ["-p", "no:jobs_lib", "-p", "jobs_lib.testing.plugin"]
 def project(tmp_path) -> Path:
     """A folder with the files of the page."""
     written = write_modules("docs/testing.md", tmp_path)
-    assert written == ["shop.py", "conftest.py", "test_shop.py"]
+    assert written == ["shop.py", "conftest.py", "test_shop.py", "server.py"]
     (settings,) = read_blocks("docs/testing.md", "toml")
     (tmp_path / "pyproject.toml").write_text(settings)
     return tmp_path
 
 
-def run_pytest(folder: Path, url: str, *options: str) -> str:
+def run_pytest(folder: Path, url: str) -> str:
     """What pytest prints in a folder, with the tests' own server."""
     (folder / "given_server.py").write_text(
         "import pytest\n\n\n@pytest.fixture(scope='session')\n"
         f"def jobs_server_url():\n    return {url!r}\n"
     )
+    return run_pytest_with(folder, "-p", "given_server")
+
+
+def run_pytest_with(folder: Path, *options: str) -> str:
+    """What pytest prints in a folder."""
     command = [sys.executable, "-m", "pytest", *THIS_CHECKOUT, *options]
     done = subprocess.run(
-        [*command, "-p", "given_server", "-p", "no:randomly"],
+        [*command, "-p", "no:randomly"],
         cwd=folder,
         env={"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""},
         capture_output=True,
@@ -52,6 +58,19 @@ def test_the_tests_of_the_page_pass_and_leave_nothing(
 ):
     before = database_names()
     output = run_pytest(project, postgres_server.url)
+    assert re.search(r"^=+ 4 passed in ", output, re.MULTILINE), output
+    assert database_names() == before
+
+
+def test_a_server_of_pytest_postgresql_serves_as_well(
+    project, postgres_server, database_names
+):
+    before = database_names()
+    at = urlsplit(postgres_server.url)
+    given = {"host": at.hostname, "port": at.port, "user": at.username}
+    given["password"] = at.password
+    options = [f"--postgresql-{name}={value}" for name, value in given.items()]
+    output = run_pytest_with(project, "-p", "server", *options)
     assert re.search(r"^=+ 4 passed in ", output, re.MULTILINE), output
     assert database_names() == before
 
