@@ -223,12 +223,15 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
     database = Database(database_url)
     database.check_version(latest_version())
     admin = connect(autocommit=True)
-    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '0001'")
-    with pytest.raises(SchemaVersionError, match=r"version 0001.*`jobs-lib migrate`"):
+    oldest, newest = "0001_installation", "9999_later"
+    change = f"update jobs_lib.{VERSION_TABLE} set version_num = %s"
+    admin.execute(change, (oldest,))
+    told = rf"version {oldest}, .*run `jobs-lib migrate`"
+    with pytest.raises(SchemaVersionError, match=told):
         database.check_version(latest_version())
-    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '9999'")
-    admin.execute("update jobs_lib.installation set compatible_from = '9998'")
-    with pytest.raises(SchemaVersionError, match=r"version 9999.*newer"):
+    admin.execute(change, (newest,))
+    admin.execute("update jobs_lib.installation set compatible_from = '9998_before'")
+    with pytest.raises(SchemaVersionError, match=rf"version {newest}.*newer"):
         database.check_version(latest_version())
 
 
