@@ -235,6 +235,44 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
         database.check_version(latest_version())
 
 
+# As tables were numbered before there was a release: less and more than ours are, and
+# what Alembic takes for short of one of ours.
+@pytest.mark.parametrize("number", ["0001", "0005", "0034"])
+@pytest.mark.guarantee("U4")
+def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, number):
+    admin = connect(autocommit=True)
+    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = %s", (number,))
+    # As the oldest of them had it.
+    admin.execute("alter table jobs_lib.installation drop compatible_from")
+    engine = create_engine(sqlalchemy_url(database_url))
+
+    def upgrade_mine() -> None:
+        with engine.begin() as connection:
+            upgrade(connection)
+
+    def run_alembic() -> None:
+        with engine.begin() as connection:
+            config = Config("alembic.ini")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    ways = {
+        "migrate": lambda: migrate(database_url),
+        "upgrade": upgrade_mine,
+        "alembic": run_alembic,
+        "check": lambda: Database(database_url).check_version(latest_version()),
+    }
+    for name, way in ways.items():
+        with pytest.raises(
+            SchemaVersionError,
+            match=rf"have version {number}, which no release.*drop the schema",
+        ):
+            way()
+        found = admin.execute(f"select version_num from jobs_lib.{VERSION_TABLE}")
+        assert found.fetchone() == (number,), name
+    engine.dispose()
+
+
 def test_a_server_that_is_not_there_is_named_without_its_password():
     url = "postgresql://me:canary@127.0.0.1:1/orders"
     for ask in (lambda: migrate(url), lambda: Database(url).connect("test")):
