@@ -84,6 +84,7 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
             context.execute(check.as_string())
         installed = None if offline else context.get_context().get_current_revision()
         if installed is not None:
+            # Alembic would go on from a version whose name begins alike.
             check_lineage(schema, installed)
         context.run_migrations()
         for query in ("settle_functions", "settle_grants"):

@@ -254,10 +254,10 @@ class Database:
 
 
 def check_lineage(schema: str, installed: str) -> None:
-    """Refuse tables of a version that no release has: bare numbers came before all.
+    """Refuse tables of a version that no release has, such as a bare number.
 
-    Versions are compared as text, and Alembic takes ``0005`` for short of a longer
-    name: such tables would be taken for others.
+    Versions are compared as text, and Alembic takes ``0005`` for short of
+    ``0005_completion``. So such tables would be taken for others.
 
     Args:
         schema: where they are.

@@ -235,8 +235,8 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
         database.check_version(latest_version())
 
 
-# As tables were numbered before there was a release: less and more than ours are, and
-# what Alembic takes for short of one of ours.
+# Before the first release a version was a number alone. One sorts below ours, one above
+# them, and Alembic takes one for short of one of ours.
 @pytest.mark.parametrize("number", ["0001", "0005", "0034"])
 @pytest.mark.guarantee("U4")
 def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, number):
