@@ -42,7 +42,7 @@ begin
             using errcode = 'invalid_parameter_value',
                 hint = 'Give the entity''s stable key.';
     end if;
-    -- It stands in indexes, of consumers as well: jobs_lib.outbox.topic.KEY_LIMIT.
+    -- It stands in indexes, of consumers as well: jobs_lib.outbox.checks.KEY_LIMIT.
     if octet_length(key) > 1000 then
         raise exception 'a key of the topic % has % bytes, the limit is 1000', topic,
             octet_length(key)
