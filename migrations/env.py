@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from alembic import context
 from psycopg import sql
 
+from jobs_lib.postgres.database import check_lineage
 from jobs_lib.postgres.migrate import (
     LOCK_SECONDS,
     MIGRATE_LOCK,
@@ -81,6 +82,10 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
             table = sql.Identifier(schema, VERSION_TABLE)
             check = CHECK_VERSION.format(table=table, version=sql.Literal(since))
             context.execute(check.as_string())
+        installed = None if offline else context.get_context().get_current_revision()
+        if installed is not None:
+            # Alembic would go on from a version whose name begins alike.
+            check_lineage(schema, installed)
         context.run_migrations()
         for query in ("settle_functions", "settle_grants"):
             context.execute(queries[query].as_string())

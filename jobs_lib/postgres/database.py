@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.settings import Settings
 
+_VERSION = re.compile("[0-9]{4}_[a-z0-9_]+")
+"""What versions of the tables are called, such as ``0003_jobs``."""
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
@@ -240,6 +243,7 @@ class Database:
                     "`jobs-lib migrate`"
                 )
             installed = str(row[0])
+            check_lineage(self.schema, installed)
             serves = installed
             if installed > expected:
                 (serves,) = connection.execute(
@@ -247,6 +251,27 @@ class Database:
                 ).fetchone() or (installed,)
         check_fit(self.schema, expected, installed, serves)
         return installed
+
+
+def check_lineage(schema: str, installed: str) -> None:
+    """Refuse tables of a version that no release has, such as a bare number.
+
+    Versions are compared as text, and Alembic takes ``0005`` for short of
+    ``0005_completion``. So such tables would be taken for others.
+
+    Args:
+        schema: where they are.
+        installed: the version that they have.
+
+    Raises:
+        SchemaVersionError: its name is not a number and a subject.
+    """
+    if not _VERSION.fullmatch(installed):
+        raise SchemaVersionError(
+            f"the tables in schema {schema!r} have version {installed}, which no "
+            "release of jobs_lib has, so no migration leads on from it: drop the "
+            "schema with all that waits in it, and run `jobs-lib migrate`"
+        )
 
 
 def check_fit(schema: str, expected: str, installed: str, compatible_from: str) -> None:

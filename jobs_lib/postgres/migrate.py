@@ -35,7 +35,12 @@ from jobs_lib.errors import (
     SchemaVersionError,
 )
 from jobs_lib.naming import make_template
-from jobs_lib.postgres.database import check_fit, connection_options, no_answer
+from jobs_lib.postgres.database import (
+    check_fit,
+    check_lineage,
+    connection_options,
+    no_answer,
+)
 from jobs_lib.postgres.environment import adopt, record_environment
 from jobs_lib.postgres.values import quote
 from jobs_lib.settings import (
@@ -277,6 +282,7 @@ def _pending(connection: Connection, schema: str) -> list[str]:
     installed = installed_version(connection, schema)
     if installed is None:
         return known
+    check_lineage(schema, installed)
     if installed in known:
         return known[known.index(installed) + 1 :]
     serves = connection.execute(

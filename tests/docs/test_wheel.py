@@ -65,8 +65,7 @@ def test_the_migrations_are_inside_the_wheel(tmp_path, postgres_server):
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.strip()
-        == sorted(
-            path.name.split("_")[0]
-            for path in (ROOT / "migrations/versions").glob("0*.py")
-        )[-1]
+        == sorted(path.stem for path in (ROOT / "migrations/versions").glob("0*.py"))[
+            -1
+        ]
     )

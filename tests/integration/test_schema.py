@@ -223,13 +223,54 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
     database = Database(database_url)
     database.check_version(latest_version())
     admin = connect(autocommit=True)
-    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '0001'")
-    with pytest.raises(SchemaVersionError, match=r"version 0001.*`jobs-lib migrate`"):
+    oldest, newest = "0001_installation", "9999_later"
+    change = f"update jobs_lib.{VERSION_TABLE} set version_num = %s"
+    admin.execute(change, (oldest,))
+    told = rf"version {oldest}, .*run `jobs-lib migrate`"
+    with pytest.raises(SchemaVersionError, match=told):
         database.check_version(latest_version())
-    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = '9999'")
-    admin.execute("update jobs_lib.installation set compatible_from = '9998'")
-    with pytest.raises(SchemaVersionError, match=r"version 9999.*newer"):
+    admin.execute(change, (newest,))
+    admin.execute("update jobs_lib.installation set compatible_from = '9998_before'")
+    with pytest.raises(SchemaVersionError, match=rf"version {newest}.*newer"):
         database.check_version(latest_version())
+
+
+# Before the first release a version was a number alone. One sorts below ours, one above
+# them, and Alembic takes one for short of one of ours.
+@pytest.mark.parametrize("number", ["0001", "0005", "0034"])
+@pytest.mark.guarantee("U4")
+def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, number):
+    admin = connect(autocommit=True)
+    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = %s", (number,))
+    # As the oldest of them had it.
+    admin.execute("alter table jobs_lib.installation drop compatible_from")
+    engine = create_engine(sqlalchemy_url(database_url))
+
+    def upgrade_mine() -> None:
+        with engine.begin() as connection:
+            upgrade(connection)
+
+    def run_alembic() -> None:
+        with engine.begin() as connection:
+            config = Config("alembic.ini")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    ways = {
+        "migrate": lambda: migrate(database_url),
+        "upgrade": upgrade_mine,
+        "alembic": run_alembic,
+        "check": lambda: Database(database_url).check_version(latest_version()),
+    }
+    for name, way in ways.items():
+        with pytest.raises(
+            SchemaVersionError,
+            match=rf"have version {number}, which no release.*drop the schema",
+        ):
+            way()
+        found = admin.execute(f"select version_num from jobs_lib.{VERSION_TABLE}")
+        assert found.fetchone() == (number,), name
+    engine.dispose()
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password():

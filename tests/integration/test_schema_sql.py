@@ -25,9 +25,12 @@ from jobs_lib.postgres.migrate import (
 )
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.engines import sqlalchemy_url
+from tests.support.releases import NextRelease
 
 # The wheel of the server has none.
 PSQL = shutil.which("psql")
+OLDER = "0008_enqueue"
+"""A version that is not the latest: some tables are there, some are not."""
 VALUES = "select shards, environment, topic_template from {}.installation"
 
 
@@ -138,25 +141,61 @@ def test_every_way_to_the_latest_version_ends_in_the_same_schema(
         upgrade(connection)
     assert dump(empty_url) == expected
     execute(empty_url, "drop schema jobs_lib cascade")
-    install(empty_url, "0012")
+    install(empty_url, OLDER)
     assert dump(empty_url) != expected
-    execute(empty_url, write_sql(since="0012"))
+    execute(empty_url, write_sql(since=OLDER))
     assert dump(empty_url) == expected
     execute(empty_url, "drop schema jobs_lib cascade")
-    install(empty_url, "0012")
+    install(empty_url, OLDER)
     migrate(empty_url)
     assert dump(empty_url) == expected
     engine.dispose()
 
 
-def test_a_script_of_another_version_changes_nothing(database_url, execute):
-    before = dump(database_url)
+@pytest.mark.guarantee("O7")
+def test_every_way_to_the_next_release_ends_in_the_same_schema(
+    empty_url, other_url, execute, tmp_path
+):
+    before = migrate(other_url)
+    migrate(empty_url)
+    # What was there is changed, and not only added to.
+    later = NextRelease(
+        tmp_path,
+        [
+            "alter table jobs add column of_next_release text default 'x'",
+            """
+            create or replace function count_resumes() returns trigger
+            language plpgsql as $function$ begin return null; end $function$;
+            """,
+            "alter table holds replica identity default",
+        ],
+    )
+    with later.installed():
+        execute(empty_url, write_sql(since=before))
+        assert migrate(other_url) == migrate(empty_url) == later.version
+    assert dump(empty_url) == dump(other_url)
+
+
+def test_a_script_of_another_version_changes_nothing(empty_url, execute, tmp_path):
+    version = migrate(empty_url)
+    before = dump(empty_url)
     with pytest.raises(Refused, match="already exists"):
-        execute(database_url, write_sql())
-    # Of functions alone, which nothing else would refuse.
+        execute(empty_url, write_sql())
     with pytest.raises(Refused, match="not the version that"):
-        execute(database_url, write_sql(since="0021"))
-    assert dump(database_url) == before
+        execute(empty_url, write_sql(since=OLDER))
+    assert dump(empty_url) == before
+    # Of functions alone, which nothing else would refuse.
+    replace = """
+    create or replace function count_resumes() returns trigger
+    language plpgsql as $function$ begin return null; end $function$;
+    """
+    with NextRelease(tmp_path, [replace, replace]).installed():
+        text = write_sql(since=version)
+        execute(empty_url, text)
+        after = dump(empty_url)
+        with pytest.raises(Refused, match="not the version that"):
+            execute(empty_url, text)
+    assert dump(empty_url) == after != before
 
 
 def test_alembic_prints_the_same(monkeypatch, capsys):
@@ -166,14 +205,17 @@ def test_alembic_prints_the_same(monkeypatch, capsys):
 
 
 def test_what_cannot_be_printed_is_refused(monkeypatch):
-    with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001 to"):
+    with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001_\w+ to"):
         write_sql(since="9999")
+    # Alembic by itself would take it for short of `0008_enqueue`.
+    with pytest.raises(SchemaVersionError, match="no version '0008'"):
+        write_sql(since="0008")
     with pytest.raises(ConfigurationError, match="fixed when the tables are installed"):
-        write_sql(since="0012", shards=3)
+        write_sql(since=OLDER, shards=3)
     with pytest.raises(ConfigurationError, match="cannot have 0 shards"):
         write_sql(shards=0)
     run = CliRunner().invoke
     refused = run(cli, ["migrate", "--sql", "--copied-from", "live"])
     assert "leave --sql out" in refused.output
     assert refused.exit_code == 2
-    assert "--since needs --sql" in run(cli, ["migrate", "--since", "0012"]).output
+    assert "--since needs --sql" in run(cli, ["migrate", "--since", OLDER]).output

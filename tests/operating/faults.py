@@ -61,7 +61,9 @@ class Bench:
 
 
 def old_schema(bench: Bench) -> None:
-    bench.admin.execute("update jobs_lib.jobs_lib_version set version_num = '0001'")
+    bench.admin.execute(
+        "update jobs_lib.jobs_lib_version set version_num = '0001_installation'"
+    )
 
 
 def weak_role(bench: Bench) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def test_a_service_runs_with_its_own_rights(
     "statement",
     [
         "update jobs_lib.installation set environment = 'live'",
-        "update jobs_lib.jobs_lib_version set version_num = '0001'",
+        "update jobs_lib.jobs_lib_version set version_num = '0001_installation'",
         "delete from jobs_lib.touched",
         "delete from jobs_lib.grantees",
         "truncate jobs_lib.jobs",

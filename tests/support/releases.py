@@ -31,11 +31,11 @@ class NextRelease:
         shutil.copytree(schema.migrations_path(), self.path)
         self.version = before = schema.latest_version()
         for statement in statements:
-            self.version = f"{int(before) + 1:04}"
+            self.version = f"{int(before[:4]) + 1:04}_next"
             source = _REVISION.format(
                 revision=self.version, before=before, statement=statement
             )
-            (self.path / "versions" / f"{self.version}_next.py").write_text(source)
+            (self.path / "versions" / f"{self.version}.py").write_text(source)
             before = self.version
 
     @contextlib.contextmanager

@@ -7,66 +7,67 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0008_enqueue"
+down_revision = "0007_ordering"
 branch_labels = None
 depends_on = None
 
-# A temporary table that the session calls `jobs` must not be taken for ours.
-SEARCH_PATH = """
-select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)
-"""
-
 UPGRADE = """
--- Where a key's record goes in Kafka, and so where a group lives: the same number as
--- jobs_lib.partitioner computes, as an unsigned 32-bit integer.
-create function murmur2(data bytea) returns bigint
-language plpgsql immutable strict parallel safe as $function$
+-- Refuses what Python cannot read: more than 200 levels, and integers of more than
+-- 4,300 digits. jobs_lib.schemas.json_limits has the same limits.
+create function check_json(what text, value jsonb, size int) returns void
+language plpgsql immutable as $function$
 declare
-    size constant int := octet_length(data);
-    multiplier constant bigint := 1540483477;  -- 0x5bd1e995
-    mask constant bigint := 4294967295;
-    h bigint := 2538058380 # size::bigint;  -- 0x9747b28c
-    k bigint;
-    at int := 0;
+    there int := 200;
+    missing int := size;
+    middle int;
+    digits int;
 begin
-    while at + 4 <= size loop
-        k := get_byte(data, at) | (get_byte(data, at + 1) << 8)
-            | (get_byte(data, at + 2) << 16) | (get_byte(data, at + 3)::bigint << 24);
-        k := k * multiplier & mask;
-        k := (k # (k >> 24)) * multiplier & mask;
-        h := (h * multiplier & mask) # k;
-        at := at + 4;
-    end loop;
-    if at < size then
-        for rest in reverse size - 1 .. at loop
-            h := h # (get_byte(data, rest)::bigint << 8 * (rest - at));
+    -- The fixed path first: the server keeps it, and it costs 2 ms for a megabyte.
+    if jsonb_path_exists(
+        value, 'strict $.**{200} ? (@.type() == "array" || @.type() == "object")'
+    ) then
+        while there + 1 < missing loop
+            middle := (there + missing) / 2;
+            if jsonb_path_exists(value, format(
+                'strict $.**{%s} ? (@.type() == "array" || @.type() == "object")',
+                middle
+            )::jsonpath) then
+                there := middle;
+            else
+                missing := middle;
+            end if;
         end loop;
-        h := h * multiplier & mask;
+        raise exception '% has % levels, and at most 200 can be read again',
+            what, there + 1
+            using errcode = 'invalid_parameter_value',
+                hint = 'Send what lies deep as a string of JSON, or as a flat list.';
     end if;
-    h := (h # (h >> 13)) * multiplier & mask;
-    return h # (h >> 15);
+    if size > 4300 then
+        digits := length(split_part(ltrim(jsonb_path_query_first(
+            value, 'strict $.** ? (@.type() == "number"
+                && (@ >= 1e4300 || @ <= -1e4300))'
+        ) #>> '{}', '-'), '.', 1));
+        if digits > 4300 then
+            raise exception
+                '% holds a number of % digits, and at most 4300 can be read again',
+                what, digits
+                using errcode = 'invalid_parameter_value', hint = 'Send a string.';
+        end if;
+    end if;
 end
 $function$;
 
--- Where executors of this schema listen: the same name as jobs_lib.db.channel.
-create function channel() returns text
-language sql stable set search_path from current as $function$
-    select case
-        when octet_length(current_schema()) <= 58 then current_schema() || '.jobs'
-        else lpad(to_hex(murmur2(convert_to(current_schema(), 'UTF8'))), 8, '0')
-            || '.jobs'
-    end
-$function$;
-
--- Inserts one job whose values were checked by the caller, and returns its id, or that
+-- Inserts one job whose values the caller has checked. It returns the job's id, or that
 -- of the unfinished job of its type that has the same unique key.
 create function insert_job(
     origin text, type text, "group" text, payload jsonb, run_at timestamptz,
     priority smallint, headers jsonb, unique_key text, ordered boolean,
     -- What executors are told, if the job may run now; null for nothing.
-    hint text
-) returns bigint language plpgsql set search_path from current as $function$
+    hint text,
+    -- Of the home topic, as the group's origin was computed; null if it was given.
+    partitions int
+) returns bigint language plpgsql as $function$
 #variable_conflict use_column
 declare
     new_id bigint;
@@ -74,12 +75,32 @@ declare
     new_state text := case
         when insert_job.run_at > clock_timestamp() then 'scheduled' else 'available'
     end;
+    home topics;
+    new_origin text;
 begin
+    if insert_job."group" is not null then
+        home := hold_home_topic();
+        -- The caller may know a home topic, or a number of partitions, of a minute ago.
+        if home.partitions <> insert_job.partitions
+            or insert_job.partitions is not null
+                and home.topic <> split_part(insert_job.origin, '/', 1)
+        then
+            new_origin := home.topic || '/'
+                || place_group(insert_job."group", home.partitions);
+            -- Or nobody is told who has the job; a hint for all stays one.
+            if insert_job.hint = insert_job.origin then
+                insert_job.hint := new_origin;
+            end if;
+            insert_job.origin := new_origin;
+        end if;
+    end if;
     if insert_job.ordered and insert_job."group" is not null then
         -- A statement of its own: the id is drawn after it, so the ids of a group rise
         -- in the order in which their transactions commit.
-        perform pg_advisory_xact_lock_shared(hashtextextended(insert_job.origin, 7601)),
-            pg_advisory_xact_lock(hashtextextended(insert_job."group", 7602));
+        perform lock_in_order(
+            hashtextextended(insert_job.origin, 7601),
+            hashtextextended(insert_job."group", 7602)
+        );
     end if;
     if insert_job.unique_key is null then
         insert into jobs
@@ -118,6 +139,17 @@ begin
 end
 $function$;
 
+-- For callers that do not say how they have computed the origin.
+create function insert_job(
+    origin text, type text, "group" text, payload jsonb, run_at timestamptz,
+    priority smallint, headers jsonb, unique_key text, ordered boolean, hint text
+) returns bigint language sql as $function$
+    select insert_job(
+        origin, type, "group", payload, run_at, priority, headers, unique_key, ordered,
+        hint, null
+    )
+$function$;
+
 -- For triggers and other languages. The record that is being handled is unknown here:
 -- without group and origin the job goes to any partition of the home topic.
 create function enqueue(
@@ -131,10 +163,12 @@ create function enqueue(
     headers jsonb default null,
     ordered boolean default true,
     notify boolean default true
-) returns bigint language plpgsql set search_path from current as $function$
+) returns bigint language plpgsql as $function$
 #variable_conflict use_variable
 declare
     home topics;
+    counted int;
+    size int := octet_length(payload::text);
     level smallint := case priority when 'high' then 1 when 'normal' then 0
         when 'batch' then -1 end;
 begin
@@ -148,11 +182,14 @@ begin
             using errcode = 'invalid_parameter_value', hint = 'Give the handler''s '
                 'arguments by name, as in ''{"order": 7}''.';
     end if;
-    if octet_length(payload::text) > 1048576 then
-        raise exception 'the payload of % has % bytes, the limit is 1048576',
-            type, octet_length(payload::text)
+    if size > 1048576 then
+        raise exception 'the payload of % has % bytes, the limit is 1048576', type, size
             using errcode = 'invalid_parameter_value',
                 hint = 'Store it elsewhere and enqueue where it lies.';
+    end if;
+    -- A shorter one has room for no more than 200 levels.
+    if size > 400 then
+        perform check_json('the payload of ' || type, payload, size);
     end if;
     if octet_length("group") not between 1 and 1000 then
         raise exception 'the group of % has % bytes, 1 to 1000 are allowed',
@@ -190,9 +227,10 @@ begin
                 errcode = 'object_not_in_prerequisite_state', hint =
                 'Run `jobs-lib topics declare TOPIC --partitions N --home`.';
         end if;
+        counted := home.partitions;
         origin := home.topic || '/' || case
             when "group" is null then floor(random() * home.partitions)::bigint
-            else (murmur2(convert_to("group", 'UTF8')) & 2147483647) % home.partitions
+            else place_group("group", home.partitions)
         end;
     elsif origin !~ '^[a-zA-Z0-9._-]+/[0-9]{1,9}$' or not exists (
         select from topics t where t.topic = split_part(origin, '/', 1)
@@ -203,19 +241,25 @@ begin
     end if;
     return insert_job(
         origin, type, "group", payload, run_at, level, headers, unique_key, ordered,
-        case when notify then origin end
+        case when notify then origin end, counted
     );
 end
 $function$;
 """
 
 DOWNGRADE = """
-drop function enqueue, insert_job, channel, murmur2;
+drop function enqueue;
+drop function insert_job(
+    text, text, text, jsonb, timestamptz, smallint, jsonb, text, boolean, text
+);
+drop function insert_job(
+    text, text, text, jsonb, timestamptz, smallint, jsonb, text, boolean, text, int
+);
+drop function check_json;
 """
 
 
 def upgrade() -> None:
-    op.execute(SEARCH_PATH)
     op.execute(UPGRADE)
 
 

@@ -1,4 +1,4 @@
-"""Offsets of consumers, and the ledger of records that were skipped.
+"""Offsets of consumers, records that were skipped, and keys that read models removed.
 
 Locks: none that anybody waits for; all tables are new.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0015_consumers"
+down_revision = "0014_holds"
 branch_labels = None
 depends_on = None
 
@@ -17,7 +17,7 @@ create table offsets (
     consumer_group text collate "C" not null,
     topic text collate "C" not null,
     partition int not null,
-    -- The offset to read next, Kafka's own convention; null = nothing handled yet.
+    -- The offset to read next, as Kafka counts. Null: nothing was handled yet.
     next_offset bigint check (next_offset >= 0),
     updated_at timestamptz not null default clock_timestamp(),
     primary key (consumer_group, topic, partition)
@@ -37,13 +37,14 @@ create table skipped (
     primary key (consumer_group, topic, partition, record_offset)
 );
 
--- Moves an offset in the transaction that applied the records before it. Raises instead
--- of returning, so that the commit that travels behind it becomes a rollback when the
--- partition has another owner, or the offset is not where this process left it.
+-- Moves an offset in the transaction that applied the records before it. It raises
+-- instead of returning, so that the commit that travels behind it becomes a rollback
+-- when the partition has another owner, or the offset is not where this process left
+-- it.
 create function advance_offset(
     consumer_group text, topic text, partition int, owner uuid, epoch bigint,
     expected bigint, next_offset bigint
-) returns void language plpgsql set search_path from current as $function$
+) returns void language plpgsql as $function$
 begin
     perform from origins o
     where o.role = 'consume:' || advance_offset.consumer_group
@@ -65,11 +66,26 @@ begin
     end if;
 end
 $function$;
+
+-- Keys that read models have removed, so that no older record brings them back.
+create table gone_keys (
+    -- The table of the read model, as its service names it.
+    model text not null,
+    key text not null,
+    version bigint not null,
+    gone_at timestamptz not null default clock_timestamp(),
+    -- Whether the state that was removed had the version of the record that ended it.
+    -- Otherwise a state of that version is a newer one: the key has come back.
+    of_equal boolean not null default false,
+    primary key (model, key)
+);
+-- For those who forget the oldest, which mostly lie together.
+create index gone_keys_at on gone_keys using brin (gone_at);
 """
 
 DOWNGRADE = """
 drop function advance_offset;
-drop table skipped, offsets;
+drop table gone_keys, skipped, offsets;
 """
 
 

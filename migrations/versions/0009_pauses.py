@@ -1,18 +1,26 @@
-"""Executors ask whether a group is paused, instead of knowing all that are.
+"""Pauses: jobs of a type, an origin or a group that must not run now.
 
-Locks: `pauses` against who pauses or resumes, for an instant.
+Locks: none that anybody waits for; all tables are new.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0031"
-down_revision = "0030"
+revision = "0009_pauses"
+down_revision = "0008_enqueue"
 branch_labels = None
 depends_on = None
 
-UPGRADE = r"""
+UPGRADE = """
+-- What must not run now: all jobs of a type, of an origin, or of a group.
+create table pauses (
+    kind text not null check (kind in ('type', 'origin', 'group')),
+    name text collate "C" not null,
+    paused_at timestamptz not null default clock_timestamp(),
+    primary key (kind, name)
+);
+
 -- How often pauses have ended. When the number has changed, executors look again at
 -- what they have passed over; to read all pauses each time would cost too much.
 create table resumes (
@@ -33,14 +41,15 @@ create trigger count_resumes after update or delete or truncate on pauses
 for each statement execute function count_resumes();
 """
 
+DOWNGRADE = """
+drop table resumes, pauses;
+drop function count_resumes;
+"""
+
 
 def upgrade() -> None:
     op.execute(UPGRADE)
 
 
 def downgrade() -> None:
-    op.execute("""
-drop trigger count_resumes on pauses;
-drop function count_resumes;
-drop table resumes;
-""")
+    op.execute(DOWNGRADE)

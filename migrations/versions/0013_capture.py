@@ -1,29 +1,58 @@
-"""An end and a state of equal version: the captured change, and what read models keep.
+"""Send the state of an entity, in SQL or by the trigger of its table.
 
-Locks: `gone_keys` against consumers for the moment in which a column is added; it takes
-no rewrite.
+Locks: none that anybody waits for; only functions are made.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from alembic import op
-from alembic.script import ScriptDirectory
 
-revision = "0028"
-down_revision = "0027"
+revision = "0013_capture"
+down_revision = "0012_send"
 branch_labels = None
 depends_on = None
 
-UPGRADE = r"""
--- Whether the state that the end has removed had the end's own version. Else a state of
--- that version is a newer one: of a key that came back.
-alter table gone_keys add column of_equal boolean not null default false;
+UPGRADE = """
+-- A record whose value the relay reads when it leaves: the state of the entity then, or
+-- a tombstone, which gets this version. It needs no lock: whatever the relay finds is
+-- not older than this change. `version` has no default: calls without one are for the
+-- other function.
+create function send_current(
+    topic text, key text, entity text, version bigint, notify boolean default true
+) returns bigint language plpgsql as $function$
+#variable_conflict use_variable
+declare
+    topic text := topic_name(topic);
+    new_id bigint;
+begin
+    perform check_key(topic, key);
+    if key is null or entity is null then
+        raise exception 'a record of the topic % lacks its key or its entity', topic
+            using errcode = 'invalid_parameter_value',
+                hint = 'The relay reads the state of an entity by its key.';
+    end if;
+    insert into outbox (shard, topic, key, entity, version)
+    values (place_record(topic, key), topic, key, entity, version)
+    returning id into new_id;
+    if notify then
+        perform pg_notify(channel('outbox'), '');
+    end if;
+    return new_id;
+end
+$function$;
 
--- The trigger of a table whose changes are sent: topic, entity, key column, and the
--- version's column, which triggers of older releases do not name.
-create or replace function capture_change() returns trigger
+-- The same without a version.
+create function send_current(
+    topic text, key text, entity text, notify boolean default true
+) returns bigint language plpgsql as $function$
+begin
+    return send_current(topic, key, entity, null::bigint, notify);
+end
+$function$;
+
+-- The trigger of a table whose changes are sent. Its arguments: the topic, the entity,
+-- the column of the key, and the column of the version, `version` by default.
+create function capture_change() returns trigger
 language plpgsql as $function$
 declare
     was jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
@@ -66,14 +95,16 @@ end
 $function$;
 """
 
+DOWNGRADE = """
+drop function capture_change;
+drop function send_current(text, text, text, boolean);
+drop function send_current(text, text, text, bigint, boolean);
+"""
+
 
 def upgrade() -> None:
     op.execute(UPGRADE)
 
 
 def downgrade() -> None:
-    op.execute("alter table gone_keys drop column of_equal")
-    here = ScriptDirectory(str(Path(__file__).parents[1]))
-    earlier = here.get_revision("0026").module.UPGRADE
-    capture = earlier[earlier.index("create or replace function capture_change") :]
-    op.execute(capture)
+    op.execute(DOWNGRADE)

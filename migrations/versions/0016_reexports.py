@@ -1,4 +1,4 @@
-"""Re-exports, their ranges, and the one rate limit that all pods share.
+"""Re-exports, their ranges, and the one limit of rate that all pods share.
 
 Locks: none that anybody waits for; all tables are new.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0016_reexports"
+down_revision = "0015_consumers"
 branch_labels = None
 depends_on = None
 
@@ -24,7 +24,8 @@ create table reexports (
     -- The bucket: records that may be sent now, as of `refilled_at`.
     tokens double precision not null default 0,
     refilled_at timestamptz not null default clock_timestamp(),
-    -- Keys planned, and keys done: sent, or dropped for a newer live record.
+    -- Keys that are planned; then those that are done: sent, or dropped for a newer
+    -- live record.
     total bigint not null default 0,
     sent bigint not null default 0,
     superseded bigint not null default 0,
@@ -37,7 +38,8 @@ create unique index reexports_one_at_a_time on reexports (entity)
 create table reexport_ranges (
     reexport_id bigint not null references reexports on delete cascade,
     range int not null,
-    -- Keys k with lower <= k < upper as text casts of the key's own type; null = open.
+    -- Keys k with lower <= k < upper, as texts that cast to the key's own type. Null:
+    -- no bound.
     lower text,
     upper text,
     keys bigint not null default 0,
@@ -45,15 +47,15 @@ create table reexport_ranges (
     primary key (reexport_id, range)
 );
 
--- Takes up to `wanted` records from the bucket and returns how many may be sent now.
--- Refilled at 97.5 % of the rate, so that 60 seconds and the 0.6 s by which a record
--- may be appended later than it was granted bring at most 98.475 %; the bucket holds
--- 1.49 % more, and the one record that keeps small rates alive: as grants are whole
--- records, no such window sees more than the rate, at any rate. A full bucket is the
--- longest burst, after a pause or an outage, too. It fills in 0.9 s: ask more often or
--- lose tokens.
+-- Takes up to `wanted` records from the bucket, and returns how many may be sent now.
+-- The bucket is refilled at 97.5 % of the rate. So 60 seconds, and the 0.6 s by which a
+-- record may be appended later than it was granted, bring at most 98.475 %. The bucket
+-- holds 1.49 % more, and one record that keeps small rates alive. As grants are whole
+-- records, no such window sees more than the rate, at any rate.
+-- A full bucket is the longest burst, after a pause or an outage, too. It fills in 0.9
+-- s: whoever asks less often loses tokens.
 create function take_records(reexport_id bigint, wanted int) returns int
-language plpgsql set search_path from current as $function$
+language plpgsql as $function$
 declare
     run reexports;
     capacity double precision;
