@@ -1,4 +1,4 @@
-"""An entity that is shared as full state: where it lies, and how its state is read."""
+"""An entity shared as full state: its table, its topic, and how its state is read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ V = TypeVar("V", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """In place of a state: the entity is gone, and its tombstone has this version.
+    """Returned instead of a state: the entity is gone; its tombstone has this version.
 
-    For a loader that still knows it, such as of a row that is marked as deleted.
+    For loaders that still know the version, as from a row that is marked as deleted.
     """
 
     version: int
@@ -35,7 +35,7 @@ class Entity:
     """What ``@app.entity`` declares."""
 
     name: str
-    """What commands and tables call it."""
+    """Its name in commands and tables."""
     topic: Topic[Any]
     """The compacted topic that holds its states."""
     source: str
@@ -48,7 +48,7 @@ class Entity:
     def load_states(
         self, connection: psycopg.Connection[Any], keys: Sequence[str]
     ) -> Mapping[str, Any]:
-        """The current state of each key that exists, and :class:`Gone` or nothing."""
+        """The state of each key that exists; :class:`Gone` or no entry for others."""
         return self.load(connection, list(keys))
 
 
@@ -63,7 +63,7 @@ def read_version(state: Any) -> int | None:
 
 
 def has_version(type_: object) -> bool:
-    """Whether a declared type says that its values have a version."""
+    """Whether a declared type has a field ``version``."""
     fields = getattr(type_, "model_fields", None)
     if fields is None:
         classes = getattr(type_, "__mro__", (type_,))
