@@ -1,7 +1,7 @@
-"""The producers' choice of partition for a whole column of keys at once.
+"""Choose partitions as producers do, for a whole column of keys at once.
 
-Equal to :mod:`jobs_lib.partitioner`, key by key; computed over the bytes of an Arrow
-array, one step for all keys that still have bytes left instead of one for each key.
+The result equals :mod:`jobs_lib.partitioner` for each key. It is computed over the
+bytes of an Arrow array: each step handles all keys that still have bytes left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POSITIVE = np.uint32(0x7FFFFFFF)
 
 
 def murmur2(keys: pa.Array[Any]) -> NDArray[np.uint32]:
-    """The hash of each key, a string or binary array without nulls.
+    """Hash each key of a string or binary array without nulls.
 
     Raises:
         ReexportError: a key is null; it would go to a random partition.
@@ -57,7 +57,7 @@ def murmur2(keys: pa.Array[Any]) -> NDArray[np.uint32]:
             h[rows] = (h[rows] * _MULTIPLIER) ^ k
         rest = lengths & 3
         rows = np.nonzero(rest)[0]
-        # The padding lets the last key's word be read; its foreign bytes are masked.
+        # The padding makes the last key's word readable; foreign bytes are masked.
         mask = (np.uint32(1) << (rest[rows] * 8).astype(np.uint32)) - np.uint32(1)
         tail = _words(words, starts[rows] + 4 * blocks[rows]) & mask
         h[rows] = (h[rows] ^ tail) * _MULTIPLIER
@@ -66,7 +66,7 @@ def murmur2(keys: pa.Array[Any]) -> NDArray[np.uint32]:
 
 
 def choose_partitions(keys: pa.Array[Any], partitions: int) -> NDArray[np.int32]:
-    """The partition, 0 to ``partitions - 1``, that a producer chooses for each key."""
+    """Choose each key's partition, 0 to ``partitions - 1``, as a producer does."""
     chosen = (murmur2(keys) & _POSITIVE) % np.uint32(partitions)
     return np.asarray(chosen, np.int32)
 
