@@ -91,7 +91,7 @@ class Grouping:
             )
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(
-                f"the group function of {self._type!r} is async, and nobody awaits it: "
+                f"the group function of {self._type!r} is async, and is never awaited: "
                 "make it a plain function"
             )
         try:

@@ -29,7 +29,7 @@ _SOON = {
 
 @dataclass
 class Needs:
-    """What a service does in Kafka."""
+    """The topics and groups that a service uses in Kafka."""
 
     reads: set[str] = field(default_factory=set)
     """Topics."""

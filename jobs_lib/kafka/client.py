@@ -213,8 +213,8 @@ def read_ends(
                 continue
             read_topics(settings, timeout)  # raises the reason if it is refused
             raise UnavailableError(
-                f"no Kafka broker at {settings.kafka_bootstrap_servers} tells how far "
-                f"{partition.topic!r} goes: {error.args[0].str()}"
+                f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the end "
+                f"of {partition.topic!r}: {error.args[0].str()}"
             ) from None
         ends[f"{partition.topic}/{partition.partition}"] = offset
     return ends

@@ -23,7 +23,7 @@ class Reach:
 
     Args:
         settings: where Kafka is.
-        patience: after so many seconds with nothing but failures Kafka is lost.
+        patience: seconds with nothing but failures after which Kafka is lost.
     """
 
     def __init__(self, settings: Settings, patience: float) -> None:

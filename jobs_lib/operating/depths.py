@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _PAGES = 1_000
-"""Of larger tables only a sample of this many pages is read, and then scaled up."""
+"""Pages in the sample of a larger table; its counts are scaled up."""
 
 
 @dataclass(slots=True)

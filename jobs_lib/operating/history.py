@@ -41,7 +41,7 @@ _CLAIM_SECONDS = 3_600.0
 
 @dataclass(slots=True)
 class Maintained:
-    """What :func:`maintain` has done."""
+    """The result of :func:`maintain`."""
 
     made: int = 0
     """Days that got a partition."""

@@ -120,7 +120,7 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
 
     Args:
         app: gives the database and Kafka.
-        partitions: the new number; Kafka must have so many already.
+        partitions: the new number; Kafka must already have as many.
         wait: seconds to wait for open transactions that have enqueued jobs with groups.
 
     Returns:

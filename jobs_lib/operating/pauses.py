@@ -29,7 +29,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a call of :func:`pause` or :func:`resume` has done."""
+    """The result of :func:`pause` or :func:`resume`."""
 
     changed: bool
     """False if it was so already."""

@@ -26,7 +26,7 @@ _LIMITED = [RateLimited.__name__]
 
 @dataclass(slots=True)
 class Retried:
-    """What :func:`retry` did."""
+    """The result of :func:`retry`."""
 
     retried: int = 0
     """Jobs that are due now."""

@@ -48,7 +48,7 @@ class OutboxRecord:
     row_id: int
     """The newest of its rows."""
     place: bytes
-    """Where that row lies: its ctid."""
+    """The place of that row: its ctid."""
     head: Headers
     """The headers that the topic's records share."""
     written_at: str

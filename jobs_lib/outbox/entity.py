@@ -32,7 +32,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """What ``@app.entity`` declares."""
+    """A declaration by ``@app.entity``."""
 
     name: str
     """Its name in commands and tables."""

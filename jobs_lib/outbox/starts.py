@@ -79,7 +79,7 @@ class Starts:
         self._mark: _Mark | None = None
 
     def get(self, shard: int) -> Start:
-        """Where to read a shard from."""
+        """The ids from which to read a shard."""
         return self._starts.get(shard, Start(server=self._server))
 
     def reach(self, row_id: int) -> None:

@@ -72,10 +72,10 @@ class Process:
             types: the job types that it knows.
             topics: the topics whose partitions its executor follows.
             role: the role in which its executor owns origins.
-            give_up_after: after so many seconds without a heartbeat it is cut off.
-            stale_after: after so many seconds without a heartbeat another process
-                counts as dead, and its transactions are ended. This process is no
-                longer cut off after heartbeats without a failure for as long.
+            give_up_after: seconds without a heartbeat after which it is cut off.
+            stale_after: seconds without a heartbeat after which another process counts
+                as dead, and its transactions are ended. This process is no longer cut
+                off after heartbeats without a failure for as long.
         """
         self.id: UUID = uuid4()
         database.sign(self.id)

@@ -1,4 +1,4 @@
-"""What decides about ownership: one interface for every source."""
+"""Sources of ownership: they say which origins a process should own."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a re-export is going to load."""
+    """The source and the ranges that a re-export loads."""
 
     source: Source
     ranges: tuple[Range, ...]
