@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class SparkEngine:
-    """Loads ranges in Spark tasks; starts Spark when the first range is to be loaded.
+    """Loads ranges in Spark tasks; starts Spark for the first range.
 
     Use it as a context manager: leaving it stops the Spark that it started.
 
     Args:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
-        settings: of Spark, on top of ours.
+        settings: settings of Spark, in addition to ours.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SparkEngine:
         self._stack.close()
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
-        """Load the ranges that nobody has loaded yet.
+        """Load those of the ranges that are not loaded yet.
 
         Raises:
             ReexportError: Spark does not start.
@@ -68,7 +68,7 @@ def start(
     ahead: int = AHEAD,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Begin or resume a re-export: what ``jobs-lib reexport start`` does.
+    """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
 
     Args:
         database: holds the entity's table and the library's schema.
@@ -76,9 +76,9 @@ def start(
         rate: records a minute at the topic.
         engine: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
-        ranges: into how many ranges the keys are cut. Defaults to 10,000 keys in each.
+        ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job.
-        ahead: keys that may be loaded and not yet sent: at more, the call waits.
+        ahead: keys that may be loaded and not yet sent; with more, the call waits.
         on_progress: called before each wave of ranges and at the end.
 
     Raises:

@@ -1,16 +1,16 @@
 """Load ranges in Spark tasks: a task takes whole ranges, a range is one transaction.
 
-Only what Spark Connect has, too: no RDD, nothing of the JVM. Spark's promise about a
-task is "at least once": that a range is loaded exactly once is the database's work, see
-:func:`jobs_lib.reexport.load_range`.
+This uses only features that Spark Connect has, too: no RDD, and nothing of the JVM.
+Spark runs a task at least once. The database makes sure that a range is loaded exactly
+once, see :func:`jobs_lib.reexport.load_range`.
 
 **Where the password is.** Tasks need the database's URL. It travels inside the pickled
-function that Spark sends to its Python workers: not in the session's settings (which
-the event log, the UI and the JVM's command line show), not as a column (which plans
-may show), and not in the environment of executors (which on a cluster is a setting).
-On a cluster the pickled function crosses the network: encrypt it by Spark's own
-``spark.network.crypto.enabled``, or where that is no option let the URL name a service
-file (``postgresql://?service=…``) that lies on the workers.
+function that Spark sends to its Python workers. It is not in the session's settings
+(which the event log, the UI and the JVM's command line show), not in a column (which
+plans may show), and not in the environment of executors (which on a cluster is a
+setting). On a cluster the pickled function crosses the network: encrypt it by Spark's
+own ``spark.network.crypto.enabled``. If that is no option, let the URL name a service
+file (``postgresql://?service=…``) on the workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jobs_lib.reexport import Loading
 
 RESULT = "range int, keys bigint"
-"""What comes back: the ranges that were loaded here, and how many keys each has."""
+"""A task's result: the ranges that it has loaded, and the keys of each."""
 _MOST_TASKS = 64
 
 
@@ -43,7 +43,7 @@ class Target:
 
     @classmethod
     def of(cls, database: Database) -> Self:
-        """What tasks need to reach this database as the process before them does."""
+        """Take what tasks need to reach this database as this process does."""
         return cls(
             database.url,
             database.schema,
@@ -52,7 +52,7 @@ class Target:
         )
 
     def database(self) -> Database:
-        """The database, on the worker."""
+        """Make the database object on the worker."""
         from jobs_lib.postgres.database import Database
 
         return Database(
@@ -76,17 +76,17 @@ def load_with_spark(
 def make_task(
     target: Target, loading: Loading
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function of one task: batches of ranges in, batches of loaded ranges out."""
+    """Make the function of one task: batches of ranges in, loaded ranges out."""
 
     def load_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Imported where it runs: on the worker.
+        # Imported here because this runs on the worker.
         import pyarrow as pa
 
         from jobs_lib.reexport import load_range
 
         schema = pa.schema([("range", pa.int32()), ("keys", pa.int64())])
         database = target.database()
-        # An empty task would pay for a connection otherwise.
+        # Connect late: an empty task needs no connection.
         connection = None
         try:
             for batch in batches:

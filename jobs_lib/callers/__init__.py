@@ -1,15 +1,15 @@
-"""What callers hand us to write on, and how a statement runs there.
+"""Run statements on the caller's connection, of any supported kind.
 
-What is to be done is a generator of steps, so that it is written once; here it is run
-on what the caller has, in the transaction that is open there:
+An operation is a generator of steps, so that it is written only once. The steps run on
+the caller's connection, in its open transaction:
 
     psycopg Connection, AsyncConnection           the driver's own connection
     SQLAlchemy with psycopg, sync and async       the driver's connection behind it
     SQLAlchemy with psycopg2, asyncpg, …          SQLAlchemy's execute
     Django's connection                           the driver's connection behind it
 
-Every parameter is text or bytes, and every result is text: the statements cast them, so
-that no driver has to know more types.
+All parameters are text or bytes, and all results are text: the statements cast them, so
+that no driver needs to know more types.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ R = TypeVar("R")
 def perform(
     caller: Caller | AsyncCaller, steps: Steps[R]
 ) -> R | Coroutine[Any, Any, R]:
-    """Run the steps in the caller's transaction; for async ones, when it is awaited.
+    """Run the steps in the caller's transaction; on async connections, when awaited.
 
     Raises:
-        NoTransactionError: nothing would hold the caller's change and ours together.
+        NoTransactionError: the steps would not commit with the caller's change.
     """
     return _load_driver()(caller, steps)
 
 
-@cache  # each enqueue comes here, and a repeated import takes ten times as long
+@cache  # each enqueue calls this, and a repeated import takes ten times as long
 def _load_driver() -> Callable[
     [Caller | AsyncCaller, Steps[R]], R | Coroutine[Any, Any, R]
 ]:
-    """What runs steps; only when there are some: psycopg takes 0.15 s to import."""
+    """Import what runs steps only when it is needed: psycopg takes 0.15 s to import."""
     from jobs_lib.callers.drivers import run_steps
 
     return run_steps

@@ -1,4 +1,4 @@
-"""What callers hand us to write on."""
+"""The kinds of connections that callers may give."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class Autocommit(Protocol):
-    """Who has nothing else to commit: every statement is a transaction of its own."""
+    """A caller with nothing else to commit: each statement is its own transaction."""
 
     def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A connection in autocommit mode."""
+        """Give a connection in autocommit mode."""
 
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A connection in a transaction that commits at the end."""
+        """Give a connection in a transaction that commits at the end."""
 
 
 class DjangoConnection(Protocol):
@@ -49,10 +49,10 @@ class DjangoConnection(Protocol):
     vendor: str
 
     def ensure_connection(self) -> None:
-        """Connect, if it has not yet."""
+        """Connect, if it is not connected yet."""
 
 
 def is_autocommit(caller: object) -> TypeGuard[Autocommit]:
-    """Whether it has nothing else to commit."""
+    """Whether the caller has nothing else to commit."""
     # Not a `runtime_checkable` protocol: asking that costs 10 µs.
     return hasattr(type(caller), "alone")

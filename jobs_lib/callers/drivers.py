@@ -1,4 +1,4 @@
-"""How steps run on what the caller has, in the transaction that is open there."""
+"""Run steps on the caller's connection, in its open transaction."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ R = TypeVar("R")
 def run_steps(
     caller: Caller | AsyncCaller, steps: Steps[R]
 ) -> R | Coroutine[Any, Any, R]:
-    """Run the steps in the caller's transaction; for async ones, when it is awaited.
+    """Run the steps in the caller's transaction; on async connections, when awaited.
 
     Raises:
-        NoTransactionError: nothing would hold the caller's change and ours together.
+        NoTransactionError: the steps would not commit with the caller's change.
     """
     if isinstance(caller, psycopg.Connection):
         _check(caller)
@@ -50,10 +50,10 @@ def run_steps(
 
 
 def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
-    """The psycopg connection that a caller writes on.
+    """Return the caller's psycopg connection.
 
     Raises:
-        NoTransactionError: it writes on something else.
+        NoTransactionError: the caller uses another driver, or an async connection.
     """
     if is_django(caller):
         caller = cast("Any", caller).connection
@@ -67,25 +67,25 @@ def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
 
 
 def is_async(caller: object) -> TypeGuard[AsyncCaller]:
-    """Whether what is done on it has to be awaited."""
+    """Whether the caller's connection is asynchronous."""
     caller = _registered(caller)
     return isinstance(caller, psycopg.AsyncConnection) or hasattr(caller, "run_sync")
 
 
 def is_django(caller: object) -> TypeGuard[DjangoConnection]:
-    """Whether it is Django's, by duck typing: nobody else pays for its import."""
+    """Whether it is Django's; found by duck typing, to save others its import."""
     return hasattr(caller, "in_atomic_block")
 
 
 def _perform_django(connection: Any, steps: Steps[R]) -> R | Coroutine[Any, Any, R]:
-    """On the driver's connection behind it: where psycopg 3 is, Django takes that."""
+    """Run on the driver's connection behind Django's: psycopg 3, if it is installed."""
     if connection.vendor != "postgresql":
         unsuited.refuse_server(connection.vendor)
     if not connection.in_atomic_block and connection.get_autocommit():
         _refuse_autocommit("`with transaction.atomic():`")
     if connection.needs_rollback:
         _refuse_failed()
-    # Its own errors, by which Django knows what has become of the connection.
+    # Raise Django's own errors, by which it learns of the connection's state.
     with connection.wrap_database_errors:
         connection.ensure_connection()
         return run_steps(connection.connection, steps)
@@ -183,7 +183,7 @@ def _execute(connection: SQLAlchemyConnection, fetch: Fetch) -> CursorResult[Any
 
 
 def _registered(caller: Any) -> Any:
-    """The session of this thread or task behind a scoped one."""
+    """Return the session of this thread or task behind a scoped session."""
     registry = getattr(caller, "registry", None)
     return caller if registry is None else registry()
 
@@ -210,9 +210,9 @@ def _refuse_failed() -> None:
 
 
 def _unwrap(caller: Any) -> Any:
-    """The psycopg connection behind an SQLAlchemy one; that itself for other drivers.
+    """Return the psycopg connection behind an SQLAlchemy one, or SQLAlchemy's itself.
 
-    By duck typing: a caller without SQLAlchemy must not pay for its import.
+    It uses duck typing: a caller without SQLAlchemy must not pay for its import.
     """
     caller = _registered(caller)
     connect = getattr(caller, "connection", None)
@@ -232,7 +232,7 @@ def _unwrap(caller: Any) -> Any:
         return driver
     if getattr(opened.connection.dbapi_connection, "autocommit", False):
         _refuse_autocommit("a transaction of a connection without AUTOCOMMIT")
-    info = getattr(driver, "info", None)  # psycopg2 has it, asyncpg does not
+    info = getattr(driver, "info", None)  # psycopg2 has it, asyncpg has not
     if getattr(info, "transaction_status", None) == pq.TransactionStatus.INERROR:
         _refuse_failed()
     return opened

@@ -1,7 +1,7 @@
-"""One statement on a psycopg connection in one round trip, its BEGIN included.
+"""Run one statement on a psycopg connection in one round trip, BEGIN included.
 
-psycopg's cursors cost more time here than the server takes: they adapt and prepare, and
-send BEGIN on its own. What this module does not cover goes through a cursor.
+psycopg's cursors cost more time here than the server: they adapt and prepare, and send
+BEGIN on its own. Cases that this module does not cover use a cursor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IDLE = pq.TransactionStatus.IDLE
 _OPEN = pq.TransactionStatus.INTRANS
 _NO_PIPELINE = pq.PipelineStatus.OFF
 _prepared: WeakKeyDictionary[psycopg.Connection[Any], set[bytes]] = WeakKeyDictionary()
-"""The names of the statements that are prepared on connections of our own."""
+"""The names of the statements prepared on the library's own connections."""
 _BEGIN = {
     None: b"BEGIN",
     psycopg.IsolationLevel.READ_COMMITTED: b"BEGIN ISOLATION LEVEL READ COMMITTED",
@@ -41,10 +41,10 @@ def exchange(
     statement: Statement,
     parameters: Mapping[str, str | bytes | None],
 ) -> PQGen[Rows] | None:
-    """What the connection has to wait for; None where a cursor must do it.
+    """Return what the connection must wait for; None if a cursor must be used.
 
-    The connection's lock must be held until the wait is over. The statement is not
-    prepared: psycopg drops every prepared one after a rollback, ours among them.
+    Hold the connection's lock until the wait is over. The statement is not prepared:
+    after a rollback psycopg drops all prepared statements, ours among them.
     """
     pgconn = connection.pgconn
     status = pgconn.transaction_status
@@ -72,13 +72,13 @@ def send_alone(
     statement: Statement,
     parameters: Mapping[str, str | bytes | None],
 ) -> PQGen[Rows]:
-    """The same for a connection of our own in autocommit mode.
+    """Run a statement on one of the library's own connections in autocommit mode.
 
-    It is prepared there, under a name that psycopg does not use; behind PgBouncer,
-    where nothing stays prepared, it is not.
+    The statement is prepared there, under a name that psycopg does not use; but not
+    behind PgBouncer, where nothing stays prepared.
 
     Raises:
-        ConfigurationError: a pooler lies in between, and nobody has said so.
+        ConfigurationError: there is a pooler that the settings do not mention.
     """
     pgconn = connection.pgconn
     values, formats = _encode(statement, parameters)
@@ -89,7 +89,7 @@ def send_alone(
         try:
             return (yield from _send_prepared(pgconn, statement, values, formats))
         except psycopg.errors.InvalidSqlStatementName:
-            # Dropped with psycopg's own, after a rollback; nothing else was done.
+            # psycopg dropped it with its own after a rollback; it has not run yet.
             prepared.clear()
     try:
         pgconn.send_prepare(statement.name, statement.numbered)
@@ -104,7 +104,7 @@ def send_alone(
 
 
 def abandon(pgconn: PGconn) -> None:
-    """Leave a connection usable, or closed, whose wait was interrupted or failed."""
+    """Make a connection usable again, or close it, after a wait that failed."""
     if pgconn.pipeline_status == _NO_PIPELINE:
         return
     try:

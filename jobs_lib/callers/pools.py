@@ -1,4 +1,4 @@
-"""Transactions for callers who have nothing else to commit, on pooled connections."""
+"""Transactions on pooled connections, for callers with nothing else to commit."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ _WAIT = 30.0
 
 
 class Pools:
-    """The pools of an application, one for each process and event loop."""
+    """An application's pools, one for each process and each event loop."""
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._failures: deque[str] = deque(maxlen=1)
-        """Why the last try to connect has failed; empty when it has not."""
+        """Why the last attempt to connect failed; empty if it did not."""
         self._pool: tuple[int, ConnectionPool[Connection]] | None = None
         self._async_pools: WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]
         ] = WeakKeyDictionary()
 
     def transaction(self) -> PooledTransaction:
-        """A transaction that commits at the end of its block."""
+        """Make a transaction that commits at the end of its block."""
         return PooledTransaction(self)
 
     @contextmanager
     def alone(self) -> Iterator[Connection]:
-        """A connection in autocommit mode."""
+        """Give a connection in autocommit mode."""
         pool = self.pool()
         try:
             connection = pool.getconn()
         except PoolTimeout:
             raise self.unavailable() from None
         try:
-            # It stays in that mode until it is used for a transaction.
+            # The connection stays in that mode until a transaction uses it.
             if not connection.autocommit:
                 connection.autocommit = True
             yield connection
@@ -117,7 +117,7 @@ class Pools:
             await pool.close()
 
     def unavailable(self) -> UnavailableError:
-        """What a person can act on instead of the pool's error."""
+        """Make an error with a way out, in place of the pool's own."""
         settings = self._settings()
         if self._failures:
             why = (
@@ -160,21 +160,21 @@ class Pools:
 
 
 class _Pooled(psycopg.Connection[Row]):
-    """Notes why a try to connect fails: a pool only tells that the time is up."""
+    """Notes why connecting fails: the pool itself only reports a timeout."""
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Self:
-        """Connect, and note in ``failures`` why that fails."""
+        """Connect; note the reason in ``failures`` if that fails."""
         with _noting(options.pop("failures")):
             return super().connect(conninfo, **options)
 
 
 class _AsyncPooled(psycopg.AsyncConnection[Row]):
-    """The same on an event loop."""
+    """Notes why connecting fails, on an event loop."""
 
     @classmethod
     async def connect(cls, conninfo: str = "", **options: Any) -> Self:
-        """Connect, and note in ``failures`` why that fails."""
+        """Connect; note the reason in ``failures`` if that fails."""
         with _noting(options.pop("failures")):
             return await super().connect(conninfo, **options)
 
@@ -190,9 +190,9 @@ def _noting(failures: deque[str]) -> Iterator[None]:
 
 
 class PooledTransaction:
-    """Gives a connection in a transaction: by ``with``, or by ``async with``.
+    """Gives a connection in a transaction, for ``with`` or ``async with``.
 
-    It is committed at the end of the block, and rolled back by an error.
+    The transaction commits at the end of the block, and an error rolls it back.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -239,7 +239,7 @@ class PooledTransaction:
 
 
 def _note_pooler(error: BaseException | None) -> None:
-    """Add the way out to an error of the caller's own statement behind a pooler."""
+    """Add the way out to an error that the caller's statement got from a pooler."""
     if isinstance(error, psycopg.Error) and hints_at_pooler(error.sqlstate, str(error)):
         error.add_note(POOLER)
 
@@ -257,7 +257,7 @@ async def _check_async(connection: psycopg.AsyncConnection[Any]) -> None:
 def _hung_up(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
 ) -> bool:
-    """Whether the server has said something on an idle connection: mostly good-bye."""
+    """Whether the server sent something on an idle connection: mostly its end."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     return bool(poll.poll(0))

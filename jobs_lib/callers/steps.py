@@ -1,4 +1,4 @@
-"""What is to be done on a caller's connection, step by step."""
+"""The steps of an operation on a caller's connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
-    """A named query in the form of each driver."""
+    """A named query, in the form that each driver needs."""
 
     def __init__(self, query: sql.Composed) -> None:
         self.named = query.as_string()
@@ -32,14 +32,14 @@ class Statement:
         self.numbered = numbered.replace("%%", "%").encode()
         digest = hashlib.blake2b(self.numbered, digest_size=8).hexdigest()
         self.name = f"jobs_lib_{digest}".encode()
-        """Under which it is prepared."""
+        """The name under which it is prepared."""
         self._bound: TextClause | None = None
 
     def bound(self, parameters: Parameters) -> TextClause:
-        """The form of SQLAlchemy, for any driver.
+        """Return the form of SQLAlchemy, for any driver.
 
-        asyncpg would take the type of each parameter from the cast around it, and then
-        refuse text for it: so each says what it is.
+        The parameters' types are given, because asyncpg would take the type of each
+        from the cast around it, and then refuse text for it.
         """
         from sqlalchemy import LargeBinary, String, bindparam, text
 
@@ -58,7 +58,7 @@ class Statement:
 
 
 class Statements:
-    """The statements of one schema by name, each compiled when it is first used."""
+    """The statements of one schema by name, each compiled at its first use."""
 
     def __init__(self, queries: Callable[[], Queries]) -> None:
         self.load_queries = queries
@@ -73,7 +73,7 @@ class Statements:
 
 @dataclass(slots=True)
 class Fetch:
-    """Run a statement; its rows are sent back."""
+    """Run a statement, and send its rows back to the generator."""
 
     statement: Statement
     parameters: Parameters

@@ -1,4 +1,4 @@
-"""What is given in the place of a connection by mistake, and what to give instead."""
+"""Refuse objects given by mistake instead of a connection; say what to give instead."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _INSTEAD = {
     "psycopg.AsyncCursor": "give its connection, `cursor.connection`",
     "django.db.utils.ConnectionHandler": 'give one of them: `connections["default"]`',
 }
-"""By the class's name: none of these is imported for the sake of a message."""
+"""By the class's name, so that none of them is imported only for a message."""
 
 
 def refuse(caller: object) -> Never:
-    """Refuse what no statement can be run on; the text says what to give instead.
+    """Refuse an object that cannot run statements; the text says what to give instead.
 
     Raises:
         NoTransactionError: always.

@@ -30,7 +30,7 @@ _folder = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=PROJECT_FOLDER,
     show_default=True,
-    help="Where data, logs and the state file are.",
+    help="The folder of data, logs and the state file.",
 )
 
 
@@ -46,15 +46,15 @@ def dev() -> None:
 @click.option(
     "--ephemeral",
     is_flag=True,
-    help="Stay in the foreground; throw all data away at the end.",
+    help="Stay in the foreground; delete all data at the end.",
 )
 def up(
     folder: Path, postgres_port: int | None, kafka_port: int | None, ephemeral: bool
 ) -> None:
     """Start both servers, or find those that run already.
 
-    Data are kept between starts. A server whose environment variable is set is used as
-    it is and not started. The first start downloads Kafka (42 MB).
+    Data are kept between starts. If a server's environment variable is set, that server
+    is used and none is started. The first start downloads Kafka (42 MB).
     """
     with _progress_bar() as progress:
         stack = DevStack(
@@ -100,7 +100,7 @@ def status(folder: Path, as_json: bool) -> None:
             str(service.pid or ""),
             str(service.folder or ""),
         )
-    # An address that is cut or wrapped cannot be copied.
+    # A cut or wrapped address could not be copied.
     console = Console()
     width = None if console.is_terminal else 500
     Console(width=width).print(table)
@@ -136,7 +136,7 @@ def _run_ephemeral(stack: DevStack) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: ending.set())
         _report(services)
-        click.echo("# Ctrl-C stops both and throws their data away")
+        click.echo("# Ctrl-C stops both and deletes their data")
         while not ending.wait(_WATCH_SECONDS):
             for server in servers:
                 if not server.running:
@@ -149,7 +149,7 @@ def _report(services: list[Service]) -> None:
     for service in services:
         what = "started" if service.changed else "running"
         if service.secured:
-            what = "started anew, with a password from now on"
+            what = "started again, with a password from now on"
         _say(service, what)
     _print_exports(services)
 
@@ -164,7 +164,7 @@ def _say(service: Service, what: str) -> None:
 def _print_exports(services: list[Service]) -> None:
     for service in services:
         if service.state == "external":
-            # Whoever set it has it; and it may hold a password.
+            # You have set it yourself, and it may contain a password.
             click.echo(f"# {service.variable} is set already")
             continue
         click.echo(f"export {service.variable}={shlex.quote(service.address or '')}")
@@ -172,7 +172,7 @@ def _print_exports(services: list[Service]) -> None:
 
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[Progress]:
-    """A bar on the terminal that appears with the first jar to be fetched."""
+    """Show a bar on the terminal from the first jar that is fetched."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -180,7 +180,7 @@ def _progress_bar() -> Iterator[Progress]:
     task = bar.add_task("Fetching Kafka (42 MB, once)", total=None)
 
     def show(there: int, total: int) -> None:
-        # Into a file or a pipe, even a bar without lines would write an empty one.
+        # In a file or a pipe, even a bar without lines would write an empty line.
         if bar.console.is_terminal:
             bar.start()
         bar.update(task, completed=there, total=total)

@@ -1,4 +1,4 @@
-"""The command `jobs-lib jobs enqueue`: of these commands the one that needs an app."""
+"""The command `jobs-lib jobs enqueue`: the only one of its group that needs an app."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = ["jobs"]
     help="The app that has the type.",
 )
 @click.option("--payload", metavar="JSON", help="All fields at once, as one object.")
-@click.option("--run-at", type=TIMES, help="Not earlier than this time (UTC).")
+@click.option("--run-at", type=TIMES, help="Run it at this time (UTC) or later.")
 @click.option(
-    "--delay", type=float, metavar="SECONDS", help="Not before they are over."
+    "--delay", type=float, metavar="SECONDS", help="Run it after this many seconds."
 )
 @click.option("--priority", type=click.Choice(list(PRIORITIES)))
 @click.option("--unique", metavar="KEY", help="Only if no unfinished job has this key.")
@@ -52,8 +52,8 @@ def enqueue(
 ) -> None:
     """Enqueue a job of TYPE, checked as the app checks it, and print its id.
 
-    A VALUE is JSON where it can be read as such, else text; for a field of type str it
-    is always text. The group follows from the type, as ever.
+    A VALUE is JSON if it can be read as JSON, else text; for a field of type str it is
+    always text. The type chooses the group, as always.
     """
     with closing(load_app(path)) as app:
         job_type = _find_type(app, type_, path)
@@ -99,12 +99,12 @@ def _read_value(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    """NaN and Infinity are no JSON, though Python reads them."""
+    """Refuse NaN and Infinity: they are no JSON, though Python reads them."""
     raise ValueError(name)
 
 
 def _choose_options(run_at: datetime | None, **options: Any) -> dict[str, Any]:
-    """The options that were given: all others stay as the type has them."""
+    """Keep the options that were given; all others stay as the type has them."""
     at = None if run_at is None else run_at.replace(tzinfo=UTC)
     given = {"run_at": at, **options}
     return {name: value for name, value in given.items() if value is not None}

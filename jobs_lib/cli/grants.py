@@ -15,13 +15,13 @@ from jobs_lib.settings import default_settings
 @click.command()
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("role")
-@click.option("--apply", is_flag=True, help="Run them, as the owner of the tables.")
+@click.option("--apply", is_flag=True, help="Run the SQL, as the owner of the tables.")
 def grants(kind: str, role: str, apply: bool) -> None:
-    """Print the SQL that grants ROLE what it needs, or run it.
+    """Print the SQL that grants ROLE its rights, or run it.
 
     A service runs jobs, consumers and the relay; enqueue only enqueues jobs and sends
-    records; read looks, but not at payloads; migrate owns the tables; none takes
-    every right on the tables away.
+    records; read reads all but payloads; migrate owns the tables; none revokes every
+    right on the tables.
     """
     database = Database.of(default_settings())
     chosen = cast("Kind", kind)

@@ -33,12 +33,12 @@ _name = click.argument("name")
 
 
 def _filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that make up a filter."""
+    """Add the options of a filter."""
     for option in reversed(
         [
-            click.option("--type", "type_", metavar="TYPE", help="Of this type."),
-            click.option("--group", help="Of this group."),
-            click.option("--origin", help="Of this origin, as in orders/7."),
+            click.option("--type", "type_", metavar="TYPE", help="Only of this type."),
+            click.option("--group", help="Only of this group."),
+            click.option("--origin", help="Only of this origin, such as orders/7."),
             click.option(
                 "--error", metavar="TEXT", help="The last error contains TEXT."
             ),
@@ -55,12 +55,12 @@ def _filtered(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def jobs() -> None:
-    """Look at jobs; enqueue, cancel, pause or retry them."""
+    """Show jobs, and cancel, pause, retry or enqueue them."""
 
 
 @jobs.command("list")
 @click.option(
-    "--state", type=click.Choice(STATES), help="Defaults to all that are unfinished."
+    "--state", type=click.Choice(STATES), help="Defaults to all unfinished jobs."
 )
 @_filtered
 @click.option("--after", type=click.IntRange(0), default=0, help="Only ids above this.")
@@ -126,7 +126,7 @@ def explain(job: int, as_json: bool) -> None:
 @click.argument("ids", metavar="ID...", type=_ID, nargs=-1, required=True)
 @json_option
 def cancel(ids: tuple[int, ...], as_json: bool) -> None:
-    """Remove jobs that wait, and ask those that run to stop.
+    """Remove waiting jobs, and ask running ones to stop.
 
     The exit code is 1 if one of them was not among the unfinished jobs.
     """
@@ -165,7 +165,7 @@ def resume(kind: str, name: str) -> None:
 @jobs.command()
 @json_option
 def pauses(as_json: bool) -> None:
-    """List what is paused."""
+    """List all pauses."""
     found = operating.list_pauses(_database())
     show(("kind", "name", "paused_at"), map(astuple, found), as_json)
 
@@ -185,9 +185,9 @@ def _all(what: str) -> Callable[..., Any]:
 def retry(ids: tuple[int, ...], everything: bool, as_json: bool, **filter: Any) -> None:
     """Run jobs now: discarded ones, and those that wait for another attempt.
 
-    A filter takes only what has failed; a job that is delayed or snoozed runs now if
-    its ID is given. The exit code is 1 if one of the IDs could not be taken, or if a
-    job stays discarded because another unfinished job has its unique key.
+    A filter selects only failed jobs; a job that is delayed or snoozed runs now if its
+    ID is given. The exit code is 1 if one of the IDs could not be retried, or if a job
+    stays discarded because another unfinished job has its unique key.
     """
     chosen = _choose(ids, everything, filter)
     stale_after = default_settings().stale_after
@@ -202,7 +202,7 @@ def retry(ids: tuple[int, ...], everything: bool, as_json: bool, **filter: Any) 
             click.echo(f"not retried: {job}, {printable(reason.text)}")
         if done.unfinished:
             counts = (f"{count} {state}" for state, count in done.unfinished.items())
-            click.echo(f"nothing that fits has failed; unfinished: {', '.join(counts)}")
+            click.echo(f"no such job has failed; unfinished: {', '.join(counts)}")
     if done.conflicts or done.left:
         sys.exit(1)
 
@@ -226,7 +226,7 @@ def delete(
 @jobs.command()
 @json_option
 def maintain(as_json: bool) -> None:
-    """Make the history's next days and drop those that may go.
+    """Make the history's next days and drop those whose time is over.
 
     A running service does this every hour.
     """
@@ -234,7 +234,7 @@ def maintain(as_json: bool) -> None:
     if as_json:
         show_json(asdict(done))
     elif done.skipped:
-        click.echo("another process is at it")
+        click.echo("another process does it now")
     else:
         click.echo(
             f"days made: {done.made}, dropped: {done.dropped}, left for later: "
@@ -246,7 +246,7 @@ def maintain(as_json: bool) -> None:
 @click.option("--role", help="Check this role's privileges, not your own.")
 @json_option
 def check(role: str | None, as_json: bool) -> None:
-    """Look for what is set up wrong in the database, and in Kafka if it is set.
+    """Look for faults in the setup of the database, and of Kafka if it is set.
 
     The exit code is 1 if there is an error; warnings leave it at 0.
     """
@@ -261,11 +261,11 @@ def check(role: str | None, as_json: bool) -> None:
     "--watch",
     "seconds",
     type=click.FloatRange(0.1),
-    help="Show them again every so many seconds, until Ctrl-C.",
+    help="Show them again after this many seconds, until Ctrl-C.",
 )
 @json_option
 def owners(seconds: float | None, as_json: bool) -> None:
-    """Show who owns which origins, and what there is to do in each."""
+    """Show the owner of each origin, and the work in it."""
     settings, database = default_settings(), _database()
     columns = [one.name for one in fields(Owned)]
 

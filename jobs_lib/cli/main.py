@@ -14,11 +14,11 @@ from jobs_lib.masking import plain_lines, trace
 from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
 
 _RUNNING = {"run", "executor", "relay"}
-"""The commands in which the code of an application runs."""
+"""The commands that run an application's code."""
 
 
 class LazyGroup(click.Group):
-    """Loads a command group's module when it is called: Spark is heavy to import."""
+    """Loads a command group's module only on demand: Spark is heavy to import."""
 
     _modules = {
         "check": "jobs_lib.cli.jobs",
@@ -32,24 +32,24 @@ class LazyGroup(click.Group):
         "topics": "jobs_lib.cli.topics",
     }
     texts = {
-        "check": "Look for what is set up wrong in the database, and in Kafka.",
-        "grants": "Print the SQL that grants a role what it needs, or run it.",
-        "jobs": "Look at jobs, and cancel, pause, retry or enqueue them.",
-        "owners": "Show who owns which origins, and what there is to do in each.",
-        "outbox": "Look at what is not in Kafka yet, and at what is held.",
+        "check": "Look for faults in the setup of the database and of Kafka.",
+        "grants": "Print the SQL that grants a role its rights, or run it.",
+        "jobs": "Show jobs, and cancel, pause, retry or enqueue them.",
+        "owners": "Show the owner of each origin, and the work in it.",
+        "outbox": "Show rows that are not in Kafka yet, and rows that are held.",
         "dev": "A real PostgreSQL and Kafka for this project, without Docker.",
         "reexport": "Send the current states of an entity again, at a rate.",
         "schemas": "The Avro schemas of a service's topics.",
         "topics": "The topics of a service.",
     }
-    """What the list of all commands says of those that are not loaded for it."""
+    """The texts of commands that are not loaded for the list of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, the lazy ones included."""
+        """List all names, with those of commands that are not loaded."""
         return sorted({*super().list_commands(ctx), *self._modules})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command, imported if need be."""
+        """Return the command, imported if need be."""
         if name in self._modules:
             imported = __import__(self._modules[name], fromlist=[name])
             command: click.Command = getattr(imported, name)
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """List the commands, and load none of them for that."""
+        """List the commands without loading them."""
         names = self.list_commands(ctx)
         limit = formatter.width - 6 - max(map(len, names))
         here = self.commands
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="jobs-lib")
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Log the start and the end of each job, too."
+    "-v", "--verbose", is_flag=True, help="Also log the start and the end of each job."
 )
 @click.option(
     "--log-level",
@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
     default="info",
     show_default=True,
     envvar="JOBS_LIB_LOG_LEVEL",
-    help="Of all that is logged, by the application too.",
+    help="Log this level and above, also from the application.",
 )
 @click.option(
     "--log-format",
@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
     default="text",
     show_default=True,
     envvar="JOBS_LIB_LOG_FORMAT",
-    help="A line of text for each record, or an object of JSON.",
+    help="Log each record as a line of text, or as an object of JSON.",
 )
 @click.pass_context
 def cli(context: click.Context, verbose: bool, log_level: str, log_format: str) -> None:
@@ -107,22 +107,22 @@ def cli(context: click.Context, verbose: bool, log_level: str, log_format: str) 
     "--copied-from",
     metavar="ENVIRONMENT",
     default="",
-    help="The database is a copy of that environment's: make it this one's, and forget "
+    help="The database is a copy of that environment's: make it this one's, and delete "
     "the jobs and records that wait in it.",
 )
 @click.option(
     "--shards",
     type=click.IntRange(1, 1_024),
-    help="Parts of the outbox, each with one relay at a time; fixed when the tables "
+    help="Parts of the outbox, each sent by one relay at a time; fixed when the tables "
     "are installed. Defaults to 16.",
 )
 @click.option(
-    "--sql", "as_sql", is_flag=True, help="Print the SQL instead, and ask no database."
+    "--sql", "as_sql", is_flag=True, help="Only print the SQL, without a database."
 )
 @click.option(
     "--since",
     metavar="VERSION",
-    help="With --sql: the version that the tables have. By default there are none.",
+    help="With --sql: the version of the tables. By default there are no tables.",
 )
 def migrate(
     copied_from: str, shards: int | None, as_sql: bool, since: str | None
@@ -180,8 +180,8 @@ def run(app: str, without: tuple[str, ...]) -> None:
 def executor(app: str, processes: int) -> None:
     """Run the executor as a sidecar of the service with the same pod name.
 
-    It runs the jobs of the partitions that the service beside it has, without joining
-    the service's consumer group. Give both the same JOBS_LIB_POD.
+    It runs the jobs of the partitions assigned to the service, without joining the
+    service's consumer group. Give both the same JOBS_LIB_POD.
     """
     _run_part("executor", app, processes, sidecar=True)
 
@@ -205,7 +205,7 @@ def _run_part(
     from jobs_lib.service.preparation import check_parts
     from jobs_lib.service.service import Service
 
-    # Of several, too: an app that does not load, or has nothing to do, says so once.
+    # Load it even for several processes, so that its errors are printed only once.
     loaded = load_app(app)
     check_parts(loaded, [part])
     if processes > 1:
@@ -215,7 +215,7 @@ def _run_part(
 
 
 def _log_options() -> list[str]:
-    """The options by which a child logs as its parent does."""
+    """The options with which a child process logs like its parent."""
     given = click.get_current_context().find_root().params
     options = ["--log-level", given["log_level"], "--log-format", given["log_format"]]
     return [*options, "--verbose"] if given["verbose"] else options
@@ -229,6 +229,6 @@ def main() -> None:
         click.echo(f"error: {plain_lines(str(error)).lstrip()}", err=True)
         sys.exit(2)
     except Exception as error:
-        # As Python itself would, but for what a driver's error may repeat.
+        # As Python itself would, but without values that a driver's error may repeat.
         click.echo(plain_lines(trace(error)), err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""What several commands are given."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ wait_option = click.option(
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds for open transactions that have enqueued jobs with groups.",
+    help="Seconds to wait for open transactions that have enqueued jobs with groups.",
 )
 
 
@@ -21,5 +21,5 @@ processes_option = click.option(
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Share the work between so many processes.",
+    help="The number of processes that share the work.",
 )

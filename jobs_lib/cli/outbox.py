@@ -18,14 +18,14 @@ _row = click.argument("row", metavar="ID", type=click.IntRange(1))
 
 @click.group()
 def outbox() -> None:
-    """Look at what is not in Kafka yet, and at what is held."""
+    """Show rows that are not in Kafka yet, and rows that are held."""
 
 
 @outbox.command()
-@click.option("--holds", is_flag=True, help="What is held and why, instead.")
+@click.option("--holds", is_flag=True, help="Show what is held and why, instead.")
 @json_option
 def status(holds: bool, as_json: bool) -> None:
-    """Show what waits, by topic."""
+    """Show the rows that wait, by topic."""
     kind = Held if holds else Waiting
     found = (operating.list_holds if holds else operating.list_waiting)(_database())
     show([one.name for one in fields(kind)], map(astuple, found), as_json)
@@ -35,7 +35,7 @@ def status(holds: bool, as_json: bool) -> None:
 @_row
 @json_option
 def show_(row: int, as_json: bool) -> None:
-    """Show a row, and why it is held."""
+    """Show one row, and why it is held."""
     found = operating.show_row(_database(), row)
     if found is None:
         raise OperatingError(
@@ -53,7 +53,7 @@ def show_(row: int, as_json: bool) -> None:
 @click.option("--topic", help="Only of this topic.")
 @click.option("--key", help="Only of this key.")
 def retry(topic: str | None, key: str | None) -> None:
-    """Try what is held at once, and not when its time comes."""
+    """Try held rows at once, without waiting for their next attempt."""
     tried = operating.retry_holds(_database(), topic, key)
     click.echo(f"to be tried: {tried}")
 
@@ -62,7 +62,7 @@ def retry(topic: str | None, key: str | None) -> None:
 @_row
 @click.confirmation_option(prompt="It will never reach Kafka. Drop it?")
 def drop(row: int) -> None:
-    """Delete a held row for good; what waits behind it is tried."""
+    """Delete a held row for good; the rows behind it are tried."""
     operating.drop_row(_database(), row)
     click.echo(f"dropped: {row}")
 

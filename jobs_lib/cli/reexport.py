@@ -58,7 +58,7 @@ def reexport() -> None:
     type=click.Choice(["spark", "sql"]),
     default="spark",
     show_default=True,
-    help="What loads the keys: Spark, or this process alone.",
+    help="Load the keys by Spark, or by this process alone.",
 )
 @click.option("--master", help="Spark's master. Defaults to this machine.")
 @click.option("--ranges", type=int, help="Defaults to one for each 10,000 keys.")
@@ -66,7 +66,7 @@ def reexport() -> None:
     "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
-@click.option("--watch", is_flag=True, help="Stay, and show it until its end.")
+@click.option("--watch", is_flag=True, help="Show the progress until the end.")
 @_json
 def start(
     name: str,
@@ -80,7 +80,7 @@ def start(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Begin a re-export, or go on with one that was interrupted."""
+    """Begin a re-export, or continue one that was interrupted."""
     app, entity = _find(path, name)
     database = app.database()
     if dry_run:
@@ -98,7 +98,7 @@ def start(
             master=master,
             ranges=ranges,
             chunk=chunk,
-            on_progress=None if as_json else _once(_tell),
+            on_progress=None if as_json else _once(_print_begin),
         )
 
     if watch:
@@ -112,10 +112,10 @@ def start(
 @reexport.command()
 @_entity
 @_app
-@click.option("--watch", is_flag=True, help="Stay, and show it until its end.")
+@click.option("--watch", is_flag=True, help="Show the progress until the end.")
 @_json
 def status(name: str, path: str, watch: bool, as_json: bool) -> None:
-    """Show how far the latest re-export is."""
+    """Show the progress of the latest re-export."""
     database = _database(path, name)
     if watch:
         _show(database, name, lambda: True)
@@ -137,7 +137,7 @@ def rate(name: str, records: int, path: str, as_json: bool) -> None:
 @_app
 @_json
 def pause(name: str, path: str, as_json: bool) -> None:
-    """Send no more records until it is resumed."""
+    """Stop sending records until the re-export is resumed."""
     _print(api.pause(_database(path, name), name), as_json)
 
 
@@ -146,7 +146,7 @@ def pause(name: str, path: str, as_json: bool) -> None:
 @_app
 @_json
 def resume(name: str, path: str, as_json: bool) -> None:
-    """Go on after a pause, without a burst."""
+    """Continue after a pause, without a burst."""
     _print(api.resume(_database(path, name), name), as_json)
 
 
@@ -155,7 +155,7 @@ def resume(name: str, path: str, as_json: bool) -> None:
 @_app
 @_json
 def cancel(name: str, path: str, as_json: bool) -> None:
-    """End it for good."""
+    """End the re-export for good."""
     _print(api.cancel(_database(path, name), name), as_json)
 
 
@@ -174,7 +174,7 @@ def _database(path: str, name: str) -> Database:
     return _find(path, name)[0].database()
 
 
-def _tell(progress: Progress) -> None:
+def _print_begin(progress: Progress) -> None:
     begun = "resumed" if progress.loaded_ranges else "begun"
     click.echo(
         f"re-export {progress.id} of {progress.entity} {begun}: loading "
@@ -184,18 +184,18 @@ def _tell(progress: Progress) -> None:
 
 
 def _once(function: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    told: list[int] = []
+    called: list[int] = []
 
-    def tell(progress: Progress) -> None:
-        if not told:
-            told.append(progress.id)
+    def call_once(progress: Progress) -> None:
+        if not called:
+            called.append(progress.id)
             function(progress)
 
-    return tell
+    return call_once
 
 
 def _in_background(load: Callable[[], object]) -> Callable[[], bool]:
-    """Load in a thread; the function returned says whether it is done, or raises."""
+    """Load in a thread; the returned function says whether it is done, or raises."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -204,7 +204,7 @@ def _in_background(load: Callable[[], object]) -> Callable[[], bool]:
         except BaseException as error:
             errors.append(error)
 
-    # A daemon: an interrupted command ends at once, and the next start goes on.
+    # A daemon: an interrupted command ends at once, and the next start continues.
     thread = threading.Thread(target=run, name="re-export", daemon=True)
     thread.start()
 
@@ -217,7 +217,7 @@ def _in_background(load: Callable[[], object]) -> Callable[[], bool]:
 
 
 def _show(database: Database, name: str, loaded: Callable[[], bool]) -> None:
-    """A bar until everything is loaded and the re-export has ended."""
+    """Show a bar until everything is loaded and the re-export has ended."""
     bar = Bar(
         TextColumn("{task.description}"),
         BarColumn(),

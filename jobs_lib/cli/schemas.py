@@ -28,14 +28,14 @@ def schemas() -> None:
     "--against",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Compare with FOLDER/<subject>/<version>.avsc, and ask no registry.",
+    help="Compare with FOLDER/<subject>/<version>.avsc, without a registry.",
 )
 @click.option(
     "--forward", is_flag=True, help="With --against: as for FORWARD_TRANSITIVE."
 )
 @json_option
 def schemas_check(app: str, against: Path | None, forward: bool, as_json: bool) -> None:
-    """Exit with 1 if a schema does not go with every version registered before."""
+    """Exit with 1 if a schema does not fit every version registered before."""
     from jobs_lib.operating.schemas import FORWARD, FULL, check_against, check_schemas
 
     if forward and against is None:

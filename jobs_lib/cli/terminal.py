@@ -1,4 +1,4 @@
-"""What commands print: rows as a table for people, or as JSON for programs."""
+"""Print rows as a table for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-# Into a pipe or a file every value goes whole, and each row is one line.
+# In a pipe or a file every value is complete, and each row is one line.
 _PIPE_WIDTH = 1_000_000
 
 
@@ -27,8 +27,8 @@ def show(
 ) -> None:
     """Print rows as a table, or as JSON: a list of objects.
 
-    On a terminal the table is as wide as that, and long values are cut; elsewhere all
-    are whole.
+    On a terminal the table is as wide as the terminal, and long values are cut.
+    Elsewhere all values are complete.
     """
     names = list(columns)
     if as_json:
@@ -44,7 +44,7 @@ def watch(
 ) -> None:
     """Print rows as a table, again and again in the same place, until Ctrl-C.
 
-    Into a pipe or a file the tables follow each other.
+    In a pipe or a file the tables follow each other.
     """
     from rich.live import Live
 
@@ -66,13 +66,13 @@ def watch(
 def _table(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Table:
     from rich.table import Table
 
-    told = list(rows)
+    found = list(rows)
     table = Table()
     for place, name in enumerate(names):
-        # A number that is cut is another number: all else gives way to it.
-        is_number = all(isinstance(row[place], int | None) for row in told)
+        # A cut number would be another number, so only other columns are cut.
+        is_number = all(isinstance(row[place], int | None) for row in found)
         table.add_column(name, no_wrap=is_number)
-    for row in told:
+    for row in found:
         table.add_row(*map(_cell, row))
     return table
 
@@ -85,7 +85,7 @@ def _cell(value: object) -> Text:
 
 
 def _console() -> Console:
-    # Here, as elsewhere: a command that prints no table needs none of it.
+    # Imported here: commands that print no table do not need it.
     from rich.console import Console
 
     return Console(width=None if Console().is_terminal else _PIPE_WIDTH)
@@ -97,7 +97,7 @@ def show_json(value: object) -> None:
 
 
 def printable(value: object) -> str:
-    """A value as text that cannot steer a terminal, whatever an error text holds."""
+    """Turn a value into text without control characters, even from an error's text."""
     if value is None:
         return ""
     text = str(value)

@@ -25,7 +25,7 @@ def topics() -> None:
 @app_argument
 @json_option
 def topics_plan(app: str, as_json: bool) -> None:
-    """Show what Kafka has not as the service declares it."""
+    """Show where the topics in Kafka differ from the declared ones."""
     from jobs_lib.operating.topics import plan_topics
 
     _show_changes(plan_topics(load_app(app)), as_json)
@@ -37,7 +37,7 @@ def topics_plan(app: str, as_json: bool) -> None:
 def topics_apply(app: str, as_json: bool) -> None:
     """Create topics and set them as declared; never change their partitions.
 
-    Exits with 1 if a topic has another number of partitions than is declared.
+    Exits with 1 if a topic has another number of partitions than declared.
     """
     from jobs_lib.operating.topics import apply_topics, explain_left
 
@@ -52,7 +52,7 @@ def topics_apply(app: str, as_json: bool) -> None:
 @app_argument
 @json_option
 def topics_check(app: str, as_json: bool) -> None:
-    """Exit with 1 if Kafka has not all as the service declares it."""
+    """Exit with 1 if the topics in Kafka differ from the declared ones."""
     from jobs_lib.operating.topics import plan_topics
 
     changes = plan_topics(load_app(app))
@@ -78,7 +78,7 @@ def _show_changes(changes: list[Change], as_json: bool) -> None:
 def topics_declare(
     app: str, topic: str, partitions: int | None, home: bool, wait: float
 ) -> None:
-    """Record how many partitions of TOPIC count for the origins of jobs."""
+    """Record how many partitions of TOPIC are origins of jobs."""
     from jobs_lib.operating.home_topic import declare_topic
 
     moved = declare_topic(
@@ -92,8 +92,8 @@ def topics_declare(
 @click.argument("partitions", type=click.IntRange(1))
 @wait_option
 def topics_repartition(app: str, partitions: int, wait: float) -> None:
-    """Let groups live in so many PARTITIONS of the home topic, and move their jobs."""
+    """Let groups use this many PARTITIONS of the home topic, and move their jobs."""
     from jobs_lib.operating.home_topic import repartition
 
     moved = repartition(load_app(app), partitions, wait=wait)
-    click.echo(f"groups live in {partitions} partitions now; {moved} jobs moved")
+    click.echo(f"groups use {partitions} partitions now; {moved} jobs moved")

@@ -1,9 +1,10 @@
-"""The consumer: blocks of records, each applied with its offset in one transaction.
+"""The consumer: applies a block of records and its offset in one transaction.
 
-The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue per partition and
-pauses what is far ahead. Worker threads take a partition each, apply a block, and move
-the offset in the same transaction under the fence. Offsets in the database win over
-Kafka's; Kafka is told afterwards, so it may lag and never lead.
+The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue for each partition and
+pauses partitions that are far ahead. Worker threads take a partition each, apply a
+block, and move the offset in the same transaction under the fence. Offsets in the
+database win over Kafka's: they are committed to Kafka later, so Kafka's may lag but
+never lead.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 _COMMIT_PAUSE = 1.0
 _READ_AHEAD = 4
-"""Blocks that may wait in memory per partition before it is paused."""
+"""Blocks that may wait in memory before the partition is paused."""
 _LAST_SECONDS = 1.0
-"""For each thread to end, once its partitions were released."""
+"""Seconds for each thread to end, after its partitions were released."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,12 +50,12 @@ class Progress:
     partition: Partition
     epoch: int
     stored: int | None
-    """The offset in the database; None where nothing was handled yet."""
+    """The offset in the database; None if nothing was applied yet."""
     waiting: deque[Message] = field(default_factory=deque)
     reading: bool = False
-    """Set once Kafka was told where to start: what came before is of no use."""
+    """Set once the client reads from the stored offset: earlier records are useless."""
     unsure: bool = False
-    """Set when a commit's answer was lost: the offset is read again first."""
+    """Set when a commit's answer was lost: the offset must be read again first."""
     paused: bool = False
     busy: bool = False
     leaving: bool = False
@@ -84,7 +85,7 @@ class Consumer:
         self._partitions: dict[Partition, Progress] = {}
         self._changed = threading.Condition()
         self._uncommitted: dict[Partition, int] = {}
-        self._told_at = 0.0
+        self._committed_at = 0.0
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -98,11 +99,11 @@ class Consumer:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The signs of life of its threads."""
+        """The pulses of its threads."""
         return [loop.pulse for loop in self._loops]
 
     def start(self) -> None:
-        """Start the worker threads; nothing is read until partitions are acquired."""
+        """Start the worker threads; they read nothing until partitions are taken."""
         for loop in self._loops:
             loop.start()
 
@@ -112,13 +113,13 @@ class Consumer:
         with self._changed:
             self._changed.notify_all()
         for loop in self._loops:
-            # A handler that hangs is fenced since its partition was released.
+            # A handler that hangs is fenced: its partition has been released.
             loop.stop(_LAST_SECONDS)
 
     # The Holder's side, in the ownership's thread
 
     def take(self, origins: Mapping[str, int]) -> None:
-        """Go on with partitions where the database says."""
+        """Continue partitions from the offsets in the database."""
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
         with self._database.connect(name, impatient=True) as connection:
@@ -132,7 +133,7 @@ class Consumer:
             self._member.begin(partition, stored.get(partition))
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
-        """Stop applying; wait for the blocks that are being applied."""
+        """Stop applying these partitions; wait for blocks that are being applied."""
         parts = {_parse(origin) for origin in origins}
         with self._changed:
             leaving = [p for key, p in self._partitions.items() if key in parts]
@@ -144,21 +145,21 @@ class Consumer:
             )
             for partition in parts:
                 self._partitions.pop(partition, None)
-        self._tell_kafka(now=True)
+        self._commit_to_kafka(now=True)
 
     # The member's side, in the poll thread
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
-        """The ownership hears of this by its own listener."""
+        """Do nothing: the ownership has a listener of its own."""
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def begun(self, partition: Partition) -> None:
-        """From now on records of this partition follow the stored offset."""
+        """Note that records of this partition now follow the stored offset."""
         with self._changed:
             if progress := self._partitions.get(partition):
                 progress.reading = True
@@ -183,14 +184,14 @@ class Consumer:
     # The workers' threads
 
     def _work(self, number: int) -> Iterator[None]:
-        """Apply blocks; what a handler raises is its partition's trouble alone."""
+        """Apply blocks; an error of a handler is noted for its partition alone."""
         loop = self._loops[number]
         with self._database.connect(loop.name) as connection:
             while not self._stopping.is_set():
                 progress = self._take()
                 if progress is None:
                     loop.pulse.beat()
-                    self._tell_kafka()
+                    self._commit_to_kafka()
                     continue
                 try:
                     with loop.pulse.elsewhere():
@@ -199,11 +200,11 @@ class Consumer:
                     with self._changed:
                         progress.busy = False
                         self._changed.notify_all()
-                self._tell_kafka()
+                self._commit_to_kafka()
                 yield
 
     def _take(self) -> Progress | None:
-        """The next partition with something to do, marked busy; None after a while."""
+        """Take the next partition with records, marked busy; None after a while."""
         with self._changed:
             now = time.monotonic()
             ready = [
@@ -214,7 +215,7 @@ class Consumer:
             if not ready:
                 self._changed.wait(0.1)
                 return None
-            # The one that waited longest goes first, and moves to the end of the queue.
+            # The partition that waited longest goes first, then to the queue's end.
             progress = ready[0]
             progress.busy = True
             self._partitions[progress.partition] = self._partitions.pop(
@@ -228,7 +229,7 @@ class Consumer:
                 progress.partition
             )
             progress.unsure = False
-        # After a failure one record at a time, so that the good ones before it go in.
+        # After a failure apply single records, so that good ones before it go in.
         size = 1 if progress.failures else self._block
         with self._changed:
             block = [
@@ -246,7 +247,7 @@ class Consumer:
             progress.leaving = True
             telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
         except psycopg.OperationalError:
-            # Whether the commit went through is not known.
+            # Nobody knows whether the commit went through.
             progress.unsure = True
             raise
         except BaseException as error:
@@ -265,13 +266,13 @@ class Consumer:
                 self._member.resume(progress.partition)
 
     def _prepare(self, progress: Progress, block: list[Message]) -> bool:
-        """Fetch what is needed to read a block: nobody is asked in a transaction."""
+        """Fetch what is needed to read a block, so that no transaction waits for it."""
         try:
             self._declared[progress.partition[0]].prepare(block)
         except RecordError as error:
             self._note_failure(progress, block, error)
         except JobsError as error:
-            # Whoever was asked does not answer: that is no fault of the record.
+            # A server does not answer, such as the registry: not the record's fault.
             progress.failures += 1
             progress.retry_at = time.monotonic() + RECONNECT.delay(progress.failures)
             telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
@@ -294,7 +295,7 @@ class Consumer:
             telemetry.emit(
                 "records.applied", group=self.group, origin=origin, count=len(block)
             )
-        # One round trip: an offset that is refused makes the server roll back.
+        # One round trip: if the offset is refused, the server rolls back.
         with fenced(), connection.pipeline():
             connection.execute(
                 self._database.queries["advance_offset"],
@@ -324,7 +325,7 @@ class Consumer:
     def _note_failure(
         self, progress: Progress, block: list[Message], error: BaseException
     ) -> None:
-        """The partition stops at this record until it can be handled; others go on."""
+        """Stop the partition at this record until it can be applied; others go on."""
         progress.failures += 1
         alone = len(block) == 1
         if alone:
@@ -338,14 +339,14 @@ class Consumer:
                 error=describe(error),
             )
 
-    def _tell_kafka(self, now: bool = False) -> None:
+    def _commit_to_kafka(self, now: bool = False) -> None:
         with self._changed:
             if not self._uncommitted or (
-                not now and time.monotonic() - self._told_at < _COMMIT_PAUSE
+                not now and time.monotonic() - self._committed_at < _COMMIT_PAUSE
             ):
                 return
             offsets, self._uncommitted = self._uncommitted, {}
-            self._told_at = time.monotonic()
+            self._committed_at = time.monotonic()
         self._member.commit(offsets)
 
     def _read_offsets(

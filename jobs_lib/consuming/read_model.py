@@ -1,4 +1,4 @@
-"""A read model: a table that is kept equal to a state topic."""
+"""A read model: a table kept equal to a state topic."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
 class ReadModel:
     """Applies records to a table.
 
-    A row is replaced by a newer version only, so repeats and older records change
-    nothing, nor do they bring back what is gone: the version of a key's end outlives
-    its row. The version is the record's own (header ``version``), else its offset. Of
-    an end and a state that have the same one, the first to come is the older.
+    Only a newer version replaces a row, so repeated and older records change nothing.
+    They do not bring a deleted row back either: the version of a key's tombstone
+    outlives its row. The version is the record's own (header ``version``), else its
+    offset. If a tombstone and a state have the same version, the first one received is
+    the older one.
 
     Args:
-        row_of: makes a row's columns of a record; None where there is to be no row.
+        row_of: makes a row's columns from a record; None if there is to be no row.
         table: ``table`` or ``schema.table``.
-        key: the column that takes the record's key.
-        decoder: of the values.
+        key: the column for the record's key.
+        decoder: reads the values.
         schema: finds the schema of this library's own tables, at the first use.
     """
 
@@ -63,7 +64,7 @@ class ReadModel:
         try:
             self._write(connection, messages)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            # The server's text repeats the row.
+            # Leave the server's text out: it repeats the row.
             refused = error.diag.column_name or error.diag.constraint_name
             raise RecordError(
                 f"a row for the table {self._name} is refused: {type(error).__name__}"
@@ -71,7 +72,7 @@ class ReadModel:
             ) from None
 
     def _write(self, connection: Connection, messages: Sequence[Message]) -> None:
-        # Only the newest records of a key matter: the others of the block are history.
+        # Only the newest records of each key in the block matter.
         newest: dict[str | None, tuple[int, list[Record]]] = {}
         for message in messages:
             record = make_record(message, decode(message, self._decoder))
@@ -80,8 +81,8 @@ class ReadModel:
             if known is None or known[0] < version:
                 newest[record.key] = (version, [record])
             elif known[0] == version:
-                # An end and a state may have the same version; what a state does
-                # depends on the end before it.
+                # A tombstone and a state may have the same version, and the effect of
+                # a state depends on the tombstone before it.
                 if (known[1][-1].value is None) is (record.value is None):
                     known[1].pop()
                 known[1].append(record)
@@ -108,10 +109,10 @@ class ReadModel:
     def _gone(self) -> sql.Identifier:
         return sql.Identifier(self._schema(), "gone_keys")
 
-    # Where an end and a state have equal versions, the first of the two to come is the
-    # older one. The end then notes whether it has removed such a state: if so, one that
-    # comes once more stays out; if not, the state is of a key that came back, and the
-    # end, should it come once more, leaves it there.
+    # If a tombstone and a state have equal versions, the first one received is the
+    # older. The tombstone notes whether it removed such a state (`of_equal`). If it
+    # did, a repeat of that state stays out. If not, the state is of a key that came
+    # back, and a repeat of the tombstone leaves it there.
 
     @cached_property
     def _remove(self) -> sql.Composed:

@@ -1,4 +1,4 @@
-"""A record as handlers see it."""
+"""A record, as handlers get it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 _DIGITS = 19
-"""Of the largest version: the relay writes a bigint."""
+"""Digits of the largest version: the relay writes a bigint."""
 
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
@@ -25,7 +25,7 @@ V_co = TypeVar("V_co", covariant=True, default=Any)
 class Record(Generic[V_co]):
     """One record of a topic, whose value has the type that the consumer declares.
 
-    Where tombstones come, the handler of ``value=T`` takes a ``Record[T | None]``.
+    If the topic has tombstones, a handler of ``value=T`` gets a ``Record[T | None]``.
     """
 
     topic: str
@@ -44,13 +44,13 @@ class Record(Generic[V_co]):
 
     @property
     def version(self) -> int | None:
-        """The version that the relay wrote into the headers, where there is one."""
+        """The version that the relay wrote into the headers, if there is one."""
         text = self.headers.get("ce_version", "")
         return int(text) if len(text) <= _DIGITS and text.isdecimal() else None
 
 
 def read_headers(message: Message) -> dict[str, str]:
-    """The headers as text; of several with one name the last."""
+    """Read the headers as text; if a name is repeated, the last one counts."""
     return {
         name: value.decode("utf-8", "replace")
         if isinstance(value, bytes)
@@ -60,7 +60,7 @@ def read_headers(message: Message) -> dict[str, str]:
 
 
 def make_record(message: Message, value: Any) -> Record[Any]:
-    """The record of a message with an already decoded value.
+    """Make the record of a message whose value is already decoded.
 
     Raises:
         RecordError: its key is no text.
@@ -77,7 +77,7 @@ def make_record(message: Message, value: Any) -> Record[Any]:
 
 
 def describe(message: Message) -> str:
-    """Where a message lies, for messages to people."""
+    """Name a message's place, for people to read."""
     return f"{message.topic()}/{message.partition()} offset {message.offset()}"
 
 

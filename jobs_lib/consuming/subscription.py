@@ -1,4 +1,4 @@
-"""What a consumer does with a block of records, as its decorator declares it."""
+"""What a consumer does with a block of records, as declared by its decorator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs_lib.reasons import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # Not before something connects: to declare needs neither of the two.
+    # Only for types: declaring consumers must not import either of the two.
     import psycopg
     from confluent_kafka import Message
 
@@ -34,7 +34,7 @@ TYPE_HEADER = "ce_type"
 
 
 class Subscription:
-    """One topic as one group reads it."""
+    """One topic, read by one group."""
 
     def __init__(
         self, topic: str, group: str, settings: Callable[[], Settings]
@@ -46,7 +46,7 @@ class Subscription:
         self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
         self._applier: Applier | None = None
         self._decoder: Decoder | None = None
-        """The applier's."""
+        """The decoder for the applier."""
 
     @cached_property
     def topic(self) -> str:
@@ -59,13 +59,13 @@ class Subscription:
         return name_in_kafka(self._settings(), self._group)
 
     def is_of(self, topic: str, group: str) -> bool:
-        """Whether it is of these, as they were declared."""
+        """Whether it was declared with this topic and this group."""
         return (self._topic, self._group) == (topic, group)
 
     def add_handler(
         self, function: RecordHandler, type_: str | None, decoder: Decoder
     ) -> None:
-        """Handle the records of one type, or of any, with ``function``.
+        """Handle the records of one type, or of every type, with ``function``.
 
         Raises:
             ConfigurationError: these records have a handler already.
@@ -93,10 +93,10 @@ class Subscription:
         self.is_read_model = True
 
     def load(self) -> None:
-        """Find out whether all that has to be set is set.
+        """Check that all settings that the decoders need are set.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: one is missing.
         """
         for decoder in self._decoders:
             decoder.load()
@@ -105,8 +105,8 @@ class Subscription:
         """Fetch what is needed to read a block, before its transaction begins.
 
         Raises:
-            RecordError: one cannot be read.
-            UnavailableError: whoever has to be asked does not answer.
+            RecordError: a record cannot be read.
+            UnavailableError: a server that must be asked does not answer.
         """
         if not any(decoder.asks for decoder in self._decoders):
             return
@@ -152,10 +152,10 @@ class Subscription:
 
 
 def decode(message: Message, decoder: Decoder) -> Any:
-    """The value of a message; None for a tombstone.
+    """Decode the value of a message; None for a tombstone.
 
     Raises:
-        RecordError: it cannot be read as what the consumer declares.
+        RecordError: the value cannot be read as the type that the consumer declares.
     """
     value = message.value()
     if value is None:

@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Item(Generic[T]):
-    """One of the jobs that a batch handler is called with."""
+    """One of the jobs of a call of a batch handler."""
 
     job: Job
     payload: T = field(repr=False)
     failure: BaseException | None = field(default=None, repr=False)
 
     def fail(self, error: BaseException) -> None:
-        """This one has failed, and only this one: it is retried by its type's rules.
+        """Fail this job alone: it is retried by its type's rules.
 
-        ``Snooze``, ``Discard``, ``Cancel`` and ``RetryAfter`` mean what they mean when
-        they are raised.
+        ``Snooze``, ``Discard``, ``Cancel`` and ``RetryAfter`` have the same meaning as
+        when they are raised.
         """
         self.failure = error
 
@@ -36,7 +36,7 @@ class Item(Generic[T]):
 def find_item_type(
     function: Callable[..., Any], name: str, names: Mapping[str, object]
 ) -> Any:
-    """The payload's type, from a handler's only parameter ``list[Item[T]]``.
+    """Find the payload's type in a handler's only parameter, ``list[Item[T]]``.
 
     Raises:
         ConfigurationError: the handler has another signature.
@@ -62,7 +62,7 @@ def find_item_type(
 
 
 def make_schema(item_type: Any) -> Callable[..., Any]:
-    """A function whose signature is the schema of one item's payload."""
+    """Make a function whose signature is the schema of one item's payload."""
 
     def handler(job: Job, payload: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What the thread or task is doing now, for what it enqueues."""
+"""The record that the thread or task handles now, for the jobs that it enqueues."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 handled: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
-"""For hot loops; all others use the functions below."""
+"""For hot loops; other code uses the functions below."""
 
 
 def current_origin() -> str | None:
-    """The origin ``topic/partition`` of the record being handled; None outside one."""
+    """The origin ``topic/partition`` of the record that is handled; None outside."""
     return handled.get()
 
 
 @contextmanager
 def handling(origin: str) -> Iterator[None]:
-    """Mark that a record of ``origin`` is being handled."""
+    """Mark that a record of ``origin`` is handled inside the block."""
     token = handled.set(origin)
     try:
         yield
@@ -32,10 +32,10 @@ def handling(origin: str) -> Iterator[None]:
 def trace_headers() -> dict[str, str]:
     """The headers of the active OpenTelemetry span; none without one.
 
-    They are those of the propagators that the application has chosen: by default
-    ``traceparent``, and ``tracestate`` and ``baggage`` where there is some.
+    The application's propagators write them: by default ``traceparent``, and
+    ``tracestate`` and ``baggage`` if there are any.
     """
-    # A span can be active only where somebody has imported this: we never do first.
+    # A span can be active only if the application has imported this package already.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or not trace.get_current_span().get_span_context().is_valid:
         return {}

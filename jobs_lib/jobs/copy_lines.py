@@ -18,7 +18,7 @@ _ROWS = 1_000
 
 
 def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
-    """What stands before a payload, by origin and group."""
+    """Make the function that writes the columns before a payload."""
 
     @cache
     def prefix(origin: str, group: str | None) -> bytes:
@@ -30,7 +30,7 @@ def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
 def copy_suffix(
     options: Options, state: str, run_at: str | None, headers: str | None
 ) -> bytes:
-    """What stands after each payload of a call."""
+    """Write the columns after each payload of a call."""
     priority = PRIORITIES[options.priority]
     columns = f"\t{state}\t{escape(run_at)}\t{priority}\t{escape(headers)}\n"
     return columns.encode()
@@ -39,10 +39,10 @@ def copy_suffix(
 def copy_blocks(
     prefixes: Iterator[bytes], payloads: list[bytes], suffix: bytes
 ) -> Iterator[bytes]:
-    """The lines in blocks: what can be done for many at once is not done for each."""
+    """Yield the lines in blocks, with most of the work done for a whole block."""
     remaining = iter(payloads)
     while some := list(islice(remaining, _ROWS)):
-        # JSON holds no raw tab or newline; backslashes are COPY's own escape.
+        # JSON has no raw tab or newline; backslashes are COPY's own escape.
         if b"\\" in b"".join(some):
             some = [payload.replace(b"\\", b"\\\\") for payload in some]
         # The payloads come first: zip must not take a prefix that it cannot use.

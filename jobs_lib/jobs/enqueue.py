@@ -1,4 +1,4 @@
-"""Insert jobs in the caller's transaction: what to send, in which order."""
+"""Insert jobs in the caller's transaction: the statements to send, and their order."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _LOCKED_ONE_BY_ONE = 64
 _INSERTED_AT_ONCE = 1_000
 _LONGEST_RUN = 500
 _KNOWN = 60.0
-"""Seconds for which the topics are known, once they were read."""
+"""Seconds for which the topics are cached after they were read."""
 _ORIGIN = re.compile(r"([a-zA-Z0-9._-]+)/[0-9]{1,9}")
 _cached_origin = lru_cache(maxsize=65_536)(choose_origin)
 
 
 @dataclass(slots=True)
 class Entry:
-    """One job to be inserted, checked already."""
+    """One checked job to insert."""
 
     payload: bytes = field(repr=False)
     group: str | None
     headers: str | None = field(repr=False)
     options: Options
     handled: str | None
-    """The origin of the record that is being handled."""
+    """The origin of the record that is handled now."""
 
 
 @dataclass(slots=True)
 class Entries:
-    """Many jobs of one type to be inserted, checked already."""
+    """Many checked jobs of one type to insert."""
 
     payloads: list[bytes] = field(repr=False)
     groups: Sequence[str | None] | None
@@ -70,7 +70,7 @@ class _Home:
 
 
 class Enqueuer:
-    """Knows how jobs are written into one schema; runs nothing itself."""
+    """Knows how to write jobs into one schema; runs no statement itself."""
 
     def __init__(
         self, queries: Callable[[], Queries], settings: Callable[[], Settings]
@@ -87,7 +87,7 @@ class Enqueuer:
         return self._settings().payload_limit
 
     def enqueue(self, entry: Entry) -> Steps[int]:
-        """Insert one job; returns its id, or that of the one with its unique key."""
+        """Insert one job; returns its id, or that of the job with its unique key."""
         home = self._known_home() or (yield from self._read_home())
         options = entry.options
         origin = self._given_origin(home, options.origin)
@@ -115,7 +115,7 @@ class Enqueuer:
             "unique_key": options.unique,
             "ordered": "t" if options.ordered else "f",
             "hint": hint,
-            # Where the number has changed meanwhile, the function moves the job.
+            # If the number has changed meanwhile, the SQL function moves the job.
             "partitions": counted,
         }
         rows = yield Fetch(self._statements["enqueue"], parameters)
@@ -141,7 +141,7 @@ class Enqueuer:
         ungrouped = given or entries.handled
 
         def origins() -> Iterator[str]:
-            """The origin of each job; again from the start with each call."""
+            """Yield the origin of each job; each call begins again."""
             free = _spread(home, len(entries.payloads), ungrouped)
             if entries.groups is None:
                 return free
@@ -167,9 +167,9 @@ class Enqueuer:
         return len(entries.payloads)
 
     def _find_time(self, options: Options) -> Steps[tuple[str, str | None]]:
-        """The state and time of new jobs, by one look at the database's clock.
+        """Find the state and time of new jobs by the database's clock.
 
-        Those whose time has come wait for no promotion.
+        Jobs that are already due are available at once.
         """
         run_at, delay = options.run_at_text, options.delay_text
         if run_at is None and delay is None:
@@ -220,7 +220,7 @@ class Enqueuer:
         return origin
 
     def _known_home(self) -> _Home | None:
-        """The home as it was read lately; None if it is to be read again."""
+        """The cached home topic; None if it must be read again."""
         return self._home if time.monotonic() - self._read_at < _KNOWN else None
 
     def _read_home(self) -> Steps[_Home]:
@@ -240,7 +240,7 @@ class Enqueuer:
 
 
 def _spread(home: _Home, count: int, origin: str | None) -> Iterator[str]:
-    """Origins for jobs without a group: in runs, which lie together in the index."""
+    """Yield origins for jobs without a group, in runs that are close in the index."""
     if origin is not None:
         return itertools.repeat(origin)
     run = max(1, min(_LONGEST_RUN, count // home.partitions))

@@ -1,4 +1,4 @@
-"""The group of a job: a parameter of its type, or what a function makes of them."""
+"""The group of a job: one of its parameters, or the result of a function of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.payload import Payload
 
 _TEXTS = (str, int, UUID)
-"""What becomes a group: a str as it is, the others by their text."""
+"""The types of groups: a str is used as it is, the others by their text."""
 _FORMS = "str, int, UUID or None"
 
 
@@ -27,11 +27,11 @@ class Grouping:
     """Chooses the groups of one type's jobs.
 
     Args:
-        given: the name of a parameter, or a function of all of them.
-        payload: of the type.
+        given: the name of a parameter, or a function of all parameters.
+        payload: the type's payload.
 
     Raises:
-        ConfigurationError: it names no parameter, or one that cannot be a group, or the
+        ConfigurationError: there is no such parameter, or it cannot be a group, or the
             function does not take the payload's fields.
     """
 
@@ -48,22 +48,22 @@ class Grouping:
             self._check_function(given)
 
     def choose(self, values: Mapping[str, Any]) -> str | None:
-        """The group of a job with these arguments.
+        """Choose the group of a job with these arguments.
 
         Raises:
-            PayloadError: it is no group.
+            PayloadError: the value cannot be a group.
         """
         return check_key(self._type, "group", _as_text(self._find(values)))
 
     def choose_many(self, payloads: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The same for many, each group looked at once.
+        """Choose the groups of many jobs; each different group is checked once.
 
         Raises:
-            PayloadError: one of them is no group.
+            PayloadError: a value cannot be a group.
         """
         groups = [self._find(values) for values in payloads]
         if not {type(group) for group in groups} <= {str, NoneType}:
-            # One that cannot be hashed may be among them.
+            # Some of these values may not be hashable.
             return [check_key(self._type, "group", _as_text(group)) for group in groups]
         for group in set(groups):
             check_key(self._type, "group", group)
@@ -87,17 +87,17 @@ class Grouping:
         if not callable(function):
             raise ConfigurationError(
                 f"the group of {self._type!r} is {function!r}: give the name of a "
-                "parameter, or a function of all of them"
+                "parameter, or a function of all parameters"
             )
         if inspect.iscoroutinefunction(function):
             raise ConfigurationError(
-                f"the group function of {self._type!r} is async, and nobody awaits it: "
+                f"the group function of {self._type!r} is async, and is never awaited: "
                 "make it a plain function"
             )
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
-            return  # one in C that does not tell
+            return  # a function in C without a signature
         fields = self._payload.signature.parameters
         try:
             signature.bind(**dict.fromkeys(fields))
@@ -116,34 +116,34 @@ class Grouping:
 
 
 def check_parameter(name: str, payload: Payload, what: str) -> None:
-    """Refuse what is no parameter of a type, or one whose values have no text.
+    """Refuse a name that is no parameter, or a parameter whose values have no text.
 
     Args:
-        name: of the parameter.
-        payload: of the type.
-        what: is chosen by it: ``group`` or ``limit``.
+        name: the parameter's name.
+        payload: the type's payload.
+        what: the parameter's use: ``group`` or ``limit``.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the parameter cannot be used.
     """
     type_name = payload.type_name
     if name not in payload.signature.parameters:
         raise ConfigurationError(
-            f"the {what} of {type_name!r} is said to be its parameter {name!r}, "
+            f"the {what} of {type_name!r} should be its parameter {name!r}, "
             f"but the handler takes {payload.signature}"
         )
     hint = payload.hints.get(name, Any)
     if not _can_be_group(hint):
         way_out = f", or give a function, as in group=lambda {name}: …"
         raise ConfigurationError(
-            f"the {what} of {type_name!r} is said to be its parameter {name!r}, which "
-            f"is {_show(hint)} and can be no {what}: annotate it as {_FORMS}"
+            f"the {what} of {type_name!r} should be its parameter {name!r}, which "
+            f"is {_show(hint)} and cannot be a {what}: annotate it as {_FORMS}"
             f"{way_out if what == 'group' else ''}"
         )
 
 
 def _as_text(group: Any) -> Any:
-    """The group as text; what can be none stays as it is, to be refused."""
+    """Turn a group into text; other values stay as they are, to be refused later."""
     if type(group) is str or group is None:
         return group
     if isinstance(group, str):
@@ -154,7 +154,7 @@ def _as_text(group: Any) -> Any:
 
 
 def _can_be_group(hint: Any) -> bool:
-    """Whether values of an annotation are groups, as far as it tells."""
+    """Whether values of an annotation can be groups, as far as it shows."""
     hint = getattr(hint, "__supertype__", hint)
     hint = getattr(hint, "__value__", hint)
     origin = typing.get_origin(hint)

@@ -1,4 +1,4 @@
-"""Hooks around enqueue: what the application does with every job that it enqueues."""
+"""Hooks around enqueue: an application's own code for every job that it enqueues."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.options import Priority
 
     Around = Callable[[Job, Callable[[], Any]], Any]
-    """Called around a handler: with the job, and a function that runs the handler."""
+    """Middleware: called with the job, and a function that runs the handler."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Draft:
-    """What is about to be enqueued by one call. Hooks may change all but the type.
+    """The jobs that one call is about to enqueue. Hooks may change all but the type.
 
-    It is checked after the hooks, and before any SQL.
+    They are checked after the hooks, and before any SQL.
     """
 
     type: str
     payloads: list[dict[str, Any]] = field(repr=False)
-    """The handler's arguments by name: of one job, or of all of ``enqueue_many``."""
+    """The handler's arguments by name, for one job or for all of ``enqueue_many``."""
     headers: dict[str, str] = field(repr=False)
     run_at: datetime | None
     origin: str | None
@@ -39,7 +39,7 @@ class Draft:
     delay: timedelta | float | None = None
 
     def options(self) -> Options:
-        """The options as they are now, checked."""
+        """Check the current options, and return them."""
         return Options(
             self.type,
             self.run_at,
@@ -53,10 +53,10 @@ class Draft:
 
 
 class AroundEnqueue(Protocol):
-    """A hook: does something, calls ``call_next`` and returns what that returns.
+    """A hook: does something, calls ``call_next`` and returns its result.
 
-    That is the job's id (or the number of jobs), and with an asynchronous connection
-    something to be awaited for it.
+    The result is the job's id (or the number of jobs); with an asynchronous connection
+    it must be awaited.
     """
 
     def __call__(self, draft: Draft, call_next: Callable[[Draft], T], /) -> T:

@@ -1,4 +1,4 @@
-"""A job as its handler sees it, and what a handler may raise."""
+"""A job as its handler sees it, and the errors that a handler may raise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class JobTransaction(Protocol):
-    """A job's own transaction: by ``with``, or by ``async with``."""
+    """A job's own transaction, for ``with`` or ``async with``."""
 
     def __enter__(self) -> psycopg.Connection[tuple[Any, ...]]: ...
 
@@ -46,16 +46,16 @@ class Job:
     type: str
     group: str | None
     attempt: int
-    """1 for the first attempt; attempts that were not the job's fault do not count."""
+    """1 for the first attempt. Attempts that were not the job's fault do not count."""
     crashes: int
     """Processes that died while it may have been running, since its last failure."""
     priority: int
     """1 high, 0 normal, -1 batch."""
     payload: str | None = field(repr=False)
-    """The payload as JSON text; None for a large one, until the job starts."""
+    """The payload as JSON text; None for a large payload, until the job starts."""
     run_at: datetime | None
     enqueued: float = field(repr=False)
-    """Seconds since the epoch at which it was enqueued, by the database's clock."""
+    """When it was enqueued, by the database's clock, in seconds since the epoch."""
     headers: dict[str, str] | None = field(repr=False)
     """Context that travels with the job, such as a trace."""
     origin: str
@@ -63,16 +63,16 @@ class Job:
     installation: UUID = field(repr=False)
     """The database that holds the job: ids are unique only there."""
     cancel_requested: bool = field(default=False, init=False)
-    """Set when somebody asked to cancel it: a long handler looks, and raises Cancel."""
+    """Set when cancelling was requested: long handlers check it, and raise Cancel."""
     timed_out: bool = field(default=False, init=False)
-    """Set when its time limit is over: whatever the handler still does is refused."""
+    """Set when its time limit is over: the handler's further writes are refused."""
     lend: Callable[[Any], JobTransaction] | None = field(
         default=None, init=False, repr=False
     )
-    """Gives the job its transaction; None where that is not to be had."""
+    """Gives the job its transaction; None if there is none to give."""
 
     def __str__(self) -> str:
-        """What a log needs to know of it."""
+        """Name the job in logs."""
         return f"{self.id} ({self.type})"
 
     @property
@@ -83,49 +83,49 @@ class Job:
     @property
     def idempotency_key(self) -> str:
         """The same for every attempt of this job, different for any other job."""
-        # A server that has lost commits gives their ids once more, at another time.
+        # The time makes it unique: a server that lost commits reuses their ids.
         enqueued = round(self.enqueued * 1_000_000)
         return str(uuid5(self.installation, f"{self.id}/{enqueued}"))
 
     def transaction(self) -> JobTransaction:
-        """The job's own transaction: what is written in it commits with the job.
+        """Open the job's own transaction: what is written in it commits with the job.
 
-        For ``with`` in a plain handler, for ``async with`` in an async one.
+        Use ``with`` in a plain handler and ``async with`` in an async one.
 
-        Leaving the block without an error completes the job and commits, both in one
-        round trip and only if this process still owns the job's origin: the effect is
-        exactly once in this database. Usable once per attempt.
+        Leaving the block without an error completes the job and commits, in one round
+        trip and only if this process still owns the job's origin: the effect happens
+        exactly once in this database. It can be used once in each attempt.
 
         Raises:
-            FencedError: on leaving, when another process has taken over; nothing that
-                was written is kept, and the job runs there.
+            FencedError: on leaving, if another process has taken over; nothing that was
+                written is kept, and the job runs there.
         """
         if self.lend is None:
             raise JobsError(
                 f"job {self.id} has no transaction to give: it was given already, or "
-                "the job is not being run by an executor"
+                "no executor runs the job"
             )
         lend, self.lend = self.lend, None
         return lend(self)
 
 
 class Snooze(JobsError):
-    """Raise in a handler to run the job again in ``seconds``; burns no attempt."""
+    """Raise in a handler to run the job again in ``seconds``; costs no attempt."""
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not 0 <= seconds <= 366 * 86_400:
             raise ValueError(f"snooze for 0 seconds to one year, not {seconds}")
         super().__init__(reason or f"snoozed for {seconds:g} s")
-        # Not as given: a list of whole and of broken numbers is none to the driver.
+        # Always a float: the driver takes no list of integers and floats mixed.
         self.seconds = float(seconds)
 
 
 class RateLimited(Snooze):
-    """A limit of rate lets the job run no earlier than in ``seconds``."""
+    """A rate limit lets the job run no earlier than in ``seconds``."""
 
 
 class RetryAfter(JobsError):
-    """Raise in a handler that failed, to choose the time of the next attempt."""
+    """Raise in a handler that fails, to choose the time of the next attempt."""
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not 0 <= seconds <= 366 * 86_400:
@@ -135,7 +135,7 @@ class RetryAfter(JobsError):
 
 
 class Cancel(JobsError):
-    """Raise in a handler to end the job: it is neither completed nor kept."""
+    """Raise in a handler to cancel the job: it is neither completed nor kept."""
 
 
 class Discard(JobsError):

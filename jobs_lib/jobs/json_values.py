@@ -1,7 +1,7 @@
-"""Values of a parameter that takes anything: only what JSON gives back as it was.
+"""Check values of open types: only values that JSON gives back unchanged are allowed.
 
-Pydantic writes a datetime or a set that it finds where a type leaves open what comes,
-and it would come back as a string or a list.
+Where a type accepts anything, pydantic also writes a datetime or a set, which would
+come back as a string or a list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobs_lib.reasons import NO_JSON
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
-# What takes anything in pydantic's schemas: where nothing is said about the values.
+# Kinds of pydantic's schemas that accept any items if no schema for them is given.
 _OPEN = {
     "list": "items_schema",
     "set": "items_schema",
@@ -27,12 +27,12 @@ _PARTS = {"fields", "choices", "definitions"}
 
 
 def only_plain(schema: CoreSchema) -> CoreSchema:
-    """The schema, with a check wherever it leaves open what comes."""
+    """Add a check to the schema wherever it accepts anything."""
     return cast("CoreSchema", _walk(schema))
 
 
 def list_of(schema: CoreSchema) -> CoreSchema:
-    """A list of what the schema describes."""
+    """Make the schema of a list of such values."""
     if schema["type"] == "definitions":
         inner = core_schema.list_schema(schema["schema"])
         return core_schema.definitions_schema(inner, schema["definitions"])
@@ -40,10 +40,10 @@ def list_of(schema: CoreSchema) -> CoreSchema:
 
 
 def check_plain(value: Any) -> Any:
-    """The value, if JSON has a form for it that gives it back.
+    """Return the value if JSON can give it back unchanged.
 
     Raises:
-        PydanticCustomError: it holds something else.
+        PydanticCustomError: it contains something else.
     """
     if value is None or isinstance(value, str | int | float):
         return value
@@ -66,25 +66,25 @@ def check_plain(value: Any) -> Any:
 
 
 def _refuse(reason: str) -> PydanticCustomError:
-    """An error whose text holds no value, and so is passed on as it is."""
+    """Make an error whose text contains no value, and so is passed on as it is."""
     return PydanticCustomError(NO_JSON, "{reason}", {"reason": reason})
 
 
 def _walk(schema: Any) -> Any:
-    """A schema, or a list or mapping of schemas."""
+    """Walk over a schema, or over a list or mapping of schemas."""
     if isinstance(schema, list | tuple):
         return type(schema)(_walk(one) for one in schema)
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
     if not isinstance(kind, str):
-        # By name: the fields of a class, or the choices of a tagged union.
+        # A mapping by name: fields of a class, or choices of a tagged union.
         return {name: _walk(one) for name, one in schema.items()}
     if kind == "any":
         return core_schema.no_info_after_validator_function(
             check_plain, cast("CoreSchema", schema)
         )
-    # Not into values of the user's that lie in the schema: defaults and the like.
+    # Skip the user's own values in the schema, such as defaults.
     walked = {
         key: _walk(part) if key.endswith("schema") or key in _PARTS else part
         for key, part in schema.items()

@@ -1,4 +1,4 @@
-"""What a handler returns that would still have to be run: nobody does that."""
+"""Refuse handlers that return work, such as a coroutine, instead of doing it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def refuse_lazy(left: Any, what: str) -> None:
     """Fail a handler that returns a coroutine or a generator: its work is not done.
 
     Args:
-        left: what it has returned.
+        left: the returned value.
         what: names the handler, as in ``the handler of 'charge'``.
 
     Raises:
-        JobsError: it has to be awaited, or looped over.
+        JobsError: the value would have to be awaited, or looped over.
     """
     if not isinstance(left, _LAZY):
         return
     if inspect.iscoroutine(left):
-        left.close()  # or Python warns that it was never awaited
+        left.close()  # otherwise Python warns that it was never awaited
     done = "looped over" if isinstance(left, Generator) else "awaited"
     raise JobsError(
-        f"{what} returned a {type(left).__name__}, which nobody has {done}, so its "
-        "work is not done: let it do the work before it returns. What has to be "
-        "awaited belongs into the `async def` handler of a job"
+        f"{what} returned a {type(left).__name__}, which was never {done}, so its "
+        "work is not done: let it do the work before it returns. To await something, "
+        "write the job's handler as `async def`"
     )

@@ -1,27 +1,27 @@
-"""How many jobs of a type run at once: over all pods, and in a process of their own."""
+"""Limits of how many jobs of a type run at once: over all pods, and by own workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MOST = 1_000
-"""Jobs that a limit may let run at once: each has a row of its own."""
+"""The largest limit: each job that it lets run has a row of its own."""
 MOST_WORKERS = 1_000
 NAMELESS = ""
-"""The value of all jobs where a limit looks at no parameter."""
+"""The value of all jobs if a limit has no parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many jobs of a type at once, over all pods."""
+    """Lets at most ``most`` jobs of a type run at once, over all pods."""
 
     most: int
-    """Jobs."""
+    """The number of jobs."""
     parameter: str | None = None
-    """Of the payload: so many for each of its values. None: so many in all."""
+    """A parameter of the payload: each of its values has its own limit."""
 
     def __str__(self) -> str:
-        """What a person needs to know of it."""
+        """Describe the limit for people."""
         each = f" for each {self.parameter}" if self.parameter else ""
         return f"{self.most:,} at once{each}"
 
@@ -30,13 +30,12 @@ class Limit:
 class Workers:
     """Workers of their own for some job types, in each process.
 
-    However slow these types are, they take no worker from the others; and however busy
-    the others are, these have theirs. Types that are given equal ``Workers`` share
-    them.
+    These types take no worker from other types, however slow they are, and keep their
+    own workers, however busy the others are. Types with equal ``Workers`` share them.
     """
 
     count: int
-    """How many jobs of these types run at once in a process. Plain handlers and async
-    ones count apart, as for all others."""
+    """How many jobs of these types run at once in a process. Plain and async handlers
+    count separately, as for all other types."""
     name: str
-    """What the setting ``own_workers`` and the reports call them."""
+    """Their name in the setting ``own_workers`` and in reports."""

@@ -1,4 +1,4 @@
-"""How one call enqueues: the options, and what of them can be stored."""
+"""The options of one call that enqueues, and checks that they can be stored."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 Priority = Literal["high", "normal", "batch"]
 PRIORITIES: Mapping[Priority, int] = {"high": 1, "normal": 0, "batch": -1}
 GROUP_LIMIT = 1_000
-"""Bytes that a group or a unique key may have: they stand in an index."""
+"""Bytes that a group or a unique key may have: indexes hold them."""
 HEADERS_LIMIT = 8_192
 """Bytes that a job's headers may have as JSON."""
 _LONGEST_DELAY = timedelta(days=36_525)
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-# A session's time zone must not carry it into the year 10000, which no driver reads.
+# No session's time zone may move it into the year 10000, which no driver can read.
 _LATEST = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """How one call enqueues; checked when it is made."""
+    """The options of one call that enqueues; checked when they are made."""
 
     type: str
     run_at: datetime | None = None
-    """When the job may run at the earliest, with a time zone. Defaults to now."""
+    """The earliest time at which the job may run, with a time zone. Defaults to now."""
     origin: str | None = None
     """The origin ``topic/partition``. Defaults to the group's, or the record's."""
     ordered: bool = True
     """Take the group's lock until the transaction ends, so that the group runs in the
-    order of commit. Without it nobody waits, and neighbours may swap."""
+    order of commits. Without it no transaction waits, and neighbours may swap."""
     priority: Priority = "normal"
     """``high`` before ``normal`` before ``batch``."""
     unique: str | None = None
-    """At most one unfinished job of the type has this key."""
+    """At most one unfinished job of the type may have this key."""
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Context that travels with the job."""
     delay: timedelta | float | None = None
-    """The job may run this time after it is enqueued, by the database's clock: a
+    """The job may run this long after it is enqueued, by the database's clock: a
     timedelta or seconds, up to 100 years. Not together with ``run_at``."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be stored."""
+        """Refuse options that cannot be stored."""
         check_run_at(self.type, self.run_at)
         check_delay(self.type, self.delay, self.run_at)
         check_key(self.type, "unique key", self.unique)
@@ -62,22 +62,22 @@ class Options:
 
     @property
     def run_at_text(self) -> str | None:
-        """The time for a statement's parameter."""
+        """The time as a statement's parameter."""
         return None if self.run_at is None else self.run_at.isoformat()
 
     @property
     def delay_text(self) -> str | None:
-        """The seconds of the delay for a statement's parameter."""
+        """The delay in seconds, as a statement's parameter."""
         if self.delay is None:
             return None
         return repr(_to_seconds(self.delay))
 
 
 def check_key(type_name: str, what: str, key: object) -> str | None:
-    """The group or unique key if it can be stored.
+    """Return the group or unique key if it can be stored.
 
     Raises:
-        PayloadError: it is not a short, storable string.
+        PayloadError: it is no short, storable string.
     """
     if key is None:
         return None
@@ -96,7 +96,7 @@ def check_key(type_name: str, what: str, key: object) -> str | None:
 
 
 def check_run_at(type_name: str, run_at: object) -> None:
-    """Refuse a time that the server or a reader could not take.
+    """Refuse a time that the server or a driver cannot handle.
 
     Raises:
         EnqueueError: it has no time zone, is too far away, or does not exist.
@@ -130,10 +130,11 @@ def check_run_at(type_name: str, run_at: object) -> None:
 
 
 def check_delay(type_name: str, delay: object, run_at: object) -> None:
-    """Refuse a delay that is none, or stands beside a time.
+    """Refuse a delay that is invalid, or that is given together with a time.
 
     Raises:
-        EnqueueError: it is negative, too long, or no timedelta and no number.
+        EnqueueError: it is negative, too long, neither a timedelta nor a number, or
+            given together with a time.
     """
     if delay is None:
         return
@@ -182,5 +183,5 @@ def check_headers(type_name: str, headers: object) -> None:
     if size > HEADERS_LIMIT:
         raise PayloadError(
             f"the headers of {type_name!r} have {size} bytes as JSON, the limit is "
-            f"{HEADERS_LIMIT}: put into the payload what the handler works with"
+            f"{HEADERS_LIMIT}: put the handler's data into the payload"
         )

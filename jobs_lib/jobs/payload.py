@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 LARGE = 65_536
-"""Bytes of a payload from which on a warning is given, once for each type."""
+"""A payload of this many bytes causes a warning, once for each type."""
 
 _AT_ONCE = 1_000
 _PREFIX = re.compile(r"(?:[\w.]+\.<locals>|typing|__main__)\.")
-"""What the text of an annotation has in front of its names, and code has not."""
+"""Prefixes of names in an annotation's text that are not in the code."""
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _CONFIG = ConfigDict(
     extra="forbid",
@@ -36,7 +36,7 @@ _CONFIG = ConfigDict(
     val_json_bytes="base64",
     ser_json_inf_nan="constants",
     allow_inf_nan=False,
-    # A dataclass made without checks is checked like all else.
+    # Check even dataclasses that were made without checks.
     revalidate_instances="always",
 )
 # A TypedDict's own configuration does not reach the values inside it when they are
@@ -58,7 +58,7 @@ class Payload:
         Args:
             type_name: for messages.
             function: the handler.
-            names: where the annotations are looked up besides the function's module.
+            names: names for annotations, besides those of the function's module.
 
         Raises:
             ConfigurationError: the signature cannot be a schema.
@@ -75,7 +75,7 @@ class Payload:
                     "named fields only, so every parameter needs a name of its own"
                 )
         self.signature = inspect.Signature(list(map(_as_written, parameters)))
-        """What a call takes; its annotations are only there to be shown."""
+        """The parameters of a call; its annotations are only for messages."""
         try:
             hints = _resolve(function, names)
         except NameError as error:
@@ -90,13 +90,13 @@ class Payload:
             if parameter.name not in hints:
                 raise ConfigurationError(
                     f"the handler of {type_name!r} takes {parameter.name!r} without an "
-                    "annotation, so nobody could tell what fits: annotate it, with Any "
+                    "annotation, so values cannot be checked: annotate it, with Any "
                     "for whatever has a JSON form"
                 )
             hint = hints[parameter.name]
             required = parameter.default is inspect.Parameter.empty
             fields[parameter.name] = hint if required else NotRequired[hint]
-        # Made at run time, from the signature: no type checker can follow.
+        # The fields come from the signature at run time: type checkers cannot follow.
         schema = cast("Any", TypedDict)("Payload", fields)
         schema.__pydantic_config__ = _CONFIG
         try:
@@ -120,7 +120,7 @@ class Payload:
         self._warned = False
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's arguments by name.
+        """Return the call's arguments by name.
 
         Raises:
             PayloadError: they do not fit the signature.
@@ -146,7 +146,7 @@ class Payload:
             encoded = self._serializer.to_json(checked, by_alias=True)
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        # The checks of a type are the application's, and raise what they like.
+        # The application's own validators may raise anything.
         except Exception as error:
             raise self._refuse_form(error) from None
         size = len(encoded)
@@ -162,7 +162,7 @@ class Payload:
         return encoded
 
     def encode_many(self, many: Sequence[Mapping[str, Any]], limit: int) -> list[bytes]:
-        """As :meth:`encode`, for many payloads, with what can be done at once done so.
+        """Encode many payloads as :meth:`encode` does, with most work done together.
 
         Raises:
             PayloadError: one of them is refused.
@@ -173,7 +173,7 @@ class Payload:
             encoded = [to_json(values, by_alias=True) for values in checked]
         except ValidationError as error:
             raise PayloadError(self._explain("enqueued", error)) from None
-        # The checks of a type are the application's, and raise what they like.
+        # The application's own validators may raise anything.
         except Exception as error:
             raise self._refuse_form(error) from None
         largest = max(map(len, encoded), default=0)
@@ -197,10 +197,10 @@ class Payload:
         return encoded
 
     def decode(self, text: str) -> dict[str, Any]:
-        """The handler's keyword arguments.
+        """Decode the handler's keyword arguments.
 
         Raises:
-            StoredPayloadError: it does not fit the signature any more.
+            StoredPayloadError: the payload does not fit the signature any more.
         """
         try:
             return self._adapter.validate_json(text)
@@ -208,7 +208,7 @@ class Payload:
             raise StoredPayloadError(self._explain("stored", error)) from None
 
     def read(self, text: str) -> dict[str, Any]:
-        """The arguments of a call that was written as JSON, such as on a command line.
+        """Read a call's arguments from JSON, such as that of a command line.
 
         Raises:
             PayloadError: they do not fit the signature.
@@ -219,7 +219,7 @@ class Payload:
             raise PayloadError(self._explain("enqueued", error)) from None
 
     def fill(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values with the signature's defaults."""
+        """Add the signature's defaults to the values."""
         return {**self.defaults, **values}
 
     def _explain(self, what: str, error: Exception) -> str:
@@ -238,7 +238,7 @@ class Payload:
     def _refuse_size(self, size: int, limit: int) -> PayloadError:
         return PayloadError(
             f"the payload of {self.type_name!r} has {size} bytes, the limit is {limit} "
-            "(JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue where it lies"
+            "(JOBS_LIB_PAYLOAD_LIMIT): store it elsewhere and enqueue a reference"
         )
 
     def _refuse(self, error: ValueError) -> PayloadError:
@@ -282,7 +282,7 @@ class Payload:
 
 
 class _Written(str):
-    """An annotation as it stands in code: without quotes in a signature's text."""
+    """An annotation as in the code: shown without quotes in a signature."""
 
     __repr__ = str.__str__
 
@@ -303,7 +303,7 @@ def _as_written(parameter: inspect.Parameter) -> inspect.Parameter:
 def _resolve(
     function: Callable[..., Any], names: Mapping[str, object]
 ) -> dict[str, Any]:
-    """The parameters' annotations, without that of the job, which is no field."""
+    """Resolve the parameters' annotations, without that of the job: it is no field."""
     annotated = dict(getattr(function, "__annotations__", {}))
     annotated.pop(next(iter(inspect.signature(function).parameters), ""), None)
     annotated.pop("return", None)

@@ -1,4 +1,4 @@
-"""Limits of rate: so many starts of a job type in so many seconds, over all pods."""
+"""Rate limits: a number of starts of a job type in some seconds, over all pods."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from jobs_lib.backoff import is_number
 
 LEASED = 0.2
-"""Seconds for which starts are good that were taken ahead."""
+"""Seconds for which starts that were taken ahead stay valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many starts in so many seconds, over all pods.
+    """Lets ``starts`` jobs start in ``per`` seconds, over all pods.
 
-    In any time as many may start as fit into it by the rate, and those of one second
-    (at least one) more: a burst after a quiet time.
+    In any period, as many may start as the rate allows for it, and those of one more
+    second (at least one) as a burst after a quiet time.
     """
 
     starts: int
-    """How many may start."""
+    """The number of starts."""
     per: float = 1.0
-    """In how many seconds. Defaults to one."""
+    """The seconds for these starts. Defaults to one."""
 
     def __post_init__(self) -> None:
         are_numbers = type(self.starts) is int and is_number(self.per)
@@ -35,10 +35,10 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """How many may start in a second."""
+        """The number of starts in a second."""
         return self.starts / self.per
 
     @property
     def capacity(self) -> float:
-        """How many the bucket holds; with those taken ahead it is a second's worth."""
+        """The bucket's size; with the starts taken ahead it is one second's worth."""
         return max(1.0, self.per_second * (1 - LEASED))

@@ -1,4 +1,4 @@
-"""A schedule: when a periodic job ticks, and what becomes of ticks that were missed.
+"""A schedule: the ticks of a periodic job, and what becomes of missed ticks.
 
 Nothing here reads a clock or a database. All times inside are UTC: Python compares two
 times of one zone by their wall clocks, which go back an hour once a year.
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.type import JobType
 
 Missed = Literal["skip", "one", "all"]
-"""What is enqueued after a time without any scheduler: see :meth:`Schedule.choose`."""
+"""The rule for ticks while no scheduler ran: see :meth:`Schedule.choose`."""
 
 MISSED_AFTER = timedelta(minutes=1)
-"""How late a tick may be noticed and still be on time."""
+"""A tick that is noticed this late is still on time."""
 MOST_TICKS = 1_000
-"""Ticks that are enqueued at once under ``all``; older ones are dropped."""
+"""The ticks that ``all`` enqueues at once; older ones are dropped."""
 TICK = "tick"
-"""The parameter by which a handler is told the tick's time."""
+"""The parameter that gives a handler the tick's time."""
 
 _NAME_LIMIT = 200
 _SAMPLE = datetime(2000, 1, 1, tzinfo=UTC)
-# More than any zone puts its clocks back.
+# No zone puts its clocks back by more.
 _LONGEST_FOLD = timedelta(hours=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done at one look."""
+    """The ticks that are due at some moment."""
 
     ticks: list[datetime]
-    """To be enqueued, in their order."""
+    """The ticks to enqueue, in their order."""
     until: datetime | None
-    """The newest tick that has come; None when none has."""
+    """The newest tick that is due; None if none is."""
     dropped: tuple[datetime, datetime] | None
-    """The first tick that is not enqueued, and the first after it that is (or now)."""
+    """The first tick that is not enqueued, and the first later one that is (or now)."""
 
 
 class Schedule:
@@ -89,26 +89,26 @@ class Schedule:
         self._cron = " ".join(cron.split())
         self._zone = _find_zone(name, tz)
         self.definition = f"{self._cron} {tz}"
-        """A change of it starts the schedule anew, from now."""
+        """When it changes, the schedule starts again from now."""
         self._payload = dict(payload)
         self._takes_tick = TICK in job_type.payload.signature.parameters
         self._check_cron()
         self._check_payload()
 
     def payload(self, tick: datetime) -> dict[str, Any]:
-        """The payload of the job for one tick, whose time is told in the zone."""
-        told = {TICK: tick.astimezone(self._zone)} if self._takes_tick else {}
-        return self._payload | told
+        """Make the payload of the job for one tick, with its time in the zone."""
+        time = {TICK: tick.astimezone(self._zone)} if self._takes_tick else {}
+        return self._payload | time
 
     def next(self, after: datetime) -> datetime:
-        """The first tick after a time; far in the future when there is none."""
+        """Return the first tick after a time; far in the future if there is none."""
         return next(self._ticks(after), datetime.max.replace(tzinfo=UTC))
 
     def choose(self, after: datetime, now: datetime) -> Due:
-        """What to do about the ticks after ``after`` and up to ``now``.
+        """Choose what to enqueue for the ticks after ``after`` and up to ``now``.
 
-        Whatever the rule, a tick that is noticed in time is enqueued. Of several,
-        ``skip`` and ``one`` take the newest only, and ``skip`` none that is older than
+        Every rule enqueues a tick that is noticed in time. If several are due, ``skip``
+        and ``one`` take only the newest, and ``skip`` not even that if it is older than
         a minute; ``all`` takes the newest thousand.
         """
         come = self._come(after, now)
@@ -126,20 +126,20 @@ class Schedule:
         return Due(kept, come[-1], dropped)
 
     def _come(self, after: datetime, now: datetime) -> list[datetime]:
-        """The ticks in (after, now]; the newest of them where they are too many."""
+        """Find the ticks in (after, now]; only the newest ones if they are too many."""
         most = MOST_TICKS + 1
         ahead = takewhile(lambda tick: tick <= now, self._ticks(after))
         come = list(islice(ahead, most))
         if len(come) < most:
             return come
-        # Counted from the end: a year of seconds need not be walked through. From a bit
+        # Count backwards, so as not to walk through a year of seconds. Begin a bit
         # later than now, because a wall clock that is put back shows `now` twice.
         back = map(_to_utc, self._simulate(now + _LONGEST_FOLD, reverse=True))
         return list(islice(dropwhile(lambda tick: tick > now, back), most))[::-1]
 
     def _ticks(self, after: datetime) -> Iterator[datetime]:
-        # In the hour that a wall clock shows twice, the package's first tick after its
-        # second passage can lie in the first one.
+        # In an hour that the wall clock shows twice, a search that begins in the second
+        # pass may return a tick of the first one.
         ticks = map(_to_utc, self._simulate(after))
         return dropwhile(lambda tick: tick <= after, ticks)
 
@@ -178,7 +178,7 @@ class Schedule:
 def _find_zone(name: str, tz: str) -> ZoneInfo:
     try:
         return ZoneInfo(tz)
-    # A folder of zones, a path that leads out of them, no such zone.
+    # The name is a folder of zones, a path that leads outside, or no zone.
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ConfigurationError(
             f"the schedule {name!r} has the time zone {tz!r}, which is not known: give "

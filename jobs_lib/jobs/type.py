@@ -50,27 +50,27 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
 Rule = Retry | type[Discard] | type[Cancel]
-"""What an exception means: a policy of its own, or the end of the job."""
+"""The rule for an exception: its own retry policy, or the end of the job."""
 GroupOf = str | Callable[..., str | int | UUID | None] | None
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,199}")
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a job type.
+    """Refuse a name that a job type cannot have.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r} is no name for a job type: letters, digits and _ . : - "
-            "only, 200 at the most, starting with a letter"
+            f"{name!r} is no name for a job type: use letters, digits and _ . : - "
+            "only, 200 at most, starting with a letter"
         )
 
 
 class Given(TypedDict, total=False):
-    """What :meth:`JobType.options` takes; each is explained in :class:`Options`."""
+    """The parameters of :meth:`JobType.options`, explained in :class:`Options`."""
 
     run_at: datetime | None
     origin: str | None
@@ -82,7 +82,7 @@ class Given(TypedDict, total=False):
 
 
 class JobType(Generic[P]):
-    """What ``@app.job`` makes of a function."""
+    """A job type; ``@app.job`` makes it from a function."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class JobType(Generic[P]):
         workers: Workers | None = None,
         schema: Callable[..., Any] | None = None,
     ) -> None:
-        # Not before there is a signature to read: it loads pydantic.
+        # Imported only if there is a signature to read: it loads pydantic.
         from jobs_lib.jobs.payload import Payload
 
         check_name(name)
@@ -116,7 +116,7 @@ class JobType(Generic[P]):
         self.retry = retry
         self.payload = Payload(name, schema or function, names)
         self.batch = batch
-        """Jobs that one call of the handler takes at the most."""
+        """The number of jobs that one call of the handler takes at most."""
         try:
             self.options_ = Options(name, priority=priority)
         except EnqueueError as error:
@@ -150,11 +150,11 @@ class JobType(Generic[P]):
     def __call__(
         self, job: Job, *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[None] | None:
-        """Call the handler itself, here and now."""
+        """Call the handler directly, without a queue."""
         return self.function(job, *args, **kwargs)
 
     def find_rule(self, error: BaseException) -> Rule | None:
-        """What the type says of such an error; the closest class wins."""
+        """Find the type's rule for an error; the closest class wins."""
         for kind in type(error).__mro__:
             if kind in self.rules:
                 return self.rules[kind]
@@ -162,20 +162,20 @@ class JobType(Generic[P]):
 
     @property
     def keep(self) -> int | None:
-        """Days that a finished job stays in the history; None: it never goes in."""
+        """Days for which the history keeps a finished job; None if it does not."""
         kept = self._history()
         return None if kept is None else math.ceil(kept / timedelta(days=1))
 
     def options(self, **given: Unpack[Given]) -> JobType[P]:
-        """The same type with other options for what is enqueued through it.
+        """Return the same type with other options for jobs enqueued through it.
 
         Args:
             **given: ``run_at``, ``delay``, ``origin``, ``ordered``, ``priority``,
-                ``unique`` and ``headers``, as in :class:`Options`. What is not given
-                stays, but a time replaces a delay, and a delay a time.
+                ``unique`` and ``headers``, as in :class:`Options`. Other options stay
+                as they are, but a time replaces a delay, and a delay a time.
 
         Raises:
-            EnqueueError: one of them cannot be used.
+            EnqueueError: an option cannot be used.
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -199,21 +199,20 @@ class JobType(Generic[P]):
     ) -> int | Coroutine[Any, Any, int]:
         """Insert a job in the transaction of ``conn``; returns the job's id.
 
-        With an asynchronous connection the id is what ``await`` gives, and nothing is
-        inserted before it. With a unique key it may be the id of a job that waits or
-        runs already.
+        With an asynchronous connection, await the id; nothing is inserted before. With
+        a unique key it may be the id of a job that already waits or runs.
 
         Args:
             conn: a psycopg Connection or AsyncConnection; or an SQLAlchemy Connection,
                 Session, AsyncConnection or AsyncSession with any PostgreSQL driver; or
-                Django's connection; or the app, for a transaction with nothing else.
+                Django's connection; or the app, for a transaction of its own.
             *args: the handler's arguments after ``job``.
-            **kwargs: the same by name.
+            **kwargs: the handler's arguments by name.
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: the arguments do not fit the signature, or cannot be stored.
-            TopicError: the origin names a topic that nobody declared.
+            TopicError: the origin's topic is not declared.
         """
         values = self.payload.bind(args, kwargs)
         if not self._around:
@@ -239,13 +238,13 @@ class JobType(Generic[P]):
     ) -> int | Coroutine[Any, Any, int]:
         """Insert many jobs at once in the order given; returns how many.
 
-        By COPY where psycopg is the driver, else by inserts of many rows. All payloads
-        are checked first, so either all are inserted or none. Each is held in memory
-        until then: enqueue millions in slices.
+        They are inserted by COPY if psycopg is the driver, else by inserts of many
+        rows. All payloads are checked first, so either all are inserted or none. They
+        stay in memory until then: enqueue millions in slices.
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
-            PayloadError: one of the payloads does not fit, or cannot be stored.
+            PayloadError: a payload does not fit, or cannot be stored.
             EnqueueError: the options have a unique key, which only one job could have.
         """
         if is_autocommit(conn):

@@ -1,3 +1,3 @@
-"""Kafka's side: clients that are set up right, and membership in a group."""
+"""Kafka: clients with safe settings, and membership in a group."""
 
 from __future__ import annotations

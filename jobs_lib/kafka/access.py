@@ -1,4 +1,4 @@
-"""Whether Kafka lets a service do what it will do, asked before it starts."""
+"""Ask Kafka, before a service starts, whether it has the rights that it needs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SOON = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""Of a group whose coordinator has just started, or has just become it."""
+"""Errors of a group whose coordinator has just started or was just chosen."""
 
 
 @dataclass
 class Needs:
-    """What a service does in Kafka."""
+    """The topics and groups that a service uses in Kafka."""
 
     reads: set[str] = field(default_factory=set)
     """Topics."""
@@ -37,29 +37,29 @@ class Needs:
     joins: set[str] = field(default_factory=set)
     """Consumer groups."""
     follows: set[str] = field(default_factory=set)
-    """Consumer groups of which it asks who has what."""
+    """Consumer groups whose assignments it asks for."""
 
     def topics(self) -> dict[str, set[str]]:
-        """The rights that each topic is needed with."""
+        """The rights needed on each topic."""
         return _gather(READ=self.reads, WRITE=self.writes)
 
     def groups(self) -> dict[str, set[str]]:
-        """The rights that each group is needed with."""
+        """The rights needed on each group."""
         return _gather(READ=self.joins, DESCRIBE=self.follows)
 
 
 def check_access(settings: Settings, needs: Needs) -> None:
-    """Refuse to start what Kafka would refuse later, again and again.
+    """Refuse to start a service that Kafka would refuse later, again and again.
 
-    Topics and groups that do not exist are not its business, nor are transactional ids,
-    of which a broker tells nothing.
+    This does not check topics and groups that do not exist, nor transactional ids,
+    whose rights a broker does not reveal.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
     """
-    # Before the groups: a coordinator that goes away while it is asked may make
-    # librdkafka abort the whole process (confluentinc/librdkafka issue 4605).
+    # Check brokers before groups: if a coordinator goes away during a request,
+    # librdkafka may abort the whole process (confluentinc/librdkafka issue 4605).
     read_topics(settings, _SECONDS)
     admin = cast("Any", make_admin(settings))
     options = {"include_authorized_operations": True, "request_timeout": _SECONDS}
@@ -81,10 +81,10 @@ def check_access(settings: Settings, needs: Needs) -> None:
 def _read(
     ask: Callable[[str], Any], name: str, deadline: float
 ) -> Container[Any] | KafkaError:
-    """The rights that Kafka tells of a topic or group, or why it does not."""
+    """The rights on a topic or group, or the error that Kafka answers instead."""
     while True:
         try:
-            # A broker that is too old to tell gives none.
+            # A broker that is too old to know the rights returns none.
             return ask(name).result().authorized_operations or ()
         except KafkaException as error:
             failure: KafkaError = error.args[0]
@@ -111,7 +111,7 @@ def _compare(
 
 
 def _gather(**names: set[str]) -> dict[str, set[str]]:
-    """The rights by name."""
+    """Collect the rights by name."""
     found: dict[str, set[str]] = {}
     for right, of_right in names.items():
         for name in of_right:

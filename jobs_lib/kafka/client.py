@@ -1,4 +1,4 @@
-"""Consumers, producers and admin clients, set up the one way that is safe."""
+"""Make consumers, producers and admin clients in the one way that is safe."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,
 }
 OnRefused = Callable[[AccessError], None]
-"""Hears that the brokers refuse a client, whenever it has tried to connect."""
+"""Called each time the brokers refuse a client that tries to connect."""
 _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
-"""How it begins: its kind, the client, and the thread, one for each broker."""
+"""The beginning of a log line: kind, client, and thread, one for each broker."""
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
 _WAITS = (0.1, 0.3, 0.6)
 
@@ -55,7 +55,7 @@ def _log(refusal: AccessError) -> None:
 def make_consumer(
     settings: Settings, group: str, on_refused: OnRefused = _log
 ) -> Consumer:
-    """A consumer of ``group`` whose client id is the pod's name.
+    """Make a consumer of ``group`` whose client id is the pod's name.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
@@ -63,7 +63,7 @@ def make_consumer(
     configuration = configure_consumer(settings, group)
     return cast(
         "Consumer",
-        _make(Consumer, configuration, settings, _tell(settings, on_refused)),
+        _make(Consumer, configuration, settings, _on_error(settings, on_refused)),
     )
 
 
@@ -75,13 +75,13 @@ def make_producer(
     *,
     largest: int = 0,
 ) -> Producer:
-    """A transactional producer; the broker refuses any older one of the same id.
+    """Make a transactional producer; the broker refuses older ones of the same id.
 
     Args:
         settings: where the brokers are.
         transactional_id: stable over restarts and take-overs.
         timeout: seconds until an unsent record is given up and its row sent again.
-        on_refused: hears of refusals.
+        on_refused: called when the brokers refuse the client.
         largest: bytes that a message may have; 0 leaves that to the client.
 
     Raises:
@@ -90,45 +90,47 @@ def make_producer(
     configuration = configure_producer(settings, transactional_id, timeout, largest)
     return cast(
         "Producer",
-        _make(Producer, configuration, settings, _tell(settings, on_refused)),
+        _make(Producer, configuration, settings, _on_error(settings, on_refused)),
     )
 
 
 def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
-    """An admin client.
+    """Make an admin client.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     return cast(
         "AdminClient",
-        _make(AdminClient, configure(settings), settings, _tell(settings, on_refused)),
+        _make(
+            AdminClient, configure(settings), settings, _on_error(settings, on_refused)
+        ),
     )
 
 
 def poll_events(client: Producer | AdminClient) -> None:
-    """Let a client tell what it has to, which it does when it is polled alone.
+    """Poll a client so that it runs its callbacks, which it does only when polled.
 
-    What nobody hears piles up. A fatal error comes again by the next call.
+    Otherwise its events would pile up. A fatal error is raised by the next call again.
     """
     with suppress(KafkaException):
         cast("Any", client).poll(0)
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse what Kafka's clients do not know, without asking a broker.
+    """Refuse settings that Kafka's clients do not know, without asking a broker.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
-    # Each kind has rules of its own for what goes with what.
+    # Each kind of client has rules of its own for combinations of settings.
     make_admin(settings)
     make_consumer(settings, "check")
     make_producer(settings, "check", settings.session_timeout)
 
 
 def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> int:
-    """How many partitions a topic has; 0 where it does not exist, or is not shown.
+    """Count a topic's partitions; 0 if it does not exist or is not visible.
 
     Raises:
         AccessError: the brokers do not let it in, or cannot be trusted.
@@ -138,16 +140,16 @@ def count_partitions(settings: Settings, topic: str, timeout: float = 5.0) -> in
 
 
 def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
-    """What Kafka tells of the topics that this client may see, by name.
+    """Read the metadata of all topics that this client may see, by name.
 
     Raises:
         AccessError: the brokers do not let it in, or cannot be trusted.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
-    heard: list[KafkaError] = []
-    admin = _make(AdminClient, configure(settings), settings, heard.append)
+    errors: list[KafkaError] = []
+    admin = _make(AdminClient, configure(settings), settings, errors.append)
     text = ""
-    # Short waits first: librdkafka goes on trying where it is refused.
+    # Short waits first: librdkafka goes on trying even when it is refused.
     for share in _WAITS:
         try:
             return cast(
@@ -156,18 +158,18 @@ def read_topics(settings: Settings, timeout: float = 5.0) -> dict[str, Any]:
         except KafkaException as error:
             text = error.args[0].str()
         poll_events(admin)
-        refusals = (find_refusal(one, settings) for one in heard)
+        refusals = (find_refusal(one, settings) for one in errors)
         refusal = next((one for one in refusals if one is not None), None)
         if (fault := find_tls_fault(settings) or refusal) is not None:
             raise fault
-    texts = [e.str() for e in heard if e.code() != KafkaError._ALL_BROKERS_DOWN]
+    texts = [e.str() for e in errors if e.code() != KafkaError._ALL_BROKERS_DOWN]
     raise no_answer(settings, [text, *texts][-1], f" within {timeout:g} s")
 
 
 def list_partitions(
     settings: Settings, topics: Iterable[str], timeout: float = 5.0
 ) -> dict[str, int]:
-    """How many partitions topics have; 0 for those that are not there, or not shown.
+    """Count the partitions of topics; 0 for topics that are missing or not visible.
 
     Raises:
         AccessError: the brokers do not let it in, or cannot be trusted.
@@ -184,7 +186,7 @@ def list_partitions(
 def read_ends(
     settings: Settings, partitions: Iterable[str], timeout: float = 5.0
 ) -> dict[str, int]:
-    """The offsets that the next records of partitions will have.
+    """Read the offsets that the next records of partitions will have.
 
     Args:
         settings: where Kafka is.
@@ -200,7 +202,7 @@ def read_ends(
         topic, _, number = name.rpartition("/")
         asked[TopicPartition(topic, int(number))] = latest
     ends = {}
-    # Held until the answers are there: a client that is gone gives none.
+    # Keep the client until the answers are there: a deleted client gives none.
     admin = make_admin(settings)
     found = admin.list_offsets(asked, request_timeout=timeout)
     for partition, future in found.items():
@@ -209,10 +211,10 @@ def read_ends(
         except KafkaException as error:
             if error.args[0].code() not in _NO_ANSWER:
                 continue
-            read_topics(settings, timeout)  # says why, if it is refused
+            read_topics(settings, timeout)  # raises the reason if it is refused
             raise UnavailableError(
-                f"no Kafka broker at {settings.kafka_bootstrap_servers} tells how far "
-                f"{partition.topic!r} goes: {error.args[0].str()}"
+                f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the end "
+                f"of {partition.topic!r}: {error.args[0].str()}"
             ) from None
         ends[f"{partition.topic}/{partition.partition}"] = offset
     return ends
@@ -226,7 +228,7 @@ def create_topic(
     *,
     replication: int = -1,
 ) -> bool:
-    """Create a topic; False where it exists already."""
+    """Create a topic; returns False if it exists already."""
     topic = NewTopic(name, partitions, replication, config=dict(config))
     future = admin.create_topics([topic], request_timeout=10)[name]
     try:
@@ -238,27 +240,29 @@ def create_topic(
     return True
 
 
-def _tell(settings: Settings, on_refused: OnRefused) -> Callable[[KafkaError], None]:
-    def hear(error: KafkaError) -> None:
-        # All else librdkafka logs by itself, and not as often as it says it here.
+def _on_error(
+    settings: Settings, on_refused: OnRefused
+) -> Callable[[KafkaError], None]:
+    def on_error(error: KafkaError) -> None:
+        # librdkafka logs all other errors itself, and less often than it calls this.
         if (refusal := find_refusal(error, settings)) is not None:
             on_refused(refusal)
 
-    return hear
+    return on_error
 
 
 def _make(
     kind: Callable[..., Any],
     configuration: Configuration,
     settings: Settings,
-    hear: Callable[[KafkaError], None],
+    on_error: Callable[[KafkaError], None],
 ) -> Any:
     try:
-        return kind(configuration | {"error_cb": hear}, logger=_logger)
+        return kind(configuration | {"error_cb": on_error}, logger=_logger)
     except KafkaException as error:
         text = mask(error.args[0].str())
         for value in settings.kafka.values():
-            # A value may be a secret that stands under the wrong key.
+            # A value may be a secret that was given under the wrong key.
             text = text.replace(f'"{value}"', '"…"')
         given = ", ".join(sorted(settings.kafka)) or "none"
         raise ConfigurationError(
@@ -268,20 +272,20 @@ def _make(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether nothing of ours says what a line of librdkafka's does.
+    """Whether a log line of librdkafka says something that this library does not.
 
-    It writes one for each client and try. That no broker answers at the address that
-    was set is told with the way out by those that wait for it.
+    librdkafka writes a line for each client and attempt. If no broker answers at the
+    address that was set, whatever waits for it reports that with the way out.
     """
     text = record.getMessage()
-    # Every client is given every key: what is not for its kind is no news.
+    # Every client gets every key, so keys for other kinds of clients are no news.
     if "and will be ignored by this" in text:
         return False
     found = _LINE.match(text)
     if found is None:
         return True
     kind, broker = found.groups()
-    # Of a coordinator that has just started; what lasts fails the relay's shard.
+    # The coordinator has just started. If this lasts, the relay's shard fails.
     if kind == "GETPID" and text.endswith("retrying"):
         return False
     if kind not in _OF_CONNECTIONS:

@@ -1,8 +1,8 @@
-"""What Kafka's clients are set to: the one way that is safe, and all that is given.
+"""The configuration of Kafka's clients: safe settings, and all keys that you give.
 
-Of what is given each key goes unchanged to every client; librdkafka takes no notice of
-those that are for another kind. What would lose records is refused, and what follows
-from a setting of ours is set by that one.
+Every key you give is passed to every client unchanged; librdkafka ignores keys meant
+for another kind of client. Keys that would lose records are refused, and so are keys
+that follow from one of this library's settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORCED_CONSUMER: Configuration = {
     # Offsets are committed after the database, never by a timer.
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # Where nothing is known of a group, nothing is skipped.
+    # A group without an offset begins at the earliest record and skips nothing.
     "auto.offset.reset": "earliest",
     # The relay's blocks are Kafka transactions: an aborted one must not be seen.
     "isolation.level": "read_committed",
@@ -35,34 +35,35 @@ FORCED_PRODUCER: Configuration = {
 }
 _FORCED = FORCED_CONSUMER | FORCED_PRODUCER
 _ALIASES = {"auto.commit.enable": "enable.auto.commit", "request.required.acks": "acks"}
-"""librdkafka's other names of what is forced."""
+"""librdkafka's other names of forced keys."""
 OURS = {
     "bootstrap.servers": "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS",
     "metadata.broker.list": "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS",
-    # A sidecar finds its service's member by it.
+    # A sidecar finds its service's member by this id.
     "client.id": "JOBS_LIB_POD",
     "group.protocol": "JOBS_LIB_GROUP_PROTOCOL",
     "session.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
     "heartbeat.interval.ms": "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL",
     "partition.assignment.strategy": "JOBS_LIB_ASSIGNMENT_STRATEGY",
-    # Half of that: a relay that hangs gives up before another has its shards.
+    # Half the session timeout: a hanging relay gives up before another one has its
+    # shards.
     "message.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
     "delivery.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
     "transaction.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
 }
-"""What follows from a setting of ours, which is named."""
+"""Keys that follow from one of this library's settings."""
 MADE = {
     "group.id": "the declaration of a consumer gives it",
     "transactional.id": "each shard of the outbox has its own",
 }
 _LARGEST_BY_DEFAULT = 1_000_000
-"""Bytes of a message that librdkafka sends without being told."""
+"""Bytes of the largest message that librdkafka sends by default."""
 _CODE = re.compile(r"_cb$|^(logger|default\.topic\.config|on_delivery|on_commit)$")
-"""Keys of which the value is a Python object."""
+"""Keys whose value is a Python object."""
 
 
 def configure(settings: Settings) -> Configuration:
-    """What every client is set to.
+    """Make the configuration that all clients share.
 
     Raises:
         ConfigurationError: no broker is set, or a setting would be unsafe.
@@ -77,12 +78,12 @@ def configure(settings: Settings) -> Configuration:
 
 
 def configure_consumer(settings: Settings, group: str) -> Configuration:
-    """What a consumer of ``group`` is set to.
+    """Make the configuration of a consumer of ``group``.
 
-    Of the new group protocol (KIP-848) the timeouts and the assignor are the broker's:
-    a client that sets its own is refused.
+    With the new group protocol (KIP-848) the broker sets the timeouts and the assignor:
+    it refuses a client that sets its own.
     """
-    # So late are new partitions of a topic found; librdkafka's default is five minutes.
+    # New partitions are found this late at most; librdkafka's default is five minutes.
     configuration: Configuration = {"topic.metadata.refresh.interval.ms": 30_000}
     configuration |= configure(settings) | {
         "group.id": group,
@@ -102,20 +103,20 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
 def configure_producer(
     settings: Settings, transactional_id: str, timeout: float, largest: int = 0
 ) -> Configuration:
-    """What a transactional producer is set to; ``timeout`` is in seconds.
+    """Make the configuration of a transactional producer; ``timeout`` is in seconds.
 
-    ``largest`` is how many bytes a message may have by what the topics declare.
+    ``largest`` is the number of bytes that the declared topics allow in a message.
     """
     configuration: Configuration = {
-        # A block's commit flushes at once; while it is put in, batches may fill up.
-        # Many small ones take the broker, and the client, longer than all else.
+        # A block's commit flushes at once, so batches may fill up before it. Many
+        # small batches cost the broker and the client more than anything else.
         "linger.ms": 50,
         "compression.type": "lz4",
-        # A topic that is not there fails for that, and not for want of time.
+        # A missing topic then fails as missing, and not by a timeout.
         "topic.metadata.propagation.max.ms": int(timeout * 250),
     }
     if largest > _LARGEST_BY_DEFAULT:
-        # Or the client would refuse what its topic takes.
+        # Otherwise the client would refuse messages that the topic accepts.
         configuration["message.max.bytes"] = largest
     return (
         configuration

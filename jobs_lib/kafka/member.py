@@ -1,6 +1,6 @@
 """Membership in a consumer group: a thread that only polls.
 
-No handler and no database call runs in this thread, so nothing can make the group's
+No handler and no database call runs in this thread, so none can make the group's
 coordinator believe that the pod is dead. The one exception is a revocation, which waits
 for the hand-over, up to its deadline.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
-_HEARD_EVERY = 1.0
+_REFUSED_EVERY = 1.0
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 _FATAL = {
     KafkaError._FATAL,
@@ -45,22 +45,22 @@ _FATAL = {
 
 
 class MemberListener(Protocol):
-    """What happens to a member; called in its poll thread."""
+    """Learns what happens to a member; called in its poll thread."""
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
-        """Partitions were given; they are paused until :meth:`GroupMember.begin`."""
+        """React to new partitions; they are paused until :meth:`GroupMember.begin`."""
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Partitions are being given back; may wait, up to the hand-over deadline."""
+        """Release partitions that leave; may wait, up to the hand-over deadline."""
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """Partitions are somebody else's already; must not wait."""
+        """Release partitions that another member has already; must not wait."""
 
     def begun(self, partition: Partition) -> None:
-        """What is received of this partition from now on starts where asked."""
+        """From now on the records received begin at the requested offset."""
 
     def received(self, messages: list[Message]) -> None:
-        """Records arrived."""
+        """Take records that arrived."""
 
 
 class GroupMember:
@@ -80,11 +80,11 @@ class GroupMember:
         Args:
             settings: where the brokers are, and how the group shares partitions.
             group: the group's name.
-            topics: all that this member subscribes to.
-            may_join: asked again and again; while it says no, the member is out of the
-                group, and others have its partitions.
-            fenced: told when the broker has given this member's place to another
-                process of the same name, which is for good.
+            topics: all topics that this member subscribes to.
+            may_join: called again and again; while it returns False, the member stays
+                out of the group, and others have its partitions.
+            fenced: called when the broker has given this member's place to another
+                process of the same name. The member then ends for good.
         """
         self.group = group
         self.topics = sorted(topics)
@@ -92,7 +92,7 @@ class GroupMember:
         self._listeners: list[MemberListener] = []
         self._commands: deque[Callable[[Consumer], bool]] = deque()
         self._assigned: set[Partition] = set()
-        """Noted here: librdkafka's answer is waited for with all of Python locked."""
+        """Kept here, because asking librdkafka would wait while it holds the GIL."""
         self._stopping = threading.Event()
         self._cooperative = (
             settings.assignment_strategy == "cooperative-sticky"
@@ -101,12 +101,12 @@ class GroupMember:
         self._may_join = may_join
         self._fenced = fenced
         self._leaves_at_once = False
-        self._heard_at = 0.0
+        self._refused_at = 0.0
         self._loop = Loop(f"poll {group}", self._poll, stopping=self._stopping)
         self.pulse = self._loop.pulse
 
     def listen(self, listener: MemberListener) -> None:
-        """Tell ``listener``, too; before :meth:`start`."""
+        """Add a listener; call this before :meth:`start`."""
         self._listeners.append(listener)
 
     def start(self) -> None:
@@ -114,13 +114,13 @@ class GroupMember:
         self._loop.start()
 
     def stop(self) -> None:
-        """Give everything back and leave the group."""
+        """Release all partitions and leave the group."""
         self._loop.stop()
 
     def begin(self, partition: Partition, offset: int | None) -> None:
-        """Start to read an assigned partition, from ``offset``.
+        """Start to read an assigned partition from ``offset``.
 
-        None stands for the offset that Kafka has for the group, else the earliest.
+        None means the group's offset in Kafka, or the earliest if there is none.
         """
         at = TopicPartition(*partition)
         if offset is not None:
@@ -134,7 +134,7 @@ class GroupMember:
                     consumer.seek(at)
                 consumer.resume([TopicPartition(*partition)])
             except KafkaException as error:
-                # Assigned, but its fetcher has not started yet: try again.
+                # The partition's fetcher has not started yet: try again.
                 if error.args[0].code() == KafkaError._STATE:
                     return False
                 raise
@@ -145,7 +145,7 @@ class GroupMember:
         self._commands.append(seek)
 
     def pause(self, partition: Partition) -> None:
-        """Fetch no more records of a partition for now."""
+        """Stop fetching records of a partition for now."""
         self._commands.append(
             lambda consumer: self._if_assigned(partition, consumer.pause)
         )
@@ -157,11 +157,11 @@ class GroupMember:
         )
 
     def commit(self, offsets: dict[Partition, int]) -> None:
-        """Tell Kafka how far the group is, for lag tools and gates; not waited for."""
-        told = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+        """Commit offsets to Kafka, for lag tools and gates, without waiting for it."""
+        places = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
 
         def commit(consumer: Consumer) -> bool:
-            ours = [at for at in told if (at.topic, at.partition) in self._assigned]
+            ours = [at for at in places if (at.topic, at.partition) in self._assigned]
             if ours:
                 consumer.commit(offsets=ours, asynchronous=True)
             return True
@@ -193,7 +193,7 @@ class GroupMember:
 
     def _be_member(self) -> Iterator[None]:
         """Poll until this member should leave."""
-        consumer = make_consumer(self._settings, self.group, self._hear)
+        consumer = make_consumer(self._settings, self.group, self._report_refusal)
         try:
             consumer.subscribe(
                 self.topics,
@@ -204,17 +204,17 @@ class GroupMember:
             while not self._stopping.is_set() and self._may_join():
                 self._poll_once(consumer)
                 yield
-            # Without the database nothing can be handed over: nobody waits for it.
+            # Without the database no hand-over is possible, so do not wait for one.
             self._leaves_at_once = not self._stopping.is_set()
         finally:
-            # Gives everything back through on_revoke, and leaves the group.
+            # This releases everything through on_revoke, and leaves the group.
             consumer.close()
             self._leaves_at_once = False
             self._commands.clear()
             self._assigned.clear()
 
     def _obey(self, consumer: Consumer) -> None:
-        """Carry out what other threads asked for; what is too early is kept."""
+        """Run the commands of other threads; keep those that come too early."""
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
             if not command(consumer):
@@ -222,8 +222,8 @@ class GroupMember:
 
     def _poll_once(self, consumer: Consumer) -> None:
         self._obey(consumer)
-        # poll() returns at the first record; consume() alone would wait for more of
-        # them until its time is up.
+        # poll() returns at the first record; consume() alone would wait for more
+        # records until its timeout.
         try:
             first = consumer.poll(_POLL_SECONDS)
             if first is None:
@@ -237,7 +237,7 @@ class GroupMember:
             if error is not None:
                 self._check_place(error)
             if error is not None and error.code() not in _QUIET:
-                # Without a topic it is about the group.
+                # An error without a topic is about the group.
                 name = message.topic() or self.group
                 self._report(explain(error, self._settings, name, "READ"))
         records = [message for message in messages if message.error() is None]
@@ -253,14 +253,14 @@ class GroupMember:
                 f"({error.str()}): give each pod its own JOBS_LIB_POD"
             )
 
-    def _hear(self, refusal: AccessError) -> None:
-        # Said at every attempt to connect, which may be many in a second.
-        if time.monotonic() > self._heard_at + _HEARD_EVERY:
-            self._heard_at = time.monotonic()
+    def _report_refusal(self, refusal: AccessError) -> None:
+        # Every attempt to connect reports it, perhaps many times in a second.
+        if time.monotonic() > self._refused_at + _REFUSED_EVERY:
+            self._refused_at = time.monotonic()
             self._report(refusal)
 
     def _report(self, error: BaseException) -> None:
-        """It goes on: what was taken away may be given back."""
+        """Report an error and go on: a lost permission may be granted again."""
         telemetry.emit("loop.failed", loop=self._loop.name, error=error)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -270,20 +270,20 @@ class GroupMember:
             consumer.assign(partitions)
             self._assigned.clear()
         self._assigned |= _parts(partitions)
-        # Nothing is read before the database has said where to go on.
+        # Read nothing before the database has given the offset to go on from.
         consumer.pause(partitions)
-        self._tell("assigned", partitions)
+        self._notify("assigned", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # The time is that of the handlers, up to the deadline of each listener.
+        # This waits for handlers, up to the deadline of each listener.
         with self.pulse.elsewhere():
-            self._tell("lost" if self._leaves_at_once else "revoked", partitions)
-        # Offsets that were stored meanwhile, while we may still commit them.
+            self._notify("lost" if self._leaves_at_once else "revoked", partitions)
+        # Commit the offsets that were stored meanwhile, while this is still allowed.
         self._obey(consumer)
         self._unassign(consumer, partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._tell("lost", partitions)
+        self._notify("lost", partitions)
         self._unassign(consumer, partitions)
 
     def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -294,13 +294,13 @@ class GroupMember:
             consumer.unassign()
             self._assigned.clear()
 
-    def _tell(self, what: str, partitions: list[TopicPartition]) -> None:
-        told = _parts(partitions)
-        if not told:
+    def _notify(self, what: str, partitions: list[TopicPartition]) -> None:
+        parts = _parts(partitions)
+        if not parts:
             return
         for listener in self._listeners:
             try:
-                getattr(listener, what)(told)
+                getattr(listener, what)(parts)
             except Exception as error:
                 telemetry.emit("loop.failed", loop=f"{what} {self.group}", error=error)
 

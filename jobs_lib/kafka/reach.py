@@ -1,4 +1,4 @@
-"""Whether this process reaches Kafka, by what happens to those who use it."""
+"""Whether this process reaches Kafka, judged by the results of its clients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ASK_SECONDS = 1.0
 
 
 class Reach:
-    """Notes how Kafka's clients fare; asks by itself only once it seems lost.
+    """Notes the results of Kafka's clients; asks Kafka itself only if it seems lost.
 
     Args:
         settings: where Kafka is.
-        patience: seconds of failures, and of nothing else, from which on it is lost.
+        patience: seconds with nothing but failures after which Kafka is lost.
     """
 
     def __init__(self, settings: Settings, patience: float) -> None:
@@ -33,12 +33,12 @@ class Reach:
         self._failing_since: float | None = None
 
     def answered(self) -> None:
-        """Note that Kafka has done what it was asked for."""
+        """Note that a request to Kafka succeeded."""
         with self._lock:
             self._failing_since = None
 
     def failed(self, error: Exception) -> None:
-        """Note an error; what Kafka itself says is an answer, though not the best."""
+        """Note an error; an error that Kafka itself sent still counts as an answer."""
         silent = isinstance(error, KafkaException) and error.args[0].code() in SILENT
         with self._lock:
             if not silent:
@@ -47,9 +47,10 @@ class Reach:
                 self._failing_since = time.monotonic()
 
     def is_lost(self) -> bool:
-        """Whether others should do this process's part. May wait for a second.
+        """Whether other processes should do this one's part. May wait for a second.
 
-        Who has nothing to send any more would never learn that Kafka is back.
+        It asks Kafka itself, because a process with nothing to send would never learn
+        that Kafka is back.
         """
         with self._lock:
             since = self._failing_since

@@ -1,7 +1,8 @@
-"""Where Kafka refuses a service: its password, a certificate, or what it may do.
+"""Explain why Kafka refuses a service: its password, a certificate, or a permission.
 
-librdkafka tries again for ever and tells of the first two by a callback alone; of a
-permission it gives a bare code. Here each becomes an AccessError with a way out.
+librdkafka tries again for ever and reports the first two only by a callback. For a
+missing permission it gives a bare code. Here each becomes an AccessError with a way
+out.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ SILENT = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
 }
-"""What librdkafka says where no broker answers."""
+"""librdkafka's errors when no broker answers."""
 _UNKNOWN_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 MISSING = "Kafka's topics"
-"""What all errors of topics that are not there are about."""
+"""The subject of all errors about missing topics."""
 _NAMES = ("sasl.username", "ssl.certificate.location")
-"""What says who somebody is."""
+"""The keys that identify a client."""
 _UNTRUSTED = "certificate verify failed"
-"""librdkafka's text for all that is wrong with a certificate, under two codes."""
+"""librdkafka's text for every fault of a certificate, under two codes."""
 _OUT_OF_DATE, _OTHER_HOST = {9, 10}, {62, 64}
-"""OpenSSL's codes of what can be wrong with it."""
+"""OpenSSL's codes for faults of a certificate."""
 _SECONDS = 2.0
 
 
 def find_refusal(
     error: KafkaError, settings: Settings, name: str = "", right: str = "this"
 ) -> AccessError | None:
-    """What Kafka refuses by an error; None if the error is another one.
+    """Explain an error by which Kafka refuses a client; None for all other errors.
 
     Args:
-        error: Kafka's or librdkafka's.
-        settings: whose.
-        name: of the topic, group or transactional id that was asked for.
-        right: that would have to be granted, such as ``READ``.
+        error: Kafka's or librdkafka's error.
+        settings: the client's settings.
+        name: the topic, group or transactional id that was asked for.
+        right: the right that is needed, such as ``READ``.
     """
     if error.code() in _IDENTITY:
         return AccessError(
@@ -82,13 +83,13 @@ def find_refusal(
 def explain(
     error: KafkaError, settings: Settings, name: str = "", right: str = "this"
 ) -> Exception:
-    """The error as a person can act on it, where that is known; else as it is.
+    """Turn an error into one with a way out, if one is known; else return it as it is.
 
     Args:
-        error: Kafka's or librdkafka's.
-        settings: whose.
-        name: of the topic, group or transactional id that was asked for.
-        right: that would have to be granted, such as ``READ``.
+        error: Kafka's or librdkafka's error.
+        settings: the client's settings.
+        name: the topic, group or transactional id that was asked for.
+        right: the right that is needed, such as ``READ``.
     """
     if (refusal := find_refusal(error, settings, name, right)) is not None:
         return refusal
@@ -100,7 +101,7 @@ def explain(
 
 
 def no_answer(settings: Settings, reason: str, within: str = "") -> UnavailableError:
-    """The error for brokers that do not answer."""
+    """Make the error for brokers that do not answer."""
     error = UnavailableError(
         f"no Kafka broker at {settings.kafka_bootstrap_servers} answers{within}: "
         f"{reason}. Is it running, and are JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS and "
@@ -111,18 +112,18 @@ def no_answer(settings: Settings, reason: str, within: str = "") -> UnavailableE
 
 
 def missing_topics(settings: Settings, names: Iterable[str]) -> TopicError:
-    """The error for topics that are not there yet, or may not be seen."""
+    """Make the error for topics that do not exist yet, or are not visible."""
     error = TopicError(
         f"Kafka at {settings.kafka_bootstrap_servers} has no topic "
         f"{', '.join(map(repr, names))}, or does not show it: `jobs-lib topics apply "
-        "MODULE:APP` creates what the app declares. Until then it is waited for"
+        "MODULE:APP` creates what the app declares. Work with it waits until then"
     )
     error.subject = MISSING
     return error
 
 
 def deny(settings: Settings, resource: str, right: str) -> AccessError:
-    """The error for want of a permission."""
+    """Make the error for a missing permission."""
     key = next((one for one in _NAMES if one in settings.kafka), "security.protocol")
     return AccessError(
         f"Kafka at {settings.kafka_bootstrap_servers} does not allow "
@@ -132,9 +133,9 @@ def deny(settings: Settings, resource: str, right: str) -> AccessError:
 
 
 def find_tls_fault(settings: Settings) -> AccessError | None:
-    """What is wrong with the first broker's certificate, or that it has one at all.
+    """Find out what is wrong with TLS at the first broker.
 
-    librdkafka says neither why it trusts nobody, nor that a broker speaks TLS.
+    librdkafka says neither why it rejects a certificate, nor that a broker speaks TLS.
     """
     address = settings.kafka_bootstrap_servers.split(",")[0].strip()
     secure = "ssl" in settings.kafka.get("security.protocol", "").lower()
@@ -156,7 +157,7 @@ def find_tls_fault(settings: Settings) -> AccessError | None:
     if secure:
         return None
     return AccessError(
-        f"Kafka at {address} speaks TLS, and is spoken to in plain text: set "
+        f"Kafka at {address} speaks TLS, and this client plain text: set "
         "`security.protocol` in JOBS_LIB_KAFKA to ssl or sasl_ssl"
     )
 
@@ -191,7 +192,7 @@ def _make_context(settings: Settings) -> ssl.SSLContext:
 
 
 def _trusting() -> ssl.SSLContext:
-    """Of a context that only asks whether there is TLS."""
+    """Make a context that only finds out whether there is TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

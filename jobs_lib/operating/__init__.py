@@ -1,4 +1,4 @@
-"""What an operator does: look, explain, cancel, pause, retry, maintain."""
+"""An operator's work: list, explain, cancel, pause, retry and maintain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancel jobs: remove what waits, and ask what runs to stop."""
+"""Cancel jobs: remove waiting ones, and ask running ones to stop."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def cancel(
 
     Args:
         database: where the jobs are.
-        jobs: their ids, 1,000 at the most.
-        keep: days that the history keeps those that are gone; 0 for not at all.
+        jobs: their ids, 1,000 at most.
+        keep: days for which the history keeps cancelled jobs; 0 for not at all.
         stale_after: seconds without a heartbeat until a process counts as dead, the
-            setting of that name: what a dead process has claimed does not run.
+            setting of that name: jobs that a dead process has claimed do not run.
 
     Raises:
-        OperatingError: too many ids, or locks were not to be had within five seconds.
+        OperatingError: too many ids, or locks could not be taken within five seconds.
     """
     ids = sorted(set(jobs))
     if len(ids) > LIMIT:

@@ -1,4 +1,4 @@
-"""How much waits, read at a price that does not grow with it."""
+"""Measure how much work waits, at a cost that does not grow with it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _PAGES = 1_000
-"""Of a larger table a sample of so many pages is read, and the rest inferred."""
+"""Pages in the sample of a larger table; its counts are scaled up."""
 
 
 @dataclass(slots=True)
 class Depths:
-    """What waits in the database: of large tables an estimate by a sample of pages."""
+    """The work that waits; for large tables an estimate from a sample of pages."""
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     """Unfinished jobs by type and state, ``available`` or ``scheduled``."""
     oldest_job: float = 0.0
-    """Seconds since the oldest job that may run was enqueued, or became due."""
+    """Seconds since the oldest job that may run was enqueued or became due."""
     discarded: int = 0
     outbox: int = 0
     """Rows that are not in Kafka yet."""
     oldest_row: float = 0.0
-    """Seconds since the oldest of them was written."""
+    """Seconds since the oldest of these rows was written."""
     held: int = 0
-    """Keys, and rows without one, that Kafka has refused."""
+    """Keys, and rows without a key, that Kafka has refused."""
 
 
 def read_depths(database: Database) -> Depths:
-    """Read them all.
+    """Read all depths.
 
     Raises:
         UnavailableError: the database does not answer.
@@ -63,7 +63,7 @@ class _Sample:
 
     def __init__(self, connection: psycopg.Connection[Any], database: Database) -> None:
         self.scale = 1.0
-        """So many rows stand for each one that was read."""
+        """The number of rows that each row read stands for."""
         self._connection = connection
         self._queries = database.queries
         schema = sql.Identifier(database.schema).as_string(None)
@@ -71,7 +71,7 @@ class _Sample:
         self._pages: dict[str, int] = dict(pages.fetchall())
 
     def read(self, table: str) -> list[tuple[Any, ...]]:
-        """The answer to the query about a table."""
+        """Run the query about a table on a sample of its pages."""
         self.scale = max(1.0, self._pages[table] / _PAGES)
         parameters = {"percent": 100.0 / self.scale}
         query = self._queries[f"sample_{table}"]

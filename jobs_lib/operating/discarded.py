@@ -1,4 +1,4 @@
-"""Discarded jobs: move them back among those that wait, or delete them."""
+"""Move discarded jobs back among the waiting ones, or delete them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.postgres.database import Database
 
-# A transaction each: short enough that nobody who enqueues waits for it.
+# Jobs in one transaction: few enough that enqueuing does not notice the wait.
 BATCH = 1_000
 
 
@@ -25,10 +25,10 @@ def move_discarded(
     *,
     batch: int = BATCH,
 ) -> Iterator[tuple[int, bool]]:
-    """Run discarded jobs again; each id, and whether it could be moved back.
+    """Run discarded jobs again; yields each id, and whether it could be moved back.
 
-    It could not be where another unfinished job has its unique key. The arguments, and
-    what is raised, are those of :func:`jobs_lib.operating.retry`.
+    It cannot if another unfinished job has its unique key. Arguments and errors are
+    those of :func:`jobs_lib.operating.retry`.
     """
     for rows in _batches(database, "retry_discarded", ids, filter, batch):
         yield from rows
@@ -44,14 +44,14 @@ def delete_discarded(
     """Delete discarded jobs for good; returns how many.
 
     Args:
-        database: where they are.
-        ids: which. Defaults to all that the filter leaves.
-        filter: which of them. Defaults to all.
-        batch: how many in one transaction. What was done stays done if a later one
-            fails; the same call again goes on.
+        database: where the jobs are.
+        ids: the jobs. Defaults to all that the filter selects.
+        filter: selects among them. Defaults to all.
+        batch: jobs in one transaction. If a later transaction fails, the earlier ones
+            stay done; call again to go on.
 
     Raises:
-        OperatingError: locks were not to be had within five seconds.
+        OperatingError: locks could not be taken within five seconds.
     """
     batches = _batches(database, "delete_discarded", ids, filter, batch)
     return sum(len(rows) for rows in batches)
@@ -73,7 +73,7 @@ def _batches(
         values = {
             **asdict(filter or Filter()),
             "ids": None if ids is None else sorted(set(ids)),
-            # One that fails again meanwhile is not taken a second time.
+            # A job that fails again meanwhile is not taken a second time.
             "until": now[0],
             "after": 0,
             "limit": batch,
@@ -81,8 +81,8 @@ def _batches(
         while True:
             with bounded(connection, database):
                 if query == "retry_discarded":
-                    # A statement of its own: what follows sees each move that was
-                    # committed until then.
+                    # A statement of its own: the next one then sees every move that
+                    # was committed before it.
                     connection.execute(queries["hold_home"])
                 rows = connection.execute(queries[query], values).fetchall()
             if not rows:

@@ -1,4 +1,4 @@
-"""Why a job does not run: every reason that holds now, the nearest first."""
+"""Explain why a job does not run: every reason that holds now, the nearest first."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _COUNTED = 10_000
 _LIMITED = f"{RateLimited.__name__}: "
-"""How the last error of a job begins that waits for a limit of rate."""
+"""The beginning of the last error of a job that waits for a rate limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that keeps a job from running, or what became of it."""
+    """One reason why a job does not run, or what became of the job."""
 
     code: str
     """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``rate_limited``,
@@ -33,7 +33,7 @@ class Reason:
     ``stale_owner``, ``ready``, ``discarded``, ``finished``, ``gone`` or
     ``never_existed``."""
     text: str
-    """The same as a sentence, with the values."""
+    """The reason as a sentence, with the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Explanation:
     job: int
     reasons: list[Reason] = field(default_factory=list)
     head: Explanation | None = None
-    """Of a job that stands behind another one of its group: that one's."""
+    """The explanation of the job that this one waits behind in its group."""
 
     @property
     def codes(self) -> list[str]:
@@ -77,23 +77,23 @@ class _Facts:
 
 
 def explain(database: Database, job: int, *, stale_after: float = 5.0) -> Explanation:
-    """Say why a job does not run, or what became of it.
+    """Explain why a job does not run, or what became of it.
 
     Args:
-        database: where to look.
+        database: where the job is.
         job: its id.
         stale_after: seconds without a heartbeat until a process counts as dead, the
             setting of that name.
 
     Raises:
-        OperatingError: the look took longer than ten seconds.
+        OperatingError: the queries took longer than ten seconds.
     """
     with database.connect("explain") as connection, bounded(connection, database):
-        return _Look(connection, database, stale_after).explain(job)
+        return _Explainer(connection, database, stale_after).explain(job)
 
 
-class _Look:
-    """One look, by one connection in one transaction."""
+class _Explainer:
+    """Explains one job, over one connection in one transaction."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Look:
             return Explanation(job, [self._ended(job)])
         facts = _Facts(*row)
         if facts.claimed_at is not None and not self._is_stale(facts):
-            waits = [] if _is_told_running(facts) else self._waits(facts)
+            waits = [] if _is_reported_running(facts) else self._waits(facts)
             return Explanation(job, [*_running(facts), *waits])
         reasons = [*self._pauses(facts), *_schedule(facts)]
         head = self._head(facts)
@@ -119,7 +119,7 @@ class _Look:
             reasons.append(_behind(facts, *head))
         reasons += self._type(facts)
         if head is None:
-            # Of the head it is told, and both have the same origin.
+            # The head's explanation covers the owner: both have the same origin.
             reasons += self._owner(facts)
         if not reasons:
             reasons += self._waits(facts)
@@ -171,7 +171,7 @@ class _Look:
             )
 
     def _waits(self, facts: _Facts) -> list[Reason]:
-        """What its owner has said with its last heartbeat."""
+        """The reasons that its owner published with its last heartbeat."""
         found = []
         for item in facts.busy or []:
             if "workers" in item:
@@ -195,7 +195,7 @@ class _Look:
         each = f" for each {parameter}" if parameter else ""
         return Reason(
             "limited",
-            f"{facts.type!r} runs {most:,} at once{each} over all pods, and so many "
+            f"{facts.type!r} runs {most:,} at once{each} over all pods, and that many "
             f"run: on {', '.join(sorted({*pods}))}",
         )
 
@@ -204,7 +204,8 @@ class _Look:
             yield Reason(
                 "no_owner",
                 f"no process owns its origin {facts.origin}: does an executor run "
-                "whose service reads that topic, and has the topic that partition?",
+                "whose service reads that topic, and does the topic have that "
+                "partition?",
             )
         elif facts.silent is None:
             yield Reason(
@@ -247,8 +248,8 @@ class _Look:
         if 0 < job <= last:
             return Reason(
                 "gone",
-                "no table has it: it finished and is no longer kept in the history, or "
-                "was deleted, or the transaction that enqueued it rolled back or is "
+                "no table has it: it finished and the history no longer keeps it, or "
+                "it was deleted, or the transaction that enqueued it rolled back or is "
                 "still open",
             )
         return Reason("never_existed", f"it never existed: the latest job is {last}")
@@ -281,9 +282,9 @@ def _running(facts: _Facts) -> Iterator[Reason]:
         )
 
 
-def _is_told_running(facts: _Facts) -> bool:
-    told = (job for item in facts.busy or [] for job in item.get("jobs", ()))
-    return any(job["id"] == facts.id for job in told)
+def _is_reported_running(facts: _Facts) -> bool:
+    reported = (job for item in facts.busy or [] for job in item.get("jobs", ()))
+    return any(job["id"] == facts.id for job in reported)
 
 
 def _busy(facts: _Facts, item: dict[str, Any]) -> Reason:

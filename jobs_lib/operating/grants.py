@@ -1,4 +1,4 @@
-"""What each kind of role is granted, and no more; and how it is taken away."""
+"""Grant each kind of role exactly the rights that it needs, and revoke them."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate", "none")
 
 
 def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
-    """The statements that let a role do what its kind does.
+    """List the statements that grant a role the rights of its kind.
 
     Args:
-        database: whose tables.
+        database: where the tables are.
         kind: ``service`` runs jobs, consumers and the relay; ``enqueue`` only enqueues
-            jobs and sends records; ``read`` looks, but not at what jobs and records
-            carry; ``migrate`` owns the tables; ``none`` takes all rights away.
-        role: of PostgreSQL.
+            jobs and sends records; ``read`` reads all but the contents of jobs and
+            records; ``migrate`` owns the tables; ``none`` revokes all rights.
+        role: a role of PostgreSQL.
 
     Raises:
         OperatingError: there is no such role, or the owner would lose its rights.
         SchemaVersionError: there are no tables, or they are of another release.
     """
-    with _looking(database, kind) as connection:
+    with _open(database, kind) as connection:
         return _list(connection, database, kind, role)
 
 
 def apply_grants(database: Database, kind: Kind, role: str) -> list[str]:
-    """Run what :func:`list_grants` lists, all or nothing; each migration adds its own.
+    """Run what :func:`list_grants` lists, all or nothing; later migrations add to it.
 
     Raises:
-        OperatingError: there is no such role, or the one that connects may not grant
-            all that; nothing was changed.
+        OperatingError: there is no such role, or the connecting role may not grant all
+            of it; nothing was changed.
         SchemaVersionError: there are no tables, or they are of another release.
     """
-    with _looking(database, kind) as connection:
+    with _open(database, kind) as connection:
         statements = _list(connection, database, kind, role)
         for statement in statements:
             connection.execute(statement.encode())
         values = {"schema": database.schema, "kind": kind, "role": role}
-        # Who may grant a part of it is only warned that the rest was left out.
+        # PostgreSQL only warns a role that may grant a part, and leaves out the rest.
         rows = connection.execute(database.queries["list_lacking"], values).fetchall()
         if rows:
             raise OperatingError(
@@ -62,7 +62,7 @@ def apply_grants(database: Database, kind: Kind, role: str) -> list[str]:
 
 
 @contextmanager
-def _looking(
+def _open(
     database: Database, kind: Kind
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     if kind != "migrate":

@@ -1,4 +1,4 @@
-"""The history's days: made ahead, and dropped whole when their time has passed.
+"""The history has a partition for each day: made ahead, dropped when its time is over.
 
 Each step is a transaction of its own. Any number of processes may call
 :func:`maintain`; one does the work, and the others leave it to that one.
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     from jobs_lib.postgres.database import Database
 
-# A partition can only be dropped with the whole history locked, and whoever completes a
-# job meanwhile stands behind that lock: it is not waited for longer than this, but
-# tried again; what is left is empty and costs nothing until the next hour.
+# Dropping a partition locks the whole history, and completing a job then waits behind
+# that lock. So a step waits for the lock only this long, and is tried again. What is
+# left is empty and costs nothing until the next hour.
 _CHANGE_LOCK_SECONDS = 0.05
 _LOCK_SECONDS = 0.2
 _STATEMENT_SECONDS = 60.0
 _TRIES = 20
 _PAUSE_SECONDS = 0.1
-# Moved into a partition of their own while those who complete jobs of that day wait.
+# Rows moved into a partition of their own; completing jobs of that day waits meanwhile.
 _MOVED_ROWS = 10_000
 _DELETED_ROWS = 10_000
 _CANCELLATION_SECONDS = 3_600.0
@@ -41,18 +41,18 @@ _CLAIM_SECONDS = 3_600.0
 
 @dataclass(slots=True)
 class Maintained:
-    """What :func:`maintain` did."""
+    """The result of :func:`maintain`."""
 
     made: int = 0
     """Days that got a partition."""
     dropped: int = 0
     """Days that were dropped whole."""
     deleted: int = 0
-    """Rows that had come to lie in no day's partition, and whose time has passed."""
+    """Deleted rows whose time was over and which lay in no day's partition."""
     left: int = 0
-    """Days whose locks were not to be had; the next call tries again."""
+    """Days whose locks could not be taken; the next call tries again."""
     skipped: bool = False
-    """Whether another process was at it, so that nothing was done here."""
+    """Whether another process was maintaining, so that nothing was done here."""
 
 
 class _Busy(Exception):
@@ -60,11 +60,11 @@ class _Busy(Exception):
 
 
 def maintain(database: Database, keep: Iterable[int] = (1,)) -> Maintained:
-    """Make the history's next days and drop those whose time has passed.
+    """Make the history's next days and drop those whose time is over.
 
     Args:
-        database: whose history.
-        keep: the numbers of days for which finished jobs are kept, of all types.
+        database: where the history is.
+        keep: the numbers of days for which job types keep finished jobs.
 
     Raises:
         UnavailableError: the database does not answer.
@@ -100,7 +100,7 @@ def _maintain(
     assert today is not None
     apart = {day for day, _, is_apart in rows if is_apart}
     stray = {day for day, over, is_apart in rows if not (is_apart or over)}
-    # Tomorrow's too: nothing may land in no day's partition at midnight.
+    # Make tomorrow's, too: at midnight no row may be left without a day's partition.
     wanted = {today + timedelta(days=n + ahead) for n in kept for ahead in (0, 1)}
     for day in sorted((wanted | stray) - apart):
         _make(connection, database, day, done)
@@ -139,7 +139,7 @@ def _drop(
     except LockNotAvailable:
         done.left += 1
     except UndefinedTable:
-        return  # another process was quicker
+        return  # another process was faster
 
 
 def _change(
@@ -148,7 +148,7 @@ def _change(
     query: str,
     parameters: dict[str, Any],
 ) -> Any:
-    """Change the days that there are: whoever writes waits while it waits."""
+    """Change the set of days: transactions that write wait while this one waits."""
     for left in reversed(range(_TRIES)):
         try:
             with _step(connection, database, _CHANGE_LOCK_SECONDS):

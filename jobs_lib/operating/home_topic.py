@@ -1,4 +1,4 @@
-"""Topics as they are recorded for the origins of jobs."""
+"""Record topics and their partitions for the origins of jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _PATIENCE = 30.0
-"""Seconds for open transactions that have enqueued jobs with groups."""
+"""Seconds to wait for open transactions that have enqueued jobs with groups."""
 
 
 def declare_topic(
@@ -30,23 +30,23 @@ def declare_topic(
     partitions: int | None = None,
     wait: float = _PATIENCE,
 ) -> int:
-    """Record a topic, and how many partitions count for the origins of its groups.
+    """Record a topic, and how many of its partitions are origins of groups.
 
-    Where another topic is the home and jobs wait, ``move`` moves those of groups to the
+    If another topic is the home and jobs wait, ``move`` moves the jobs of groups to the
     new home in the same transaction, under the same ids, as :func:`repartition` does.
-    Discarded jobs of groups move in any case, and run there when retried.
+    Discarded jobs of groups always move, and run there when retried.
 
     Args:
-        app: whose database and Kafka.
+        app: gives the database and Kafka.
         topic: the topic's name.
         home: whether groups get their origins from it.
         move: whether it may become the home while jobs wait.
         partitions: defaults to what Kafka has; an existing record is never changed.
-        wait: seconds for open transactions that have enqueued jobs with groups, where
-            the home moves.
+        wait: seconds to wait for open transactions that have enqueued jobs with groups,
+            if the home moves.
 
     Returns:
-        How many unfinished jobs have moved.
+        The number of unfinished jobs that have moved.
 
     Raises:
         TopicError: Kafka has no such topic, or jobs wait under another home topic and
@@ -56,7 +56,7 @@ def declare_topic(
     database = app.database()
     with (
         database.connect("topics") as connection,
-        _told_of_open(wait),
+        _explain_open_transactions(wait),
         connection.transaction(),
     ):
         known = {
@@ -81,7 +81,7 @@ def declare_topic(
             )
         if not home or is_home:
             return 0
-        # An open transaction's jobs are not to be seen yet, and count as well.
+        # Jobs of open transactions count as well, though they are not visible yet.
         _lock_home(connection, database.queries, wait)
         return _move_home(connection, database.queries, (topic, count), move)
 
@@ -112,19 +112,19 @@ def _move_home(
 
 
 def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
-    """Change how many partitions of the home topic groups live in.
+    """Change how many partitions of the home topic are origins of groups.
 
-    In one transaction the jobs of the groups that change their origin move with them,
-    under the same ids: each group stays serial and in order. Whoever enqueues jobs with
-    groups waits meanwhile. Jobs that run are fenced, and run again.
+    Groups whose origin changes move with their jobs, in one transaction and under the
+    same ids: each group stays serial and in order. Enqueuing jobs with groups waits
+    meanwhile. Running jobs are fenced, and run again.
 
     Args:
-        app: whose database and Kafka.
-        partitions: the new number, which Kafka has to have already.
-        wait: seconds for open transactions that have enqueued jobs with groups.
+        app: gives the database and Kafka.
+        partitions: the new number; Kafka must already have as many.
+        wait: seconds to wait for open transactions that have enqueued jobs with groups.
 
     Returns:
-        How many unfinished jobs have moved.
+        The number of unfinished jobs that have moved.
 
     Raises:
         TopicError: Kafka has fewer partitions, a re-export is being loaded, or a
@@ -133,25 +133,25 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
     database = app.database()
     with database.connect("topics") as connection:
         _check_kafka(app, _read_home(connection, database.queries)[0], partitions)
-        with _told_of_open(wait), connection.transaction():
+        with _explain_open_transactions(wait), connection.transaction():
             return _move(connection, database.queries, partitions, wait)
 
 
 @contextmanager
-def _told_of_open(wait: float) -> Iterator[None]:
+def _explain_open_transactions(wait: float) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.LockNotAvailable:
         raise TopicError(
             "a transaction that has enqueued jobs with groups stayed open for more "
-            f"than {wait:g} s, so nothing was changed: end it, or wait for longer"
+            f"than {wait:g} s, so nothing was changed: end it, or wait longer"
         ) from None
 
 
 def _lock_home(
     connection: psycopg.Connection[Any], queries: Queries, wait: float
 ) -> None:
-    """Keep off whoever enqueues jobs with groups, and wait for those who have."""
+    """Block enqueuing jobs with groups, and wait for transactions that have done so."""
     patience = {"milliseconds": str(max(1, round(wait * 1000)))}
     connection.execute(queries["wait_for_locks"], patience)
     connection.execute(queries["lock_home"])
@@ -171,7 +171,7 @@ def _move(
     wait: float,
 ) -> int:
     _lock_home(connection, queries, wait)
-    # Read under the lock: somebody else's move may just have ended.
+    # Read under the lock: another process's move may just have ended.
     topic, before = _read_home(connection, queries)
     moved = _move_groups(connection, queries, (topic, before), (topic, after))
     connection.execute(queries["set_partitions"], {"topic": topic, "after": after})
@@ -184,7 +184,7 @@ def _move_groups(
     before: tuple[str, int],
     after: tuple[str, int],
 ) -> int:
-    """Move the jobs of groups between two homes: topics with their partitions."""
+    """Move the jobs of groups between two homes, each a topic and its partitions."""
     origins = sorted(
         {f"{topic}/{n}" for topic, count in (before, after) for n in range(count)}
     )

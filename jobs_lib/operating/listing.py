@@ -1,4 +1,4 @@
-"""Which jobs there are, in every state, and one of them with all that is known."""
+"""List jobs in every state, and show everything that is known about one job."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ LIMIT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs are meant; what is None does not matter."""
+    """Selects jobs; a field that is None does not matter."""
 
     type: str | None = None
     group: str | None = None
     origin: str | None = None
     error: str | None = None
-    """A part of the last error's text, in any case. Only discarded jobs have one."""
+    """A part of the last error's text, in upper or lower case; for discarded jobs."""
     since: datetime | None = None
-    """Discarded, or finished, at this time or later."""
+    """Selects jobs discarded or finished at this time or later."""
 
     def __bool__(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether it excludes any jobs."""
         return any(value is not None for value in asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job as a list shows it."""
+    """A job, as lists show it."""
 
     id: int
     type: str
     origin: str
     group: str | None
     state: str
-    """``running`` jobs are claimed: they run, or are next. ``waiting`` ones stand
-    behind an unfinished job of their group."""
+    """``running`` jobs are claimed: they run, or are next. ``waiting`` jobs are behind
+    an unfinished job of their group."""
     attempt: int
-    """Failed attempts so far; of a finished job, all of them."""
+    """Failed attempts so far; for a finished job, all attempts."""
     priority: int | None
     at: datetime | None
     """When a scheduled job is due, or when it was discarded or finished."""
     enqueued_at: datetime
     error: str | None
-    """The last one."""
+    """The last error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A job with all that is known of it. Of a finished one, the history keeps less."""
+    """All that is known about a job. For finished jobs the history keeps less."""
 
     id: int
     type: str
@@ -79,7 +79,7 @@ class Shown:
     errors: list[dict[str, Any]] | None
     """Its last failures, newest last: ``attempt``, ``at``, ``error``."""
     pod: str | None
-    """Which pod has claimed it."""
+    """The pod that has claimed it."""
 
 
 def list_jobs(
@@ -90,18 +90,18 @@ def list_jobs(
     after: int = 0,
     limit: int = 50,
 ) -> list[Listed]:
-    """Some jobs, by id; scheduled ones as they become due, finished ones newest first.
+    """List jobs by id; scheduled ones by due time, finished ones newest first.
 
     Args:
-        database: where to look.
-        state: one of ``STATES``. Defaults to all that are unfinished.
-        filter: which of them.
-        after: only ids above this one, to go on after a full page.
-        limit: how many at the most, 1 to 1,000.
+        database: where the jobs are.
+        state: one of ``STATES``. Defaults to all unfinished ones.
+        filter: selects jobs.
+        after: list only ids above this one, to go on after a full page.
+        limit: the number of jobs at most, 1 to 1,000.
 
     Raises:
         OperatingError: there is no such state, the limit is out of range, the filter
-            does not fit the state, or the look took longer than ten seconds.
+            does not fit the state, or the query took longer than ten seconds.
     """
     if state is not None and state not in STATES:
         raise OperatingError(f"no job is ever {state!r}: one of {', '.join(STATES)}")
@@ -122,7 +122,7 @@ def list_jobs(
 
 
 def show_job(database: Database, job: int) -> Shown | None:
-    """A job with its payload and errors; None where no table has it."""
+    """Show a job with its payload and errors; None if no table has it."""
     with database.connect("jobs") as connection, bounded(connection, database):
         for query in ("show_unfinished", "show_discarded", "show_finished"):
             row = connection.execute(database.queries[query], {"id": job}).fetchone()

@@ -1,4 +1,4 @@
-"""The outbox: what waits in it, what is held and why, and what can be done about it."""
+"""The outbox for operators: list waiting and held rows, retry holds, drop rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 COUNTED = 10_000
-"""No more than so many rows of a shard, or of a hold, are counted."""
+"""The count of a shard's or a hold's rows stops at this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,24 @@ class Waiting:
     kind: str
     """``live``, ``batch`` (of a re-export) or ``held``."""
     rows: int
-    """:data:`COUNTED` for each shard at the most."""
+    """At most :data:`COUNTED` for each shard."""
     oldest: datetime
-    """When the oldest of them was written."""
+    """When the oldest of these rows was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Rows that wait because Kafka, or what loads their state, refused the first."""
+    """Rows that wait because Kafka refused the first one, or its state did not load."""
 
     topic: str
     key: str | None
     """None for a whole topic, or a row without a key."""
     row: int | None
-    """The row without a key."""
+    """The id of a row without a key."""
     rows: int
-    """How many wait: :data:`COUNTED` at the most."""
+    """How many rows wait: :data:`COUNTED` at most."""
     error: str
-    """The last one."""
+    """The last error."""
     attempts: int
     since: datetime
     retry_at: datetime
@@ -59,11 +59,11 @@ class Row:
     topic: str
     key: str | None
     value: bytes | None = field(repr=False)
-    """None for a tombstone, or where the state is read when it leaves."""
+    """None for a tombstone, or if the state is read when the row leaves."""
     headers: dict[str, str] | None = field(repr=False)
     version: int | None
     entity: str | None
-    """Whose state is read when it leaves."""
+    """The entity whose state is read when the row leaves."""
     reexport: int | None
     written_at: datetime
     error: str | None
@@ -71,18 +71,18 @@ class Row:
 
 
 def list_waiting(database: Database) -> list[Waiting]:
-    """What is not in Kafka yet, by topic.
+    """List rows that are not in Kafka yet, by topic.
 
     Raises:
         UnavailableError: the database does not answer.
-        OperatingError: it took too long.
+        OperatingError: the query took too long.
     """
     rows = _ask(database, "outbox_status", {"limit": COUNTED})
     return [Waiting(*row) for row in rows]
 
 
 def list_holds(database: Database) -> list[Held]:
-    """What is held, the oldest first; :data:`COUNTED` at the most."""
+    """List holds, the oldest first; :data:`COUNTED` at most."""
     rows = _ask(database, "list_holds", {"limit": COUNTED})
     return [
         Held(topic, key, row, waiting, error, attempts, since, retry_at)
@@ -91,7 +91,7 @@ def list_holds(database: Database) -> list[Held]:
 
 
 def show_row(database: Database, row: int) -> Row | None:
-    """One row, or None if there is none of that id: it was sent, or never committed."""
+    """Show one row; None if there is none: it was sent, or never committed."""
     rows = _ask(database, "show_row", {"id": row})
     return Row(*rows[0]) if rows else None
 
@@ -99,31 +99,31 @@ def show_row(database: Database, row: int) -> Row | None:
 def retry_holds(
     database: Database, topic: str | None = None, key: str | None = None
 ) -> int:
-    """Try what is held now; returns how many holds.
+    """Try holds now; returns how many.
 
-    The relay sends the first row of each; when that gets through the others follow in
+    The relay sends the first row of each hold. If Kafka takes it, the others follow in
     their order.
 
     Args:
         database: where the outbox is.
-        topic: only of this one.
-        key: only this one.
+        topic: only holds of this topic.
+        key: only the hold of this key.
     """
     return len(_ask(database, "retry_holds", {"topic": topic, "key": key}))
 
 
 def drop_row(database: Database, row: int) -> None:
-    """Delete a held row for good; what waits behind it is tried.
+    """Delete a held row for good; the rows behind it are tried.
 
     Raises:
-        OperatingError: it is not held; nothing was changed.
+        OperatingError: the row is not held; nothing was changed.
     """
     with database.connect("outbox") as connection, bounded(connection, database):
         found = connection.execute(database.queries["drop_row"], {"id": row})
         if not found.rowcount:
             raise OperatingError(
                 f"row {row} of the outbox is not held, so it is not dropped: "
-                "`jobs-lib outbox status` shows what is held"
+                "`jobs-lib outbox status` shows the holds"
             )
         connection.execute(database.queries["end_idle_holds"])
 

@@ -1,4 +1,4 @@
-"""Who owns which origins, and what there is to do in each."""
+"""List the owners of origins, and the work in each origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 COUNTED = 10_000
-"""No more than so many jobs or rows of an origin are counted."""
+"""The count of an origin's jobs or rows stops at this number."""
 _CONSUME = "consume:"
 
 
@@ -28,28 +28,28 @@ class Owned:
     """``execute`` or ``execute:<app>``, ``relay``, or ``consume:<group>``."""
     origin: str
     pod: str | None
-    """None if nobody owns it."""
+    """None if it has no owner."""
     owner: UUID | None
-    """The process."""
+    """The process that owns it."""
     epoch: int
     """How often it was taken over."""
     since: datetime
-    """When it was taken or given back."""
+    """When it was taken or released."""
     heartbeat: datetime | None
-    """When the owner was last heard of."""
+    """The owner's last heartbeat."""
     waiting: int | None
-    """Jobs that have not ended, or rows of the outbox: :data:`COUNTED` at the most."""
+    """Unfinished jobs, or rows of the outbox: :data:`COUNTED` at most."""
     claimed: int | None
-    """Jobs that the owner runs, or has at hand."""
+    """Jobs that the owner has claimed: they run, or are next."""
     lag: int | None
-    """Records that the group has not handled; None if Kafka does not say."""
+    """Records that the group has not applied; None if Kafka does not say."""
 
 
 def list_owners(database: Database, settings: Settings) -> list[Owned]:
-    """All origins that anybody has ever wanted, in order.
+    """List all origins that any process has ever wanted, in order.
 
     Args:
-        database: where they are.
+        database: where the origins are.
         settings: where Kafka is, which knows the lag of consumers.
 
     Raises:

@@ -20,7 +20,7 @@ KINDS = ("type", "origin", "group")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """What is paused, and since when."""
+    """A pause of a type, an origin or a group."""
 
     kind: str
     name: str
@@ -29,18 +29,18 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a call of :func:`pause` or :func:`resume` did."""
+    """The result of :func:`pause` or :func:`resume`."""
 
     changed: bool
-    """False where it was so already."""
+    """False if it was so already."""
     known: bool
-    """Whether anything has this name now: a name may also come later."""
+    """Whether anything has this name now; something may also get it later."""
 
 
 def pause(database: Database, kind: str, name: str) -> Change:
     """Start no more jobs of a type, an origin or a group, on any pod, until resumed.
 
-    What runs goes on to its end. Jobs can still be enqueued.
+    Running jobs go on to their end. Jobs can still be enqueued.
 
     Raises:
         OperatingError: there is no such kind, or the name is empty.
@@ -58,7 +58,7 @@ def resume(database: Database, kind: str, name: str) -> Change:
 
 
 def list_pauses(database: Database) -> list[Pause]:
-    """All pauses, by kind and name."""
+    """List all pauses, by kind and name."""
     with database.connect("pauses") as connection, bounded(connection, database):
         rows = connection.execute(database.queries["list_pauses"]).fetchall()
     return [Pause(*row) for row in rows]

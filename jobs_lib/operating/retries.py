@@ -1,4 +1,4 @@
-"""Retry jobs now: those that were discarded, and those that wait for an attempt."""
+"""Retry jobs now: discarded ones, and those that wait for their next attempt."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _LIMITED = [RateLimited.__name__]
-"""How the last error begins of a job that would only be put off again."""
+"""The beginnings of the last error of jobs that would only be put off again."""
 
 
 @dataclass(slots=True)
 class Retried:
-    """What :func:`retry` did."""
+    """The result of :func:`retry`."""
 
     retried: int = 0
     """Jobs that are due now."""
     conflicts: list[int] = field(default_factory=list)
-    """Still discarded, because another unfinished job has their unique key."""
+    """Jobs still discarded, because another unfinished job has their unique key."""
     left: dict[int, Reason] = field(default_factory=dict)
-    """Of the ids that were given: why each of the others was left as it is."""
+    """For the other given ids: the reason why the job was left as it is."""
     unfinished: dict[str, int] = field(default_factory=dict)
-    """Of a filter that took nothing: the unfinished jobs of its type, group and origin,
-    by state, counted up to 1,000."""
+    """If the filter selected nothing: the unfinished jobs of its type, group and
+    origin, by state, counted up to 1,000."""
 
 
 def retry(
@@ -49,23 +49,23 @@ def retry(
 ) -> Retried:
     """Let jobs run as soon as a worker is free: discarded ones and those in backoff.
 
-    A job keeps its id, and so its idempotency key, its errors and its place in its
-    group. The attempts of a job in backoff stay as counted; those of a discarded one
-    count from the start. A job that is delayed or snoozed and has not failed is taken
-    by its id only, one that waits for a limit of rate never.
+    A job keeps its id, and with it its idempotency key, its errors and its place in its
+    group. A job in backoff keeps its count of attempts; for a discarded job the count
+    starts again. A job that is delayed or snoozed and has not failed is retried only by
+    its id; a job that waits for a rate limit never is.
 
     Args:
         database: where the jobs are.
-        ids: which jobs. Defaults to all that the filter leaves.
-        filter: which of them. ``error`` and ``since`` are the last failure's. Defaults
-            to all.
-        batch: how many in one transaction. What was done stays done if a later one
-            fails; the same call again goes on.
+        ids: the jobs. Defaults to all that the filter selects.
+        filter: selects among them. ``error`` and ``since`` are the last failure's.
+            Defaults to all.
+        batch: jobs in one transaction. If a later transaction fails, the earlier ones
+            stay done; call again to go on.
         stale_after: seconds without a heartbeat until a process counts as dead, the
-            setting of that name; only for the reasons.
+            setting of that name; used only for the reasons.
 
     Raises:
-        OperatingError: ``batch`` is below 1, or locks were not to be had within five
+        OperatingError: ``batch`` is below 1, or locks could not be taken within five
             seconds.
     """
     if batch < 1:
@@ -96,12 +96,12 @@ def retry(
 def _bring_forward(
     database: Database, ids: list[int] | None, filter: Filter, batch: int
 ) -> Iterator[list[int]]:
-    """Make scheduled jobs due, a transaction for each batch; the ids of each batch."""
+    """Make scheduled jobs due, a transaction for each batch; yields the ids of each."""
     with database.connect("retry") as connection:
         (now,) = connection.execute(database.queries["database_time"]).fetchone() or ()
         values = {
             **asdict(filter),
-            # One that fails again meanwhile is not taken a second time.
+            # A job that fails again meanwhile is not taken a second time.
             "until": now,
             "limit": batch,
         }
@@ -121,7 +121,7 @@ class _Run:
     values: dict[str, Any]
 
     def take(self, ids: list[int]) -> Iterator[list[int]]:
-        """The jobs with these ids, whether they have failed or not."""
+        """Take the jobs with these ids, whether they have failed or not."""
         batch = self.values["limit"]
         for start in range(0, len(ids), batch):
             some = {"ids": ids[start : start + batch], "put_off": _LIMITED}
@@ -129,7 +129,7 @@ class _Run:
             yield [job for job, _ in rows]
 
     def take_filtered(self) -> Iterator[list[int]]:
-        """The jobs that have failed and fit the filter, origin by origin."""
+        """Take the jobs that have failed and fit the filter, origin by origin."""
         for (origin,) in self._execute("list_origins"):
             if self.values["origin"] not in (None, origin):
                 continue
@@ -156,7 +156,7 @@ class _Run:
 def _choose_reason(found: Explanation, filter: Filter) -> Reason:
     first = found.reasons[0]
     if filter and first.code in ("scheduled", "discarded"):
-        return Reason("filtered", f"the filter leaves it out: {first.text}")
+        return Reason("filtered", f"the filter excludes it: {first.text}")
     return first
 
 

@@ -1,4 +1,4 @@
-"""What the registry has of the schemas that an app declares, and whether they fit."""
+"""Compare the schemas that an app declares with the registry, and register them."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 FULL = "FULL_TRANSITIVE"
 FORWARD = "FORWARD_TRANSITIVE"
 LEVELS = (FULL, FORWARD)
-"""Those that keep every consumer reading: see docs/schemas.md."""
+"""The levels at which every consumer can go on reading: see docs/schemas.md."""
 _WAY_OUT = "or publish to a new topic, and to both until all have moved"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about one subject that whoever deploys should know."""
+    """Something about one subject that matters for the deployment."""
 
     subject: str
     version: int | None
-    """The earlier version that the schema does not go with."""
+    """The earlier version that the schema does not fit."""
     field: str
-    """Such as ``crew[].name``; empty where it is about the whole."""
+    """Such as ``crew[].name``; empty if it is about the whole schema."""
     problem: str
     fails: bool = True
-    """Whether the schema must not be registered so."""
+    """Whether the schema must not be registered like this."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A subject as it is before the deployment."""
+    """A subject before the deployment."""
 
     name: str
     schema: AvroSchema
     versions: Mapping[int, AvroSchema]
     level: str | None
-    """What is set; None where nothing is, or nothing that suffices."""
+    """The level that is set; None if none is set, or none that suffices."""
     own: str | None
-    """What is set for this subject alone."""
+    """The level that is set for this subject alone."""
 
 
 def check_schemas(app: App) -> list[Finding]:
     """Compare each declared schema with every registered version; changes nothing.
 
-    A schema fits if the records of all versions can be read with it, and its own with
-    all versions. Where the registry is set to FORWARD_TRANSITIVE the latter suffices.
+    A schema fits if it can read the records of all versions, and all versions can read
+    its records. If the registry is set to FORWARD_TRANSITIVE, the latter suffices.
 
     Raises:
         ConfigurationError: no registry is set, or it refuses to answer.
@@ -66,7 +66,7 @@ def check_schemas(app: App) -> list[Finding]:
 
 
 def check_against(app: App, folder: Path, level: str = FULL) -> list[Finding]:
-    """As :func:`check_schemas`, with the versions in files, and no registry.
+    """Do as :func:`check_schemas`, with the versions in files and without a registry.
 
     Args:
         app: declares the schemas.
@@ -74,12 +74,12 @@ def check_against(app: App, folder: Path, level: str = FULL) -> list[Finding]:
         level: FULL_TRANSITIVE or FORWARD_TRANSITIVE.
 
     Raises:
-        ConfigurationError: a file is no schema, or the folder is not there.
+        ConfigurationError: a file is no schema, or the folder does not exist.
     """
     if not folder.is_dir():
         raise ConfigurationError(
-            f"there is no folder {folder}: it should hold the schemas that were "
-            "released, as <subject>/<version>.avsc"
+            f"there is no folder {folder}: it should hold the released schemas as "
+            "<subject>/<version>.avsc"
         )
     return [
         finding
@@ -99,8 +99,8 @@ def check_against(app: App, folder: Path, level: str = FULL) -> list[Finding]:
 def register_schemas(app: App) -> tuple[list[Finding], dict[str, int]]:
     """Register the declared schemas, if all fit; a step of each deployment.
 
-    A subject for which nothing that suffices is set gets FULL_TRANSITIVE, so that the
-    registry holds all others to it, too. The same call again changes nothing.
+    A subject without a sufficient level gets FULL_TRANSITIVE, so that the registry
+    holds all other clients to it, too. Calling it again changes nothing.
 
     Returns what the check found, and the ids by subject: none if any finding fails.
 
@@ -115,7 +115,7 @@ def register_schemas(app: App) -> tuple[list[Finding], dict[str, int]]:
     ids = {}
     for one in subjects:
         registry = app.registry()
-        # Some registries know no settings of a subject that has no version yet.
+        # Some registries have no settings for a subject without a version.
         if one.versions and one.level is None:
             registry.set_level(one.name, FULL)
         ids[one.name] = registry.register(one.name, one.schema)

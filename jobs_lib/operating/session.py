@@ -1,4 +1,4 @@
-"""Bounded transactions: an operator's look must not hold up the work."""
+"""Bounded transactions: an operator's queries must not hold up the work."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOCK_SECONDS = 5.0
 
 @contextmanager
 def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
-    """A transaction whose statements last and wait only so many seconds.
+    """Open a transaction with limits on how long statements run and wait for locks.
 
     Raises:
-        OperatingError: one of them took longer, or the role that connects lacks a right
+        OperatingError: a statement took longer, or the connecting role lacks a right
             for it; nothing was changed.
     """
     try:
@@ -44,8 +44,8 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
     except psycopg.errors.LockNotAvailable:
         raise OperatingError(
             f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these "
-            "rows locked; nothing was changed. Try again, or see with `jobs-lib check` "
-            "which transaction is old"
+            "rows locked; nothing was changed. Try again, or find the old transaction "
+            "with `jobs-lib check`"
         ) from None
     except psycopg.errors.QueryCanceled:
         raise OperatingError(

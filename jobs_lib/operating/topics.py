@@ -1,4 +1,4 @@
-"""What Kafka has of the topics that an app declares, and what it should have."""
+"""Compare the topics in Kafka with those that an app declares, and apply changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something about one topic that is not as it is declared."""
+    """One difference between a topic in Kafka and its declaration."""
 
     topic: str
     what: str
@@ -34,17 +34,17 @@ class Change:
     found: str
     wanted: str
     applies: bool
-    """Whether :func:`apply_topics` makes it so. It never changes how many partitions
-    there are: keys would move."""
+    """Whether :func:`apply_topics` changes it. It never changes the number of
+    partitions: keys would move."""
 
 
 def plan_topics(app: App) -> list[Change]:
-    """What is to be changed so that Kafka has what the app declares; changes nothing.
+    """List the differences between Kafka and the declarations; changes nothing.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
-        TopicError: a broker does not tell how a topic is set.
+        TopicError: a broker does not show a topic's settings.
     """
     topics = app.topics.values()
     partitions = list_partitions(app.settings, [topic.name for topic in topics])
@@ -69,15 +69,14 @@ def plan_topics(app: App) -> list[Change]:
 
 
 def apply_topics(app: App) -> list[Change]:
-    """Make what is missing and set what differs; returns what was not as declared.
+    """Create missing topics and set what differs; returns the differences.
 
-    A number of partitions is left as it was: see :func:`explain_left`.
+    The number of partitions stays as it was: see :func:`explain_left`.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
-        TopicError: a broker refuses; the message says what. The same call again goes
-            on.
+        TopicError: a broker refuses; the message says what. Call again to go on.
     """
     changes = plan_topics(app)
     admin = make_admin(app.settings)
@@ -89,8 +88,8 @@ def apply_topics(app: App) -> list[Change]:
             try:
                 if not create_topic(admin, topic.name, topic.partitions, topic.config):
                     raise TopicError(
-                        f"the topic {topic.name!r} was created by somebody else "
-                        "meanwhile, and was not set as declared: run this again"
+                        f"the topic {topic.name!r} was created by another client "
+                        "meanwhile, so it is not set as declared: run this again"
                     )
             except KafkaException as error:
                 found = find_refusal(error.args[0], app.settings, topic.name, "CREATE")
@@ -118,11 +117,11 @@ def apply_topics(app: App) -> list[Change]:
 
 
 def explain_left(changes: list[Change]) -> list[str]:
-    """What :func:`apply_topics` has left as it was, a line each with the way out."""
+    """Explain what :func:`apply_topics` left as it was: a line each, with a way out."""
     return [
         f"the topic {change.topic!r} has {change.found} partitions and is declared "
-        f"with {change.wanted}. Another number would move keys, so nobody changes it "
-        f"for you: declare partitions={change.found}, or add partitions in Kafka and "
+        f"with {change.wanted}. Another number would move keys, so you must change it "
+        f"yourself: declare partitions={change.found}, or add partitions in Kafka and "
         "see `jobs-lib topics repartition`"
         for change in changes
         if not change.applies

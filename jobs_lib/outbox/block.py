@@ -1,4 +1,4 @@
-"""A block: rows of one shard, made into records that are ready to be sent."""
+"""A block: rows of one shard, made into records that are ready to send."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ Row: TypeAlias = "tuple[int, int, bytes]"
 LiveRow: TypeAlias = "tuple[Any, ...]"
 """(id, ctid, topic, key, value, headers, version, entity, time, held, size), as read.
 
-The time is in UTC, in JSON; the size is that of a value that has not come with the row.
+The time is JSON, in UTC; the size is set if the value was not read with the row.
 """
 BatchRow: TypeAlias = "tuple[Any, ...]"
 """(id, ctid, topic, key, entity, re-export, superseded, its state, held, time)."""
 Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
 )
-"""(topic, value, key, headers), as the producer takes them."""
+"""(topic, value, key, headers): the arguments for the producer."""
 
 ID, PLACE, TOPIC, VALUE, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 4, 7, 9, 10))
-"""Of a live row."""
+"""Fields of a live row."""
 KEY_OF_TOPIC = itemgetter(2, 3)
 
 
 @dataclass(slots=True)
 class OutboxRecord:
-    """One record as the producer takes it, and the rows that it stands for.
+    """One record for the producer, and the rows that it stands for.
 
-    Its headers are made when they are asked for. A block has thousands of records, and
-    what each of them keeps until it is sent the garbage collector goes through again
-    and again.
+    Its headers are made on demand. A block has thousands of records, and the garbage
+    collector would go through all objects that they keep again and again.
     """
 
     topic: str
@@ -49,24 +48,24 @@ class OutboxRecord:
     row_id: int
     """The newest of its rows."""
     place: bytes
-    """Where that row lies: its ctid."""
+    """The place of that row: its ctid."""
     head: Headers
     """The headers that the topic's records share."""
     written_at: str
-    """By ISO 8601, in UTC without a zone."""
+    """ISO 8601, in UTC, without the zone."""
     version: int | None = None
     more: Mapping[str, str] | None = field(default=None, repr=False)
-    """The caller's own headers, which count where both have one."""
+    """The caller's own headers; they win over the others."""
     entity: str | None = None
-    """Whose state at this time is the value."""
+    """The entity whose current state is the value."""
     older: list[Row] | None = None
-    """The rows before, whose states it stands for as well."""
+    """Older rows of the key that this record stands for, too."""
 
     def supersede(self, older: OutboxRecord) -> None:
         """Stand for an older record of the key, too.
 
-        An end without a version has that of the end before, and the one that follows
-        that of a state; a state that is read for it when it leaves has its own.
+        A tombstone without a version takes that of an older tombstone, or one more than
+        that of an older state. A state that is read when it leaves has its own.
         """
         self.older = older.older or []
         self.older.append(older.row)
@@ -97,18 +96,18 @@ class OutboxRecord:
 
 
 class PlainRows:
-    """Live rows each of which leaves as it lies: none is held, merged or loaded.
+    """Live rows that are sent unchanged: none is held, merged or loaded.
 
-    Most blocks are of such, and a backlog is. They are sent without being made into
-    records first, which would take Python a third of the time that it has for them.
+    Most blocks consist of such rows, and a backlog does. They are sent without an
+    object for each record: making those would take a third of Python's time.
     """
 
     def __init__(self, rows: Sequence[LiveRow], heads: Mapping[str, Headers]) -> None:
-        """Take them as they were read.
+        """Keep rows as they were read.
 
         Args:
             rows: in the order of sending.
-            heads: by topic, the headers that its records share.
+            heads: the headers that a topic's records share, by topic.
         """
         self._rows = rows
         self._heads = heads
@@ -118,19 +117,19 @@ class PlainRows:
 
     @cached_property
     def records(self) -> list[OutboxRecord]:
-        """The same as records, for when one of them is not taken."""
+        """The rows as records, made when one of them is refused."""
         return [make_record(row, self._heads[TOPIC(row)]) for row in self._rows]
 
     @property
     def done(self) -> tuple[list[int], list[bytes]]:
-        """The ids and places of all."""
+        """The ids and places of all rows."""
         return [*map(ID, self._rows)], [*map(PLACE, self._rows)]
 
     def make_messages(self) -> Iterator[Message]:
-        """What each of them is to the producer.
+        """Yield the producer's arguments for each row.
 
-        The headers are those of its record, in one object that is filled anew each
-        time: the producer copies them.
+        The headers are the same as its record's, in one object that is filled anew for
+        each row: the producer copies them.
         """
         last, time, written_at = None, None, ""
         headers: dict[str, str | bytes | None] = {}
@@ -138,11 +137,11 @@ class PlainRows:
             if topic != last:
                 last, time = topic, None
                 headers = {"ce_id": None, **dict(self._heads[topic])}
-            # Rows of one statement may have the same.
+            # Rows of one statement may have the same time.
             if at != time:
                 time, written_at = at, at[1:-1]
                 headers["ce_time"] = f"{written_at}Z"
-            # A server that has lost commits gives their ids once more.
+            # The time makes it unique: a server that lost commits reuses their ids.
             headers["ce_id"] = f"{row_id}-{written_at}"
             if version is not None:
                 headers["ce_version"] = str(version)
@@ -155,7 +154,7 @@ Records: TypeAlias = "list[OutboxRecord] | PlainRows"
 
 
 def make_record(row: LiveRow, head: Headers) -> OutboxRecord:
-    """The record of a row; ``head`` are the headers that it shares with others."""
+    """Make a row's record; ``head`` are the headers that its topic's records share."""
     row_id, place, topic, key, value, more, version, entity, at, _, _ = row
     return OutboxRecord(
         topic,
@@ -174,31 +173,31 @@ def make_record(row: LiveRow, head: Headers) -> OutboxRecord:
 
 
 def as_records(records: Records) -> list[OutboxRecord]:
-    """Records, whatever they were."""
+    """Return a list of records, made from plain rows if need be."""
     return records.records if isinstance(records, PlainRows) else records
 
 
 def make_messages(records: Records) -> Iterator[Message]:
-    """What records are to the producer, one after the other."""
+    """Return the producer's arguments for each record."""
     if isinstance(records, PlainRows):
         return records.make_messages()
     return ((one.topic, one.value, one.key, one.make_headers()) for one in records)
 
 
 class BatchRows:
-    """Rows of re-exports, by what is to be done with them."""
+    """Rows of re-exports, sorted into held, dropped and waiting ones."""
 
     def __init__(self, rows: Iterable[BatchRow]) -> None:
-        """Sort them as they were read."""
+        """Sort the rows, which stay in the order in which they were read."""
         self.reexports: set[int] = set()
         self.held: list[Row] = []
         self.dropped: list[Row] = []
         self.waiting: dict[int, list[BatchRow]] = {}
-        """By their re-export: those that leave as its rate allows."""
+        """By re-export: the rows that leave as its rate allows."""
         for row in rows:
             row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
             self.reexports.add(reexport_id)
-            # Held ones as well: nobody waits for them.
+            # Drop these even when they are held: no consumer needs them.
             if superseded or state in (None, "cancelled"):
                 self.dropped.append((BATCH, row_id, place))
             elif held:
@@ -208,28 +207,28 @@ class BatchRows:
 
 
 class Hold(NamedTuple):
-    """What keeps rows back: those of a key, one without a key, or a whole topic's."""
+    """A hold keeps back the rows of a key, one row without a key, or a whole topic."""
 
     topic: str
     key: str | None
-    """None where it is one row, or the whole topic."""
+    """None for a hold of one row, or of the whole topic."""
     row_id: int | None
-    """Of a row without a key."""
+    """The held row, if it has no key."""
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that is not taken."""
+    """A record that cannot be sent."""
 
     record: OutboxRecord
     error: str
     whole_topic: bool = False
-    """Whether no record of the topic would be taken now."""
+    """Whether every record of the topic would be refused now."""
 
     @property
     def hold(self) -> Hold:
-        """What follows from it."""
+        """The hold that this refusal leads to."""
         record = self.record
         if self.whole_topic:
             return Hold(record.topic, None, None, self.error)
@@ -239,32 +238,32 @@ class Refusal:
 
 @dataclass(slots=True)
 class Block:
-    """What goes out in one Kafka transaction, and the rows that it empties."""
+    """The records of one Kafka transaction, and the rows that are deleted after it."""
 
     outgoing: Records = field(default_factory=list)
-    """The records, or rows of which none have been made."""
+    """The records, or plain rows that have not been made into records."""
     dropped: list[Row] = field(default_factory=list)
-    """Rows that are done without a record."""
+    """Rows that are deleted without being sent."""
     refusals: list[Refusal] = field(default_factory=list)
-    """Records that are not to be sent."""
+    """Records that cannot be sent."""
     behind: list[Row] = field(default_factory=list)
-    """Rows that wait behind others."""
+    """Rows that wait behind held or refused ones."""
     reexports: set[int] = field(default_factory=set)
-    """The re-exports that rows of the block belong to: these may be their last ones."""
+    """The re-exports of the block's rows, which may be the last ones of theirs."""
     shard: int = 0
-    """Whose rows these are."""
+    """The shard of the rows."""
     retried: bool = False
-    """Whether it is one row that is held, and tried again."""
+    """Whether the block is one held row that is tried again."""
 
     @property
     def records(self) -> list[OutboxRecord]:
-        """The records; plain rows are made into them when somebody asks."""
+        """The records; plain rows become records on demand."""
         self.outgoing = as_records(self.outgoing)
         return self.outgoing
 
     @property
     def done(self) -> tuple[list[int], list[bytes]]:
-        """Ids and places of every row that is done once the records are in Kafka."""
+        """Ids and places of all rows to delete once the records are in Kafka."""
         if isinstance(self.outgoing, PlainRows):
             ids, places = self.outgoing.done
             merged = []
@@ -281,7 +280,7 @@ class Block:
         return bool(self.outgoing or self.dropped or self.refusals or self.behind)
 
     def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
-        """Keep these records; the others are refused, or wait behind those that are."""
+        """Keep these records; all others are refused, or wait behind refused ones."""
         if not refusals:
             return
         kept = as_records(sent)
@@ -294,9 +293,9 @@ class Block:
 
 
 class KeptBack:
-    """What must not be sent now: refused records, and what waits behind them.
+    """Refused records, and records that must wait behind them.
 
-    A block may have thousands of either, so no record is compared with each refusal.
+    A block may have thousands of both, so sets replace comparing each with each.
     """
 
     def __init__(self, refusals: Iterable[Refusal] = ()) -> None:
@@ -308,7 +307,7 @@ class KeptBack:
             self.add(refusal)
 
     def add(self, refusal: Refusal) -> None:
-        """Keep back one more record, and the others of its key or of its topic."""
+        """Keep back one more record, with the others of its key or of its topic."""
         record = refusal.record
         self._records.add(id(record))
         if refusal.whole_topic:
@@ -327,6 +326,6 @@ class KeptBack:
 def others(
     records: Iterable[OutboxRecord], refusals: Sequence[Refusal]
 ) -> list[OutboxRecord]:
-    """The records that none of the refused ones keeps back; nor those themselves."""
+    """Return the records that are neither refused nor kept back by a refused one."""
     back = KeptBack(refusals)
     return [record for record in records if record not in back]

@@ -39,8 +39,8 @@ def write_many(
 ) -> Steps[int]:
     """Insert rows in the order given; returns how many.
 
-    Up to 64 keys are locked one by one, and of more their shards: a lock for each of
-    100,000 keys would exhaust the server's room for locks.
+    Up to 64 keys are locked one by one. For more keys their shards are locked: a lock
+    for each of 100,000 keys would exhaust the server's lock table.
     """
     keys = dict.fromkeys(row.key for row in rows)
     shard_of = {key: choose_shard(topic, key, shards) for key in keys}
@@ -65,7 +65,7 @@ def write_many(
 def _lines(
     topic: str, shard_of: dict[str | None, int], rows: list[Row], headers: str | None
 ) -> Iterator[bytes]:
-    """Blocks of lines in the text format of COPY."""
+    """Yield blocks of lines in the text format of COPY."""
     after = f"\t{escape(headers)}\n".encode()
     for some in _batches(rows):
         yield b"".join(_line(topic, shard_of[row.key], row) + after for row in some)
@@ -84,7 +84,7 @@ def _inserts(
     rows: list[Row],
     headers: str | None,
 ) -> Iterator[Fetch]:
-    """The same where there is no COPY."""
+    """Yield inserts of the same rows, for drivers without COPY."""
     for some in _batches(rows):
         text = json.dumps(
             [[shard_of[r.key], r.key, r.value.hex(), r.version] for r in some]

@@ -1,6 +1,6 @@
-"""Send every change of a table: a trigger that writes id-only rows to the outbox.
+"""Send every change of a table: a trigger writes id-only rows to the outbox.
 
-For a migration of the application's own::
+Use it in a migration of the application::
 
     from jobs_lib.outbox.capture import capture_changes
 
@@ -21,7 +21,7 @@ _NAME = "jobs_lib_capture"
 
 
 class Executor(Protocol):
-    """Alembic's ``op``, or a connection: whatever runs SQL."""
+    """Alembic's ``op``, a connection, or another object that runs SQL."""
 
     def execute(self, statement: Any, /) -> Any:
         """Run a statement."""
@@ -37,22 +37,22 @@ def capture_changes(
     version: str = "version",
     schema: str = "jobs_lib",
 ) -> None:
-    """Send the state of each row of a table that is inserted, updated or deleted.
+    """Send the state of each row of a table after an insert, update or delete.
 
-    The trigger writes only which entity has changed; the relay reads its state, by the
-    function that ``app.entity`` declares, and sends a tombstone if it is gone. A change
-    of the key is refused: consumers would keep the old one for ever.
+    The trigger writes only which entity has changed. The relay reads the state, by the
+    function that ``app.entity`` declares, and sends a tombstone if the entity is gone.
+    A change of the key is refused: consumers would keep the old key for ever.
 
     Args:
-        op: Alembic's ``op``; a connection will do as well.
+        op: Alembic's ``op``, or a connection.
         table: ``table`` or ``schema.table``.
         topic: where the states go.
         key: the column whose text form is the record's key.
-        entity: as ``app.entity`` names it. Defaults to ``table``.
+        entity: the name given to ``app.entity``. Defaults to ``table``.
         version: the column of the version that the states carry, if the table has it:
-            the tombstone of a deleted row has the version that follows. Give ``""``
-            where the states carry none.
-        schema: where the tables of this library lie.
+            the tombstone of a deleted row has the next version. Give ``""`` if the
+            states carry none.
+        schema: the schema of this library's tables.
     """
     statement = sql.SQL(
         "create trigger {name} after insert or update or delete on {table}"
@@ -70,7 +70,7 @@ def capture_changes(
 
 
 def stop_capturing(op: Executor, table: str) -> None:
-    """Send the changes of a table no more."""
+    """Stop sending the changes of a table."""
     _run(
         op,
         sql.SQL("drop trigger {name} on {table}").format(

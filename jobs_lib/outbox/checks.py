@@ -1,4 +1,4 @@
-"""What of a record cannot be stored or sent: refused before any SQL."""
+"""Refuse records that cannot be stored or sent, before any SQL runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 KEY_LIMIT = 1_000
-"""Bytes that a key may have: it stands in indexes, of consumers as well."""
+"""Bytes that a key may have: indexes hold it, those of consumers as well."""
 LARGEST_MESSAGE = "max.message.bytes"
-"""The setting of a topic in Kafka."""
+"""A topic's limit in Kafka."""
 _LARGEST_SENT = "message.max.bytes"
-"""Its counterpart, of the relay's client."""
+"""The same limit in the relay's client."""
 _BY_DEFAULT = 1_000_000
-"""What that client sends at the most; a broker takes a little more."""
+"""The client's default limit; a broker takes a little more."""
 _VERSIONS = range(-(2**63), 2**63)
-"""Of a bigint."""
+"""The values of a bigint."""
 
 
 def check_key(topic: Topic[Any], key: str | None) -> None:
-    """Refuse a key that cannot stand in the outbox.
+    """Refuse a key that the outbox cannot store.
 
     Raises:
-        PayloadError: it is none, or too long.
+        PayloadError: the key is missing, not text, or too long.
     """
     if key is None:
         if topic.compacted:
@@ -41,7 +41,7 @@ def check_key(topic: Topic[Any], key: str | None) -> None:
         given = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
         raise PayloadError(
             f"a key of the topic {topic.name!r} must have 1 to {KEY_LIMIT} bytes of "
-            f"UTF-8 without NUL, and this one has not ({given}): give a short "
+            f"UTF-8 without NUL, and this one does not ({given}): give a short "
             "stable id, or a digest"
         )
 
@@ -50,7 +50,7 @@ def check_version(topic: Topic[Any], version: object) -> None:
     """Refuse a version that is no bigint.
 
     Raises:
-        PayloadError: it is not.
+        PayloadError: the version is no bigint.
     """
     if version is None or (type(version) is int and version in _VERSIONS):
         return
@@ -66,7 +66,7 @@ def check_headers(topic: Topic[Any], headers: object) -> None:
     """Refuse headers that are no text.
 
     Raises:
-        PayloadError: one of them is not.
+        PayloadError: a header is no text.
     """
     if headers is not None and (fault := find_header_fault(headers)) is not None:
         raise PayloadError(
@@ -76,7 +76,7 @@ def check_headers(topic: Topic[Any], headers: object) -> None:
 
 
 def check_size(topic: Topic[Any], key: str | None, value: bytes) -> None:
-    """Refuse what the broker would not take, as far as that is known here.
+    """Refuse a record that is too large for the broker, as far as is known here.
 
     Raises:
         PayloadError: key and value are larger than the topic's messages may be.
@@ -85,14 +85,14 @@ def check_size(topic: Topic[Any], key: str | None, value: bytes) -> None:
     if size > topic.largest:
         raise PayloadError(
             f"a record of the topic {topic.name!r} has {size:,} bytes, and a message "
-            f"there may have {topic.largest:,}: send a reference to what is large, or "
+            f"there may have {topic.largest:,}: send a reference to the large part, or "
             f"declare the topic with config={{{LARGEST_MESSAGE!r}: '{2 * size}'}} and "
             "run `jobs-lib topics apply`"
         )
 
 
 def find_largest(config: Mapping[str, str], settings: Settings) -> int:
-    """How many bytes a topic's message may have: as declared, else as is usual."""
+    """Return how many bytes a topic's message may have: as declared, or by default."""
     declared = config.get(LARGEST_MESSAGE) or settings.kafka.get(_LARGEST_SENT)
     return int(declared) if declared and declared.isdecimal() else _BY_DEFAULT
 
@@ -101,7 +101,7 @@ def check_config(name: str, config: Mapping[str, str]) -> None:
     """Refuse a declared limit that is no number.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the limit is no number.
     """
     given = config.get(LARGEST_MESSAGE)
     if given is not None and not (given.isdecimal() and int(given)):
@@ -112,7 +112,7 @@ def check_config(name: str, config: Mapping[str, str]) -> None:
 
 
 def _size(text: str) -> int:
-    """Bytes of UTF-8; -1 if there is a lone surrogate."""
+    """Return the bytes in UTF-8; -1 if there is a lone surrogate."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

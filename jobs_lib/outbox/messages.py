@@ -1,4 +1,4 @@
-"""Records as a producer takes them into its transaction, and what it does not take."""
+"""Put records into a producer's transaction, and explain those that it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_RECORD = {
     KafkaError.POLICY_VIOLATION,
     KafkaError._INVALID_ARG,
 }
-"""What is wrong with one record; another one of its key must not pass it."""
+"""Errors about one record; later records of its key must not pass it."""
 OF_TOPIC = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -32,7 +32,7 @@ OF_TOPIC = {
     KafkaError.TOPIC_EXCEPTION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
-"""What is wrong with a topic, for all of its records."""
+"""Errors about a topic, and so about all of its records."""
 _ANY_PARTITION = -1
 """The partitioner chooses."""
 _NOW = 0
@@ -43,10 +43,10 @@ _HEADERS_WAY_OUT = (
 
 
 def produce(producer: Producer, records: Records) -> tuple[int, Exception] | None:
-    """Put records into the transaction; which is refused at once, and why.
+    """Put records into the transaction; returns the first that is refused, and why.
 
-    Rows are written by SQL, too, so one may hold what the client cannot even take, such
-    as a header that is a number. That concerns its row alone.
+    Rows are also written by SQL, so a row may hold values that the client cannot take,
+    such as a header that is a number. Only that row is refused.
 
     Raises:
         KafkaException: the error is about no record.
@@ -57,7 +57,7 @@ def produce(producer: Producer, records: Records) -> tuple[int, Exception] | Non
         for place, message in enumerate(make_messages(records), 1):
             topic, value, key, headers = message
             try:
-                # All by their places: to look for names takes a quarter of the call.
+                # Positional arguments: keywords would take a quarter of the call.
                 put(topic, value, key, _ANY_PARTITION, None, None, _NOW, headers)
             except BufferError:
                 refused = _produce_later(producer, message)
@@ -65,14 +65,14 @@ def produce(producer: Producer, records: Records) -> tuple[int, Exception] | Non
                     return place - 1, refused
             except Exception as error:
                 return place - 1, _about_record(error)
-    # One that cannot even be made into a message: the one behind the last.
+    # The record after the last one cannot even be made into a message.
     except (TypeError, ValueError, AttributeError) as error:
         return place, error
     return None
 
 
 def _produce_later(producer: Producer, message: Message) -> Exception | None:
-    """Put a record into a full queue; why it is refused, if it is.
+    """Put a record into a queue that is full; returns why it is refused, if it is.
 
     Raises:
         KafkaException: the error is about no record.
@@ -86,7 +86,7 @@ def _produce_later(producer: Producer, message: Message) -> Exception | None:
             )
         except BufferError as error:
             if is_empty:
-                return error  # it alone is more than the queue may hold
+                return error  # this record alone is larger than the queue
             producer.poll(0.05)
         except Exception as error:
             return _about_record(error)
@@ -95,7 +95,7 @@ def _produce_later(producer: Producer, message: Message) -> Exception | None:
 
 
 def _about_record(error: Exception) -> Exception:
-    """The error, if it is about the record that was to be sent.
+    """Return the error if it is about the record that was to be sent.
 
     Raises:
         KafkaException: it is about no record.
@@ -108,10 +108,11 @@ def _about_record(error: Exception) -> Exception:
 def produce_from(
     producer: Producer, records: list[OutboxRecord], place: int
 ) -> tuple[list[OutboxRecord], list[Refusal]]:
-    """Go on from a record that was refused at once, in the same transaction.
+    """Go on behind a record that was refused at once, in the same transaction.
 
-    The client has not taken that one, so the transaction knows nothing of it. Thousands
-    may be refused: to begin anew for each would send all the others as often.
+    The client has not taken the refused record, so it is not in the transaction.
+    Thousands may be refused, and a new transaction for each would send all others as
+    often.
 
     Returns the records that are in the transaction, and the refusals.
     """
@@ -145,7 +146,7 @@ def explain(record: OutboxRecord, error: KafkaError | Exception) -> Refusal:
 
 
 def _explain_row(record: OutboxRecord, error: Exception) -> str:
-    """What is wrong with a row that the client cannot take, and the way out."""
+    """Say what is wrong with a row that the client cannot take, and the way out."""
     if isinstance(error, BufferError):
         return (
             "the record alone is larger than the client's queue: raise "

@@ -1,4 +1,4 @@
-"""The producers of the shards: one each, fenced by its transactional id."""
+"""One producer for each shard, fenced by its transactional id."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 _FENCED_AT_ONCE = 8
 _SHORTEST_TIMEOUT = 1.0
-"""Seconds; librdkafka refuses shorter ones of transactions."""
+"""Seconds; librdkafka refuses shorter timeouts of transactions."""
 _UNCLEAR = {KafkaError._INCONSISTENT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
-"""What librdkafka says of topics that are not there, and of much else."""
+"""Errors that librdkafka raises for missing topics, and for many other reasons."""
 
 
 class ShardProducers:
-    """Makes a producer for each shard that is owned, and sends with it.
+    """Makes a producer for each owned shard, and sends with it.
 
     Args:
         settings: where Kafka is.
-        installation: of the database; part of the transactional ids.
-        stopping: nothing is waited for any more.
-        reach: is told how each transaction went.
-        refused: is told that Kafka denies it a transactional id, from the start.
+        installation: the database's id, a part of the transactional ids.
+        stopping: once set, nothing waits any more.
+        reach: gets the result of each transaction.
+        refused: called if Kafka denies the very first transactional id.
         largest: bytes that a message may have; 0 leaves that to the client.
     """
 
@@ -72,31 +72,32 @@ class ShardProducers:
         self._timeout = max(_SHORTEST_TIMEOUT, settings.session_timeout / 2)
         self._made: dict[int, Producer] = {}
         self._dropped: list[Producer] = []
-        """Those that may still get an answer."""
+        """Dropped producers that may still get an answer."""
 
     @property
     def shards(self) -> set[int]:
-        """Those that there is a producer for."""
+        """The shards that have a producer."""
         return {*self._made}
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._made
 
     def drop(self, shard: int) -> None:
-        """Forget a producer: the next one aborts what this one left open."""
+        """Forget a producer: the next one aborts the transaction it left open."""
         producer = self._made.pop(shard, None)
         if producer is not None:
-            # What has not left yet must not do so behind a newer one's records.
+            # Queued records must not be sent behind those of a newer producer.
             producer.purge(in_flight=False, blocking=False)
             self._dropped.append(producer)
 
     def keep(self, shards: Collection[int]) -> None:
-        """Drop the producers of all other shards; let go of what was dropped before.
+        """Drop the producers of all other shards; destroy those dropped before.
 
-        Not before all that is on its way has been answered, or has timed out. When a
-        producer is destroyed while the broker refuses its records, librdkafka 2.16 may
-        free memory twice (`rd_kafka_txns_term`, `rd_kafka_txn_set_fatal_error`): the
-        process dies, or goes on with what others have overwritten.
+        A dropped producer is destroyed only when everything it sent was answered or has
+        timed out. If it is destroyed while the broker refuses its records, librdkafka
+        2.16 may free memory twice (`rd_kafka_txns_term`,
+        `rd_kafka_txn_set_fatal_error`): the process dies, or goes on with memory that
+        was overwritten.
         """
         for shard in self.shards.difference(shards):
             self.drop(shard)
@@ -105,7 +106,7 @@ class ShardProducers:
         self._dropped = [producer for producer in self._dropped if len(producer)]
 
     def close(self) -> None:
-        """Let go of all, once what is on its way was answered."""
+        """Destroy all producers, once everything they sent was answered."""
         self.keep(())
         deadline = time.monotonic() + self._timeout
         for producer in self._dropped:
@@ -113,10 +114,10 @@ class ShardProducers:
         self._dropped.clear()
 
     def fence_off(self, shards: Iterable[int]) -> dict[int, Exception]:
-        """Make producers for shards that were taken over, before anything is read.
+        """Make producers for shards that were taken over, before any row is read.
 
-        Each waits for the broker to abort what the owner before left open, so they do
-        it side by side. Returns what kept some from being made.
+        Each waits for the broker to abort the transaction that the previous owner left
+        open, so they are made in parallel. Returns the errors of those that failed.
         """
         for producer in self._made.values():
             poll_events(producer)
@@ -143,13 +144,13 @@ class ShardProducers:
         name = f"jobs_lib-{self._installation}-{shard}"
         refusals: deque[AccessError] = deque(maxlen=1)
 
-        def tell(refusal: AccessError) -> None:
-            # Without rows to send, too: the next ones would wait.
+        def report(refusal: AccessError) -> None:
+            # Report it even when there are no rows to send: the next ones would wait.
             refusals.append(refusal)
             telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=refusal)
 
         producer = make_producer(
-            self._settings, name, self._timeout, tell, largest=self._largest
+            self._settings, name, self._timeout, report, largest=self._largest
         )
         deadline = time.monotonic() + self._timeout
         while (error := _init(producer, self._timeout)) is not None:
@@ -159,7 +160,7 @@ class ShardProducers:
             poll_events(producer)
             if denied is not None or refusals:
                 raise denied or refusals[-1]
-            # Such as a coordinator that is still loading, on a broker just started.
+            # Retriable: such as a coordinator that still loads, on a new broker.
             if not error.retriable() or time.monotonic() > deadline:
                 raise KafkaException(error)
             self._stopping.wait(RECONNECT.delay(1))
@@ -168,21 +169,21 @@ class ShardProducers:
     def send(
         self, shard: int, records: Records, confirm: Callable[[], None]
     ) -> tuple[Records, list[Refusal]]:
-        """Send records in their order, in as few transactions as can be.
+        """Send records in their order, in as few transactions as possible.
 
-        Returns those that are in Kafka, and those that it does not take; what has to
-        wait behind the latter is among neither.
+        Returns the records that are in Kafka, and the refusals. Records that must wait
+        behind a refused one are in neither.
 
         Args:
-            shard: whose they are.
-            records: to be sent.
-            confirm: raises if the shard has another owner. Asked behind each new
-                producer: that one has fenced whoever owns the shard, and the records
-                may have been read before that one took it over.
+            shard: the shard of the records.
+            records: the records to send.
+            confirm: raises if the shard has another owner. Called after each new
+                producer is made, which fences the shard's owner: if that is another
+                process, the records may have been read before it took over.
 
         Raises:
-            KafkaException: the shard has to be taken over anew; nothing is known of
-                the records.
+            KafkaException: the shard must be taken over anew; whether the records are
+                in Kafka is not known.
         """
         try:
             sent = self._send(shard, records, confirm)
@@ -217,19 +218,20 @@ class ShardProducers:
                 error = failure.args[0]
                 if not is_refusal(error) and error.code() not in _UNCLEAR:
                     raise
-            # Not while the failure is handled: one that the client raises meanwhile
-            # keeps it in memory for ever, and the producer with it.
+            # Outside the except block: an error that the client raises inside it keeps
+            # the first error in memory for ever, and the producer with it.
             if error is not None:
                 sent, more = self._search_anew(shard, as_records(sent), error, confirm)
                 return sent, done + refusals + more
             producer.abort_transaction(self._timeout)
             if not asked:
-                # The client says that from memory, and may still miss a topic that was
-                # made since. To ask the broker renews what it knows.
+                # The client answered from its cache, which may lack a topic that was
+                # made since. Asking the broker refreshes the cache.
                 _check_topics(producer, as_records(records), self._timeout)
                 asked = True
                 continue
-            # What came before of a key may go; a whole topic's would be refused, too.
+            # Records of a key before its refused one may go; those of a refused topic
+            # would all be refused, too.
             done += refusals
             records = others(as_records(sent), missing)
         return [], done
@@ -241,10 +243,10 @@ class ShardProducers:
         error: KafkaError,
         confirm: Callable[[], None],
     ) -> tuple[Records, list[Refusal]]:
-        """The same with a new producer, which also aborts what the last one has sent.
+        """Search with a new producer, which also aborts what the last one has sent.
 
-        Of that one the broker has seen numbers that it does not count: librdkafka would
-        go on behind them, and be refused for that.
+        The broker has seen sequence numbers of the last one that it does not count:
+        librdkafka would continue behind them, and be refused for that.
         """
         self.drop(shard)
         self._made[shard] = self._make(shard)
@@ -261,9 +263,9 @@ class ShardProducers:
         error: KafkaError,
         confirm: Callable[[], None],
     ) -> tuple[Records, list[Refusal]] | None:
-        """Send records one of which was refused by the broker, which names none.
+        """Send records one of which the broker refused, without saying which.
 
-        None if it is not about them.
+        None if the error is not about the records.
         """
         if error.code() in OF_TOPIC | _UNCLEAR:
             refusals = _check_topics(self._made[shard], records, self._timeout)
@@ -281,7 +283,7 @@ class ShardProducers:
 
 
 def _init(producer: Producer, timeout: float) -> KafkaError | None:
-    """Take the transactional id over; what has kept it from that."""
+    """Take the transactional id over; returns the error if that fails."""
     try:
         producer.init_transactions(timeout)
     except KafkaException as failure:
@@ -293,7 +295,7 @@ def _init(producer: Producer, timeout: float) -> KafkaError | None:
 def _check_topics(
     producer: Producer, records: Sequence[OutboxRecord], timeout: float
 ) -> list[Refusal]:
-    """Which topics there are not, or may not be seen, by their first record."""
+    """A refusal, of its first record, for each topic that is missing or not visible."""
     first = {record.topic: record for record in reversed(records)}
     found = []
     for topic, record in first.items():

@@ -1,4 +1,4 @@
-"""Read the rows of a shard, and make a block of them."""
+"""Read the rows of a shard, and make them into a block."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _BATCH_LIMIT = 100
-"""Rows of re-exports in one block: so a second never sees a burst of more."""
+"""Rows of re-exports in one block: no burst is larger."""
 _SPENT_SECONDS = 0.1
-"""For which a re-export that was granted fewer records than it has lets others pass."""
+"""How long a re-export is passed over after its rate granted it too few records."""
 _SEARCH_SECONDS = 5.0
-"""For the keys of a block whose states cannot be loaded."""
+"""Time for the search for the keys of a block whose states cannot be loaded."""
 _HEADS = 1_000
-"""Kept at once: a topic and a re-export each."""
+"""Cached headers, one entry for each topic and re-export."""
 _BYTES = 8 * 2**20
-"""Of the values of one block; a single larger one is a block of its own."""
+"""Bytes of values in one block; a single larger value is a block of its own."""
 _ALL = Start()
 
 
 class Reader:
-    """Reads blocks of the shards that an owner has.
+    """Reads blocks of an owner's shards.
 
     Args:
         database: where the outbox is.
-        owner: whoever has been given the shards.
-        limit: live rows of a block.
+        owner: the process that owns the shards.
+        limit: live rows in a block.
         entities: by name; they load the states of id-only rows.
-        topics: by name; they say what is merged, what settles, and what values are.
-        source: the service, as records name it.
+        topics: by name; they say which rows are merged or settle, and encode values.
+        source: the service's name in the headers of records.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Reader:
             # The driver takes no list of whole numbers and others.
             "settle": [*map(float, settling.values())],
         }
-        # Rows are written by SQL, too, and by releases from before there was a schema.
+        # SQL writes rows, too, and so did releases from before the topic had a schema.
         self._checked = {
             n: t.encoder for n, t in topics.items() if t.encoder.labels_rows
         }
@@ -97,11 +97,11 @@ class Reader:
         self._spent_until: dict[int, float] = {}
         self._losses = Losses()
         self._versioned = {name for name, topic in topics.items() if topic.versioned}
-        self._told: set[str] = set()
-        """Topics with versions of which a tombstone had none."""
+        self._reported: set[str] = set()
+        """Versioned topics for which a tombstone without a version was reported."""
 
     def own(self, shard: int, epoch: int) -> dict[str, Any]:
-        """The parameters that say whose shard it is."""
+        """The parameters that name the shard, its owner and its epoch."""
         return {
             "shard": shard,
             "origin": f"shard/{shard}",
@@ -116,12 +116,12 @@ class Reader:
         epoch: int,
         start: Start = _ALL,
     ) -> Block:
-        """The next block of a shard, from ``start`` on."""
+        """Read the next block of a shard, from ``start`` on."""
         block = Block(shard=shard)
         parameters = self.own(shard, epoch) | self._settling
         parameters["server"] = start.server
-        # One snapshot for the live rows and for the states of id-only rows: a state
-        # that is newer than the live rows of its key would be sent before them.
+        # One snapshot for the live rows and the states of id-only rows: otherwise a
+        # state newer than the live rows of its key would be sent before them.
         with connection.transaction():
             live = connection.execute(
                 self._database.queries["read_live"],
@@ -129,7 +129,7 @@ class Reader:
                     **parameters,
                     "live_from": start.live,
                     "limit": self._limit,
-                    # Values that are smaller fit, whatever their number.
+                    # Smaller values always fit, even in a full block.
                     "inline": _BYTES // self._limit,
                 },
                 prepare=True,
@@ -137,7 +137,7 @@ class Reader:
             ).fetchall()
             fitting = self._fit(connection, shard, live)
             heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
-            self._tell_ends(fitting, heads.keys())
+            self._report_tombstones(fitting, heads.keys())
             if self._are_plain(fitting, heads.keys()):
                 block.outgoing = PlainRows(fitting, heads)
             else:
@@ -153,7 +153,7 @@ class Reader:
         block: Block,
         parameters: Mapping[str, Any],
     ) -> None:
-        """Add rows of re-exports to a block, as many as their rates allow."""
+        """Add as many rows of re-exports to a block as their rates allow."""
         given = {
             **parameters,
             "limit": _BATCH_LIMIT,
@@ -169,24 +169,25 @@ class Reader:
         rows = read()
         if not rows:
             return
-        # In a transaction of its own: others take from the same bucket, and must not
-        # wait for a snapshot, or fail because of one. And on this connection: who holds
-        # one and waits for another takes it from those who do the same.
+        # Records are taken from the rate's bucket outside any snapshot: other relay
+        # threads take from it, too, and must neither wait for a snapshot nor fail
+        # because of one. And on this connection: threads that hold one connection and
+        # wait for a second one would block each other.
         allowed = {
             reexport_id: self._take_records(connection, reexport_id, len(waiting))
             for reexport_id, waiting in BatchRows(rows).waiting.items()
         }
-        # Then once more, in one snapshot with the states: what has a newer live row by
-        # now must be dropped.
+        # Then read again, in one snapshot with the states: a row with a newer live row
+        # by now must be dropped.
         with connection.transaction():
             self._add_batch(connection, block, read(), allowed)
 
     def read_held(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
     ) -> Block:
-        """A block of one row that is held, to see whether it is taken now.
+        """Read one held row as a block, to try whether Kafka takes it now.
 
-        One of a re-export is dropped as it would be by :meth:`read`.
+        A row of a re-export is dropped under the same conditions as in :meth:`read`.
         """
         block = Block(shard=shard, retried=True)
         with connection.transaction():
@@ -213,14 +214,14 @@ class Reader:
         shard: int,
         rows: list[LiveRow],
     ) -> list[LiveRow]:
-        """The first of the rows, as many as fit into a block, with all their values."""
+        """Return the first rows that fit into a block, with all their values."""
         if not any(map(SIZE, rows)):
             return rows
         total = 0
         fitting: list[LiveRow] = []
         large = set()
         for row in rows:
-            # The first in any case, however large.
+            # The first row is taken however large it is.
             if total >= _BYTES:
                 break
             fitting.append(row)
@@ -238,14 +239,14 @@ class Reader:
                 binary=True,
             ).fetchall()
         )
-        # One that were not there would go out as a tombstone: hence no default.
+        # No default: a row whose value is missing would go out as a tombstone.
         return [
             (*row[:4], values[row[0]], *row[5:]) if row[0] in large else row
             for row in fitting
         ]
 
     def _are_plain(self, rows: list[LiveRow], topics: Set[str]) -> bool:
-        """Whether each of the rows of these topics leaves as it lies."""
+        """Whether all of these rows are sent unchanged, one record each."""
         if any(map(HELD, rows)) or any(map(ENTITY, rows)):
             return False
         if not topics.isdisjoint(self._checked):
@@ -278,7 +279,7 @@ class Reader:
             if key is None or topic not in self._merging:
                 records.append(record)
                 continue
-            # Of a state the last one says it all; it stands for those before it.
+            # The last state of a key is enough; it stands for those before it.
             number = places.setdefault((topic, key), len(records))
             if number == len(records):
                 records.append(record)
@@ -296,7 +297,7 @@ class Reader:
         for record in block.records:
             which = record.topic, record.row_id if record.key is None else record.key
             if which in refused:
-                # It waits behind another one of its key.
+                # It waits behind a refused record of its key.
                 continue
             error = self._find_fault(record)
             if error is None:
@@ -306,7 +307,7 @@ class Reader:
         block.keep(kept, [*refused.values()])
 
     def _find_fault(self, record: OutboxRecord) -> str | None:
-        """What is wrong with a record's value, as far as that can be seen."""
+        """Return what is wrong with a record's value, as far as can be seen here."""
         encoder = self._checked.get(record.topic)
         if encoder is None or record.value is None:
             return None
@@ -347,7 +348,7 @@ class Reader:
         block: Block,
         records: list[OutboxRecord],
     ) -> None:
-        """Fill in the states that entities have now."""
+        """Fill in the current states of entities."""
         refusals: list[Refusal] = []
         until = time.monotonic() + _SEARCH_SECONDS
         by_entity: dict[str, list[OutboxRecord]] = {}
@@ -381,21 +382,21 @@ class Reader:
         records: list[OutboxRecord],
         until: float,
     ) -> list[Refusal]:
-        """The same for one entity; the keys that cannot be loaded.
+        """Fill in the states of one entity; return a refusal for each key that fails.
 
-        Those are searched for by halves, and after ``until`` no more: a loader may wait
-        for its own timeout each time, and all shards of the sender with it.
+        Failing keys are found by halving, until ``until``: each call of the loader may
+        wait for the loader's own timeout, and all shards of this thread wait with it.
         """
         keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
         began = time.monotonic()
         try:
-            # A statement of the loader's that fails leaves the snapshot to the others.
+            # A savepoint: if a statement of the loader fails, the snapshot stays.
             with connection.transaction(), plain_errors():
                 states = entity.load_states(connection, keys)
             for record in records:
                 self._fill_in(record, states.get(cast("str", record.key)))
             return []
-        # The application's code: what it raises is the trouble of one key, maybe.
+        # Application code may raise anything, and perhaps for one key only.
         except BaseException as error:
             if connection.closed:
                 self._losses.note(shard, entity.name, error, time.monotonic() - began)
@@ -414,28 +415,28 @@ class Reader:
         ]
 
     def _fill_in(self, record: OutboxRecord, state: Any) -> None:
-        """The state of an entity, or a tombstone if it is gone."""
+        """Give the record the entity's state, or make it a tombstone if it is gone."""
         record.value = None
         topic = self._topics[record.topic]
         if state is None or isinstance(state, Gone):
-            # Of two that know it, the loader has looked last.
+            # The loader's version counts before the row's: it was read later.
             if state is not None:
                 record.version = state.version
             elif record.version is None:
-                self._tell_unversioned(record.topic, record.entity, record.row_id)
+                self._report_unversioned(record.topic, record.entity, record.row_id)
             return
         record.value = topic.encode(state)
         if topic.encoder.labels_rows:
             label = {"content-type": topic.encoder.content_type}
             record.more = label | dict(record.more or {})
-        # What the row holds is the version of the end.
+        # The version in the row is for a tombstone, so the state's own replaces it.
         record.version = read_version(state)
 
     def _drop_unversioned(self, block: Block, found: Iterable[OutboxRecord]) -> None:
-        """Drop the ends that a re-export has found without their versions.
+        """Drop tombstones of a re-export that have no version.
 
-        Consumers would take the offset for a version, which may bar the states of a
-        key that comes back. They lose nothing: the end itself was a row of its own.
+        Consumers would use the offset as the version, and might then refuse the states
+        of a key that comes back. They lose nothing: the deletion itself was a row, too.
         """
         of_reexports = {*map(id, found)}
         kept = []
@@ -451,25 +452,25 @@ class Reader:
                 kept.append(record)
         block.outgoing = kept
 
-    def _tell_ends(self, rows: list[LiveRow], topics: Set[str]) -> None:
-        """Tell of topics with versions to which a null was sent without one."""
-        # Most blocks hold no null, and nobody looks at their rows one by one.
-        untold = self._versioned - self._told
-        if untold.isdisjoint(topics) or None not in map(VALUE, rows):
+    def _report_tombstones(self, rows: list[LiveRow], topics: Set[str]) -> None:
+        """Report versioned topics that get a tombstone without a version."""
+        # Most blocks hold no null, so their rows are not searched one by one.
+        unreported = self._versioned - self._reported
+        if unreported.isdisjoint(topics) or None not in map(VALUE, rows):
             return
         for row_id, _, topic, _, value, _, version, entity, _, held, _ in rows:
-            # Of what is held the value may not have come; an entity's end has a version
-            # only when it is read.
+            # The value of a held row may not have been read, and an entity's tombstone
+            # gets its version only when its state is read.
             if value is None and version is None and not (entity or held):
-                self._tell_unversioned(topic, None, row_id)
+                self._report_unversioned(topic, None, row_id)
 
-    def _tell_unversioned(self, topic: str, entity: str | None, row_id: int) -> None:
-        if topic in self._versioned and topic not in self._told:
-            self._told.add(topic)
+    def _report_unversioned(self, topic: str, entity: str | None, row_id: int) -> None:
+        if topic in self._versioned and topic not in self._reported:
+            self._reported.add(topic)
             telemetry.emit("version.missing", topic=topic, entity=entity, row=row_id)
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
-        """What a topic's records share, by the Kafka binding of CloudEvents."""
+        """The headers that a topic's records share, by CloudEvents' Kafka binding."""
         head = self._heads.get((topic, reexport_id))
         if head is None:
             if len(self._heads) > _HEADS:
@@ -486,7 +487,7 @@ class Reader:
             encoder = None if declared is None else declared.encoder
             if encoder is not None and encoder.content_type and not encoder.labels_rows:
                 shared["content-type"] = encoder.content_type
-            # As the client wants them: it would encode them for each record.
+            # As bytes: the client would encode texts again for each record.
             head = [(name, value.encode()) for name, value in shared.items()]
             self._heads[topic, reexport_id] = head
         return head
@@ -494,7 +495,7 @@ class Reader:
     def _find_spent(self) -> list[int]:
         """Re-exports whose rate allows no record yet."""
         now = time.monotonic()
-        # A copy: the senders share it.
+        # Iterate over a copy: the relay threads share it.
         for reexport_id, until in [*self._spent_until.items()]:
             if until <= now:
                 self._spent_until.pop(reexport_id, None)
@@ -503,7 +504,7 @@ class Reader:
     def _take_records(
         self, connection: psycopg.Connection[Any], reexport_id: int, wanted: int
     ) -> int:
-        """How many records of a re-export may be sent now."""
+        """Take records of a re-export from its rate; returns how many may be sent."""
         row = connection.execute(
             self._database.queries["take_records"],
             {"reexport": reexport_id, "wanted": wanted},
@@ -516,7 +517,7 @@ class Reader:
 
 
 def _refuse_keys(records: list[OutboxRecord], error: str) -> list[Refusal]:
-    """A refusal for each key, of its first record."""
+    """Refuse the first record of each key."""
     first: dict[str | None, OutboxRecord] = {}
     for record in records:
         first.setdefault(record.key, record)

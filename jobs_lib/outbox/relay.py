@@ -1,4 +1,4 @@
-"""The relay: senders that share the shards, and a producer for each of those."""
+"""The relay: threads that share the shards, and a producer for each shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jobs_lib.telemetry.liveness import Pulse
 
 SENDERS = 4
-"""While some wait for the database or the broker, another makes records."""
+"""Relay threads: while some wait for the database or the broker, another works."""
 
 
 class Relay:
@@ -41,7 +41,7 @@ class Relay:
         refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._stopping = threading.Event()
-        # A producer waits half of the session before it says that something failed.
+        # A producer reports a failure after half of the session timeout.
         self._reach = Reach(settings, settings.session_timeout / 2)
         self._reader = Reader(
             database,
@@ -69,7 +69,7 @@ class Relay:
                 self._reader,
                 make_producers(),
                 settings.relay_poll_interval,
-                # One listens for all.
+                # The first listens for all of them.
                 None if first else self._hint,
                 self._hears,
                 self._stopping,
@@ -79,11 +79,11 @@ class Relay:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The signs of life of its threads."""
+        """The pulses of its threads."""
         return [sender.pulse for sender in self._senders]
 
     def start(self) -> None:
-        """Start the threads; nothing is sent until shards are acquired."""
+        """Start the threads; they send nothing until they are given shards."""
         for sender in self._senders:
             sender.start()
 
@@ -94,9 +94,9 @@ class Relay:
             sender.stop()
 
     def is_cut_off(self) -> bool:
-        """Whether it does not reach Kafka, so that another relay should send.
+        """Whether this process cannot reach Kafka, so that another relay should send.
 
-        May wait for a second: not to be asked by a sender.
+        It may wait for a second, so a relay thread must not call it.
         """
         return self._reach.is_lost()
 
@@ -106,13 +106,13 @@ class Relay:
             sender.take({n: origins[f"shard/{n}"] for n in shards})
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
-        """Stop sending shards; wait for the blocks that are being sent."""
+        """Stop sending these shards; wait for the blocks that are being sent."""
         deadline = time.monotonic() + timeout
         for sender, shards in self._share(origins):
             sender.release(shards, deadline)
 
     def _hint(self) -> None:
-        """Pass on what the first has heard."""
+        """Pass a hint on from the first thread to the others."""
         for sender in self._senders[1:]:
             sender.wake()
 

@@ -1,10 +1,10 @@
-"""A sender: one thread that relays some of the shards, block by block.
+"""A relay thread: it relays some of the shards, block by block.
 
-Two fences. The epoch in ``origins`` keeps a stale relay from deleting rows; the shard's
-transactional id keeps it from sending, because a take-over calls ``init_transactions``
-first, after which the broker refuses the older producer. A block is one Kafka
-transaction; its rows are deleted after its commit. A crash between the two sends the
-block again: at least once, never less, and in the same order.
+There are two fences. The epoch in ``origins`` keeps a stale relay from deleting rows.
+The shard's transactional id keeps it from sending: a take-over first calls
+``init_transactions``, and then the broker refuses the older producer. A block is one
+Kafka transaction; its rows are deleted after its commit. After a crash between the two
+the block is sent again: at least once, never less, and in the same order.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _HINTED = 10
-"""With hints coming, so many times fewer looks will do."""
+"""While hints come, the thread polls this many times less often."""
 _HOLDS_EVERY = 1.0
-"""Seconds between two looks for holds whose time has come."""
+"""Seconds between two queries for holds that are due."""
 _HOLDS_AT_ONCE = 100
-"""As many as `due_holds` returns."""
+"""The number that `due_holds` returns at most."""
 _HOLDS_SECONDS = 0.2
-"""Of a look: thousands may be due, and other rows wait meanwhile."""
+"""Limit for one try of holds: thousands may be due, and other rows wait meanwhile."""
 _HOLDS_REST = 4
-"""Times as long as a look the next one waits."""
+"""The pause after a try of holds is this many times as long as the try."""
 
 
 class RelayThread:
@@ -53,11 +53,11 @@ class RelayThread:
 
     Args:
         database: where the outbox is.
-        reader: reads blocks of it.
-        producers: send them.
-        poll_interval: seconds between two looks, when idle.
-        hinted: is told of all hints; None not to listen to any.
-        hears: says whether hints can come now, whoever listens.
+        reader: reads blocks of rows.
+        producers: send the blocks.
+        poll_interval: seconds between two polls, when idle.
+        hinted: called after hints; None if this thread is not the one that listens.
+        hears: whether hints can arrive now, on the connection of any thread.
         stopping: set when the thread is to end.
     """
 
@@ -91,17 +91,17 @@ class RelayThread:
         """The shard that had its turn last."""
         self._holds_at = 0.0
         self._starts = Starts(database.queries)
-        self._look_at = math.inf
-        """When to look, though nothing was said."""
+        self._full_read_at = math.inf
+        """When the next complete read is due, even without a hint."""
         self._server = 0
-        """Which server the rows were read from; 0 is unknown."""
+        """The server that the rows were read from; 0 is unknown."""
         self._waiting = False
-        """Whether rows wait that could not leave yet: of those no hint tells."""
+        """Whether rows wait that could not leave yet: no hint announces them."""
         self._loop = Loop("relay", self._work, stopping=stopping, ended=self._close)
         self.pulse = self._loop.pulse
 
     def start(self) -> None:
-        """Start the thread; nothing is sent until shards are acquired."""
+        """Start the thread; it sends nothing until it is given shards."""
         self._loop.start()
 
     def stop(self) -> None:
@@ -110,13 +110,13 @@ class RelayThread:
         self._loop.stop()
 
     def take(self, shards: Mapping[int, int]) -> None:
-        """Start to send shards at these epochs."""
+        """Start to send these shards, with these epochs."""
         with self._lock:
             self._epochs.update(shards)
         self._wakeup.set()
 
     def release(self, shards: set[int], deadline: float) -> None:
-        """Stop sending shards; wait for the block that is being sent."""
+        """Stop sending these shards; wait for the block that is being sent."""
         with self._sent:
             for shard in shards:
                 self._epochs.pop(shard, None)
@@ -127,20 +127,20 @@ class RelayThread:
 
     @property
     def hears(self) -> bool:
-        """Whether it can hear hints now; asked from any thread."""
+        """Whether hints can arrive now; callable from any thread."""
         return self._wakeup.hears
 
     def wake(self) -> None:
-        """Look whether there is something to send, from any thread."""
+        """Poll for rows now; callable from any thread."""
         self._wakeup.set()
 
-    # The sender's thread
+    # In the relay thread
 
     def _work(self) -> Iterator[None]:
         with self._database.connect(self._loop.name, impatient=True) as connection:
-            # Of what runs in a transaction block; the rest commits by itself.
+            # For transaction blocks; all else commits statement by statement.
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
-            # Commits may be lost, and ids come again.
+            # The server may have lost commits, and then reuses ids.
             self._starts = Starts(self._database.queries)
             while not self._stopping.is_set():
                 moved = self._round(connection)
@@ -158,9 +158,10 @@ class RelayThread:
         now = time.monotonic()
         with self._lock:
             due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
-        due.append(self._look_at - now)
+        due.append(self._full_read_at - now)
         hints = self._wakeup.wait(max(0.0, min([seconds, *due])))
-        # What was said while nobody heard is lost; and all look at another pace now.
+        # Hints sent while nothing listened are lost, and the pace of polls changes
+        # when listening begins or ends: wake the other threads then, too.
         turned = self._wakeup.turns != self._turns
         self._turns = self._wakeup.turns
         if self._hinted is not None and (hints or turned):
@@ -175,7 +176,7 @@ class RelayThread:
         self._producers.keep(owned)
         for shard in ready:
             self._retry_at.pop(shard, None)
-        self._look_at = math.inf
+        self._full_read_at = math.inf
         if not ready:
             return False
         with self.pulse.elsewhere():
@@ -189,13 +190,13 @@ class RelayThread:
             took = time.monotonic() - now
             self._holds_at = now + took + max(_HOLDS_EVERY, _HOLDS_REST * took)
         pending = self._starts.find_pending(connection, sorted(ready))
-        self._look_at = self._starts.due_at
+        self._full_read_at = self._starts.due_at
         if more and not pending:
-            # Nobody waits meanwhile.
+            # No other rows wait, so go on with the holds at once.
             self._holds_at = 0.0
             return True
         moved, self._waiting = False, bool(pending)
-        # One whose rows cost the connection must not come first every time.
+        # A shard whose rows cost the connection must not come first every time.
         turns = sorted(pending, key=lambda row: (row[0] <= self._last, row))
         for shard, self._server in turns:
             if self._stopping.is_set():
@@ -211,17 +212,17 @@ class RelayThread:
         epoch: int,
         relay: Callable[[psycopg.Connection[Any], int, int], bool],
     ) -> bool:
-        """Do something with a shard, unless it was given up; whether anything moved."""
+        """Relay from a shard, unless it was released; returns whether any row moved."""
         with self._lock:
             if self._epochs.get(shard) != epoch or shard not in self._producers:
                 return False
             self._sending.add(shard)
         try:
-            # With the broker, and with loaders of the application.
+            # It waits for the broker, and for loaders of the application.
             with self.pulse.elsewhere():
                 moved = relay(connection, shard, epoch)
             self._failures.pop(shard, None)
-        # Unless the sender needs another connection, it is this shard's trouble alone.
+        # If the connection still works, only this shard is affected.
         except BaseException as error:
             if connection.closed:
                 self._postpone(shard)
@@ -241,14 +242,14 @@ class RelayThread:
         block = self._reader.read(connection, shard, epoch, start)
         if not block:
             return False
-        _tell("block.read", shard, block)
+        _emit("block.read", shard, block)
         if block.outgoing:
             self._send(connection, shard, epoch, block)
-            _tell("block.produced", shard, block)
+            _emit("block.produced", shard, block)
         self._delete(connection, shard, epoch, block)
         if block.refusals or block.behind:
             self._hold(connection, shard, epoch, block)
-        _tell("block.deleted", shard, block)
+        _emit("block.deleted", shard, block)
         return True
 
     def _send(
@@ -298,7 +299,7 @@ class RelayThread:
             )
 
     def _fence(self, shard: int, epoch: int) -> dict[str, Any]:
-        """The parameters of the statements that delete rows, or move them."""
+        """The parameters of all statements that delete or move rows."""
         return self._reader.own(shard, epoch) | {"server": self._server}
 
     def _finish(self, connection: psycopg.Connection[Any], block: Block) -> None:
@@ -345,7 +346,7 @@ class RelayThread:
     def _try_held(
         self, connection: psycopg.Connection[Any], epochs: Mapping[int, int]
     ) -> bool:
-        """Try the first row of each hold whose time has come; whether more are due."""
+        """Try the first row of each hold that is due; returns whether more are due."""
         until = time.monotonic() + _HOLDS_SECONDS
         due = connection.execute(
             self._database.queries["due_holds"],
@@ -379,7 +380,8 @@ class RelayThread:
         if block.outgoing:
             self._send(connection, shard, epoch, block)
         if block.refusals:
-            # Under what it is now, too: without its topic's hold it may have its own.
+            # Write the new kind of hold, too: once its topic's hold is lifted, the row
+            # may have one of its own.
             (found,) = (refusal.hold for refusal in block.refusals)
             again = hold._replace(error=found.error)
             self._write_holds(connection, shard, epoch, [again, found], [])
@@ -401,20 +403,20 @@ class RelayThread:
         return True
 
     def _recover(self, shard: int, error: BaseException) -> None:
-        """Drop the shard's producer: the next one aborts what this one left open."""
+        """Drop the shard's producer: the next one aborts its open transaction."""
         self._postpone(shard)
         telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=error)
         self._producers.drop(shard)
 
     def _postpone(self, shard: int) -> None:
-        """Let a shard wait after a failure, the longer the more there were."""
+        """Let a shard wait after a failure, longer after each one in a row."""
         self._failures[shard] = self._failures.get(shard, 0) + 1
         delay = RECONNECT.delay(self._failures[shard])
         with self._lock:
             self._retry_at[shard] = time.monotonic() + delay
 
 
-def _tell(event: str, shard: int, block: Block) -> None:
+def _emit(event: str, shard: int, block: Block) -> None:
     if telemetry.listened(event):
         ids, _ = block.done
         telemetry.emit(event, shard=shard, rows=ids)

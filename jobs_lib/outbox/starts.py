@@ -1,18 +1,18 @@
-"""Where a read of the outbox begins, while an old snapshot keeps what has left.
+"""Where a read of the outbox begins, while an old snapshot keeps deleted rows.
 
-A read begins at the start of each shard, where it finds at once what is there. Under an
-old snapshot it walks over all that came and left first. So after a look that took long
-reads begin where nothing with a key can appear any more, which is known, not guessed: a
-later row of a key must never leave before an earlier one.
+A read usually begins at the start of each shard and finds the waiting rows at once.
+Under an old snapshot it first walks over every row that has left. So after a slow read,
+reads begin behind the ids below which no row with a key can still appear. That limit is
+known, not guessed: a later row of a key must never leave before an earlier one.
 
-- Whoever writes a row with a key holds an advisory lock before it draws the row's id,
-  and until its transaction ends. Once all have ended that held one at a moment, no id
-  that was known by then can appear.
-- A hold that is lifted puts its rows back: nothing begins behind the first held row.
+- A transaction takes an advisory lock before it draws the id of a row with a key, and
+  holds it until it ends. Once every transaction that held such a lock at some moment
+  has ended, no id that was known at that moment can appear any more.
+- Lifting a hold puts its rows back, so no read begins behind the first held row.
 
-Rows that need no lock have no order to keep: those without a key, those whose state is
-read when they leave, and those of re-exports. A complete look, which comes again and
-again, finds what was committed late of them.
+Rows without that lock have no order to keep: rows without a key, rows whose state is
+read when they leave, and rows of re-exports. A complete read, which is repeated from
+time to time, finds those that were committed late.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 _QUICK = 0.002
-"""Seconds of the server; after a look that takes less all are complete."""
+"""Seconds in the server; after a faster read, all reads are complete ones."""
 _SHARE = 0.0125
-"""Of the time goes into complete looks: of four senders together a twentieth."""
+"""The share of time for complete reads: a twentieth for four relay threads together."""
 _MARGIN = 2.0
-"""Seconds between a row's id and its commit, within which even those without a lock are
-found at once."""
+"""Seconds: even a row without a lock is found at once if it is committed within this
+time after its id was drawn."""
 _PREPARED = "prepared"
-"""Stands for all prepared transactions, as `open_writers` has it."""
+"""The name that `open_writers` gives to all prepared transactions."""
 
 
 class Start(NamedTuple):
-    """The first ids of a shard that a read looks at."""
+    """The ids from which a read of a shard begins."""
 
     live: int = 0
     batch: int = 0
     server: int = 0
-    """For which they count: another one may lack commits, and give ids again."""
+    """The server they are valid for: another may lack commits and reuse ids."""
 
 
 class _Mark(NamedTuple):
-    """A moment: the highest id that was known, and who might have drawn a lower one."""
+    """A moment: the highest known id, and the writers that may hold a lower one."""
 
     at: float
     top: int
@@ -59,7 +59,7 @@ class _Mark(NamedTuple):
 
 
 class Starts:
-    """What a sender knows of its shards through one connection; used by its thread."""
+    """What a relay thread knows of its shards; valid for one connection."""
 
     def __init__(self, queries: Mapping[str, sql.Composed]) -> None:
         self._queries = queries
@@ -68,18 +68,18 @@ class Starts:
 
     def _forget(self) -> None:
         self.due_at = math.inf
-        """When the next complete look is due; infinite while all are complete."""
+        """When the next complete read is due; infinite while every read is complete."""
         self._rest = 0.0
-        """Seconds between the last complete look and the next one."""
+        """Seconds between the last complete read and the next one."""
         self._starts: dict[int, Start] = {}
         self._top = 0
         """The highest id that was seen."""
         self._settled = 0
-        """Ids up to which no row with a key can appear, unless it is held."""
+        """No row with a key can appear at or below this id, except one that is held."""
         self._mark: _Mark | None = None
 
     def get(self, shard: int) -> Start:
-        """Where to read a shard from."""
+        """The ids from which to read a shard."""
         return self._starts.get(shard, Start(server=self._server))
 
     def reach(self, row_id: int) -> None:
@@ -89,9 +89,9 @@ class Starts:
     def find_pending(
         self, connection: psycopg.Connection[Any], shards: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """The shards that have rows, each with the server that says so."""
+        """The shards that have rows, each with the server that reported them."""
         if time.monotonic() >= self.due_at:
-            self._look_at_all(connection, shards)
+            self._read_all(connection, shards)
         starts = [self.get(shard) for shard in shards]
         *found, (_, server, _, took) = connection.execute(
             self._queries["pending_shards"],
@@ -110,10 +110,10 @@ class Starts:
             self.due_at = time.monotonic()
         return [(shard, server) for shard, _, _, _ in found]
 
-    def _look_at_all(
+    def _read_all(
         self, connection: psycopg.Connection[Any], shards: Sequence[int]
     ) -> None:
-        # The writers first: what they have committed is seen by the statement after.
+        # Read the writers first: the next statement sees what they have committed.
         ((writers, server, took),) = connection.execute(
             self._queries["open_writers"], prepare=True
         ).fetchall()
@@ -138,10 +138,10 @@ class Starts:
             )
 
     def _settle(self, now: float, writers: frozenset[str]) -> None:
-        """Note who is writing now, and what those of the last mark have left behind."""
+        """Once all writers of the last mark ended, raise the settled id; mark anew."""
         mark = self._mark
         if mark is not None:
-            # One of them may have been prepared since, and have another name now.
+            # A writer that was prepared since then has another name now.
             if mark.writers & writers or _PREPARED in writers:
                 return
             if now - mark.at < _MARGIN:
@@ -150,7 +150,7 @@ class Starts:
         self._mark = _Mark(now, self._top, writers)
 
     def _meet(self, server: int) -> None:
-        """Forget what was true of another server."""
+        """Forget everything if another server answers."""
         if server != self._server:
             self._forget()
             self._server = server

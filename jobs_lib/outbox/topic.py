@@ -69,9 +69,9 @@ class Topic(Generic[V]):
         self.config = _make_config(name, config, compacted=compacted)
         """How the topic is set in Kafka."""
         self.merge = merge
-        """Whether of several rows of a key that leave together the last one will do."""
+        """Whether only the last of a key's rows is sent when several leave together."""
         self.settle = settle
-        """Seconds that a key's changes are collected before they leave."""
+        """Seconds for which a key's changes are collected before they leave."""
         self.encoder = encoder
         """Makes the bytes of the values."""
         self.versioned = versioned
@@ -84,21 +84,21 @@ class Topic(Generic[V]):
 
     @property
     def name(self) -> str:
-        """Its name in Kafka: what was declared, as the environment has it."""
+        """Its name in Kafka: the declared name, put into the environment's template."""
         if self._name is None:
             self._name = name_in_kafka(self._settings(), self._declared)
         return self._name
 
     @property
     def largest(self) -> int:
-        """Bytes that key and value of a record may have, as far as that is known."""
+        """Bytes that a record's key and value may have, as far as is known here."""
         if self._largest is None:
             self._largest = find_largest(self.config, self._settings())
         return self._largest
 
     @property
     def sources(self) -> list[str]:
-        """The tables of the entities whose states it holds."""
+        """The tables of the entities whose states the topic holds."""
         return [one.source for one in self._entities.values() if one.topic is self]
 
     @overload
@@ -139,8 +139,8 @@ class Topic(Generic[V]):
 
         Args:
             conn: psycopg's, SQLAlchemy's or Django's connection, as for ``enqueue``;
-                with an asynchronous one the id is what ``await`` gives.
-            key: the entity's stable key; None only where the topic is not compacted.
+                with an asynchronous one, await the id.
+            key: the entity's stable key; None only if the topic is not compacted.
             value: the whole current state, of the type that the topic declares.
             version: grows with every change of the key's state. Defaults to the
                 ``version`` of the value, if the topic is compacted and its declared
@@ -149,8 +149,8 @@ class Topic(Generic[V]):
 
         Raises:
             NoTransactionError: the caller's change would not commit with it.
-            PayloadError: key, value, version or headers cannot be stored, or are more
-                than the topic's messages may have.
+            PayloadError: key, value, version or headers cannot be stored, or are larger
+                than the topic's messages may be.
             UnavailableError: the id of the topic's schema is not known yet, and the
                 registry does not answer; ``app.load_schemas()`` asks in advance.
         """
@@ -192,9 +192,10 @@ class Topic(Generic[V]):
     ) -> int | Coroutine[Any, Any, int]:
         """Write many records at once in the order given; returns how many.
 
-        By COPY where psycopg is the driver, else by inserts of many rows. All are
-        checked first, so either all are written or none. Up to 64 keys are locked one
-        by one, and of more their shards: every key there waits for this transaction.
+        They are written by COPY if psycopg is the driver, else by inserts of many rows.
+        All are checked first, so either all are written or none. Up to 64 keys are
+        locked one by one. For more keys their whole shards are locked, and every key of
+        those shards waits for this transaction.
 
         Args:
             conn: as for :meth:`send`.
@@ -247,7 +248,7 @@ class Topic(Generic[V]):
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: the key cannot be stored, or the values have a version and
-                the tombstone has none: consumers would take it for another order.
+                the tombstone has none, so consumers could not tell which is newer.
         """
         check_key(self, key)
         if version is None and self.versioned:
@@ -274,14 +275,14 @@ class Topic(Generic[V]):
     ) -> int | Coroutine[Any, Any, int]:
         """Write that an entity has changed; returns the row's id.
 
-        Its state is read when the record leaves, by the function that ``app.entity``
-        declares for this topic; an entity that is gone by then becomes a tombstone.
+        The function that ``app.entity`` declares for this topic reads the state when
+        the record leaves. If the entity is gone by then, a tombstone is sent.
 
         Args:
             conn: as for :meth:`send`.
             key: the entity's stable key.
-            version: of the tombstone, if the entity is gone by then: give it where
-                you delete. A state has its own.
+            version: of the tombstone, if the entity is gone by then: give it when you
+                delete the entity. A state has its own version.
 
         Raises:
             ConfigurationError: no entity of this topic is declared.
@@ -295,17 +296,17 @@ class Topic(Generic[V]):
                 steps = self._write(key, None, version, None, entity.name)
                 return perform(conn, steps)
         raise ConfigurationError(
-            f"no entity of the topic {self.name!r} is declared, so nobody could read "
-            "its state: declare it with @app.entity, or send the value itself"
+            f"no entity of the topic {self.name!r} is declared, so its state could "
+            "not be read: declare it with @app.entity, or send the value itself"
         )
 
     def encode(self, value: V) -> bytes:
-        """The value as the record holds it: ``bytes`` as they are, else JSON, or Avro
-        where the topic has a schema.
+        """Encode the value: ``bytes`` stay as they are, others become JSON, or Avro if
+        the topic has a schema.
 
         Raises:
-            PayloadError: it is not of the type that the topic declares, or does not fit
-                the schema.
+            PayloadError: the value is not of the type that the topic declares, or does
+                not fit the schema.
         """
         try:
             return self.encoder.encode(value)
@@ -363,9 +364,9 @@ class Topic(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """In place of a state: the entity is gone, and its tombstone has this version.
+    """Returned instead of a state: the entity is gone; its tombstone has this version.
 
-    For a loader that still knows it, such as of a row that is marked as deleted.
+    For loaders that still know the version, as from a row that is marked as deleted.
     """
 
     version: int
@@ -374,10 +375,10 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """What ``@app.entity`` declares."""
+    """A declaration by ``@app.entity``."""
 
     name: str
-    """What commands and tables call it."""
+    """Its name in commands and tables."""
     topic: Topic[Any]
     """The compacted topic that holds its states."""
     source: str
@@ -390,7 +391,7 @@ class Entity:
     def load_states(
         self, connection: psycopg.Connection[Any], keys: Sequence[str]
     ) -> Mapping[str, Any]:
-        """The current state of each key that exists, and :class:`Gone` or nothing."""
+        """The state of each key that exists; :class:`Gone` or no entry for others."""
         return self.load(connection, list(keys))
 
 
@@ -405,7 +406,7 @@ def read_version(state: Any) -> int | None:
 
 
 def has_version(type_: object) -> bool:
-    """Whether a declared type says that its values have a version."""
+    """Whether a declared type has a field ``version``."""
     fields = getattr(type_, "model_fields", None)
     if fields is None:
         classes = getattr(type_, "__mro__", (type_,))
@@ -426,7 +427,7 @@ def _make_config(
     if kept is not None and not (kept.isdecimal() and int(kept) >= _TWO_DAYS_MS):
         raise ConfigurationError(
             f"the topic {name!r} would keep tombstones for {_TOMBSTONES}={kept}: a "
-            "consumer that is down for longer never hears what was deleted. Give "
+            "consumer that is down for longer would never see what was deleted. Give "
             f"{_TWO_DAYS_MS} (two days) or more"
         )
     check_config(name, config)

@@ -1,4 +1,4 @@
-"""Who owns which origins: sources that say, and the fence that holds."""
+"""Which process owns which origins: sources decide, and the fence enforces it."""
 
 from __future__ import annotations
 

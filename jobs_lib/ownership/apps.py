@@ -1,7 +1,7 @@
-"""Apps on the same tables: each owns the origins in a role of its own.
+"""Apps on the same tables: each app owns the origins in a role of its own.
 
-So each claims the types that it knows, wherever they wait, and none keeps an origin
-from another one.
+So each app claims its own types in every origin, and no app keeps an origin from
+another one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _NAMED = 5
-"""Types that an error names."""
+"""The number of types that an error names."""
 
 
 def find_role(
     database: Database, app: str, types: Iterable[str], stale_after: float
 ) -> str:
-    """The role in which an app's executors own origins: the same for ever.
+    """Find the role in which an app's executors own origins; it never changes.
 
     Args:
         database: where the origins are.
         app: the app's name.
-        types: of the jobs that it knows.
+        types: the job types that it knows.
         stale_after: seconds without a heartbeat until a process counts as dead.
     """
     values = {"app": app, "types": sorted(types), "stale_after": stale_after}
@@ -47,10 +47,10 @@ def refuse_rivals(
 ) -> None:
     """Refuse to run types that the executors of another app run, too.
 
-    Call after the first heartbeat: of two that start at once, each sees the other.
+    Call it after the first heartbeat: two processes that start at once see each other.
 
     Raises:
-        ConfigurationError: an app that lives knows some of the types.
+        ConfigurationError: a living process of another app knows some of the types.
     """
     with database.connect("start") as connection:
         found = connection.execute(
@@ -66,7 +66,7 @@ def refuse_rivals(
         f"{', '.join(types[:_NAMED])} as well, in the schema {database.schema!r}: both "
         "would run the same jobs. A type belongs to one app: take it out of the other, "
         "or stop the other's executors first, if it has moved here or if the app has a "
-        "new name. Apps that have types of the same names need a schema each "
+        "new name. Apps with types of the same names need a schema each "
         "(JOBS_LIB_SCHEMA)"
     )
 
@@ -74,13 +74,13 @@ def refuse_rivals(
 def refuse_strangers(
     database: Database, process: Process, role: str, stale_after: float
 ) -> None:
-    """Refuse to share origins with executors under the same name with other types.
+    """Refuse to share origins with executors of the same app name but other types.
 
-    Those with some types in common may be of the release before, and are only told of.
-    Call after the first heartbeat.
+    Executors with some types in common may be of the release before, and only cause an
+    event. Call it after the first heartbeat.
 
     Raises:
-        ConfigurationError: one that lives has no type in common with this process.
+        ConfigurationError: a living executor has no type in common with this process.
     """
     with database.connect("start") as connection:
         found = connection.execute(
@@ -109,6 +109,6 @@ def refuse_strangers(
         f"{database.schema!r} and has other job types ({', '.join(types[:_NAMED])}; "
         f"here {', '.join(process.types[:_NAMED])}): each would own origins with jobs "
         'that only the other can run. Give each app a name of its own (App("…")), or '
-        "declare the types of both in one. Where a release replaces every type, stop "
+        "declare the types of both in one app. If a release replaces every type, stop "
         "the old executors first"
     )

@@ -1,4 +1,4 @@
-"""Live processes share the origins, over nothing but their heartbeats."""
+"""Live processes share the origins, by their heartbeats alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def choose_owner(origin: str, processes: Iterable[UUID]) -> UUID | None:
-    """The process that owns ``origin``: the same everywhere, with few moves.
+    """Choose the owner of ``origin``: all processes agree, and few origins move.
 
     Rendezvous hashing (Thaler and Ravishankar, "A Name-Based Mapping Scheme for
-    Rendezvous", 1996): the highest of the hashes of (process, origin).
+    Rendezvous", 1996): the process with the highest hash of (process, origin) wins.
     """
     return max(processes, key=lambda process: _weigh(process, origin), default=None)
 
@@ -32,11 +32,11 @@ def choose_owner(origin: str, processes: Iterable[UUID]) -> UUID | None:
 def share_evenly(
     origins: tuple[str, ...], processes: tuple[UUID, ...]
 ) -> dict[str, UUID]:
-    """The owner of each of ``origins``: no process has two more than another.
+    """Choose the owner of each origin so that no process has two more than another.
 
-    Rendezvous hashing with bounded loads: the pairs of (process, origin) are taken from
-    the highest hash down, as long as the process has room. Few move when a process
-    comes or goes: hardly more than must.
+    Rendezvous hashing with bounded loads: pairs of (process, origin) are taken from the
+    highest hash down, while the process has room. When a process comes or goes, hardly
+    more origins move than must.
     """
     if not processes:
         return {}
@@ -60,17 +60,17 @@ def _weigh(process: UUID, origin: str) -> bytes:
 class DatabaseSource(WatchingSource):
     """Shares origins with the other live processes of a role.
 
-    Those that last are shared evenly. Those that come and go with their jobs are given
-    one by one: none of them moves because another one came, and processes that do not
-    see the same ones at the same time agree about those that both see.
+    Lasting origins are shared evenly. Passing origins, which come and go with their
+    jobs, are assigned one by one: none moves because another one came, and processes
+    that see different sets at a time agree about the origins that both see.
 
-    An origin of a topic that some of them follow in Kafka is left to those: the others
-    may not know its jobs, and would keep it from whoever is assigned it next.
+    If some processes follow an origin's topic in Kafka, only those share it: the others
+    may not know its jobs, and would keep it from the process that is assigned it next.
 
-    A process that is cut off from what its work needs leaves it to the others, if there
-    are any.
+    A process that is cut off from what its work needs leaves the origins to the others,
+    if there are any.
 
-    Never takes from a living owner: that one sees the same processes and releases.
+    It never takes from a living owner: that process sees the same and releases.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class DatabaseSource(WatchingSource):
                 self._loop.stopping.wait(self._interval)
 
     def _choose(self, connection: psycopg.Connection[Any]) -> set[str]:
-        """The origins that are this process's share."""
-        # Their number may change: see `jobs-lib topics repartition`.
+        """Choose the origins that are this process's share."""
+        # The number of lasting origins may change: see `jobs-lib topics repartition`.
         lasting = {*self._lasting(connection)}
         passing = {*self._passing(connection)} - lasting
         query = self._database.queries["live_processes"]
@@ -113,7 +113,7 @@ class DatabaseSource(WatchingSource):
         self._process.take_part(self._role, takes_part)
         if not takes_part:
             return set()
-        # After an outage it may look before its own heartbeat has come through.
+        # After an outage this may run before the process's own heartbeat arrived.
         topics = self._process.topics if self._role == self._process.role else []
         live.setdefault(self._process.id, topics)
         followers: defaultdict[str, list[UUID]] = defaultdict(list)
@@ -135,5 +135,5 @@ class DatabaseSource(WatchingSource):
 def _candidates(
     origin: str, followers: Mapping[str, Sequence[UUID]], live: Iterable[UUID]
 ) -> tuple[UUID, ...]:
-    """Who may own ``origin``: the followers of its topic, or else all that live."""
+    """The processes that may own ``origin``: followers of its topic, or else all."""
     return tuple(sorted(followers.get(origin.rpartition("/")[0], live)))

@@ -1,4 +1,4 @@
-"""The origins that hold jobs, asked for as often as the server can bear."""
+"""Find the origins that hold jobs, as often as the server can bear."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHARE = 0.05
 class FilledOrigins:
     """Asks which origins hold jobs; used by one thread.
 
-    Under an old snapshot the answer costs as much as all jobs that came and went. Then
-    the last one counts for a while, until all answers take a twentieth of the time.
+    Under an old snapshot the query also reads all jobs that came and went. Then the
+    last answer counts for a while, so that queries take a twentieth of the time.
     """
 
     def __init__(self, database: Database) -> None:
@@ -29,7 +29,7 @@ class FilledOrigins:
         self._ask_at = 0.0
 
     def find(self, connection: psycopg.Connection[Any]) -> list[str]:
-        """Those that hold jobs, declared or not; or those of the last answer."""
+        """The origins that hold jobs, declared or not; perhaps of the last answer."""
         began = time.monotonic()
         if began < self._ask_at:
             return self._found

@@ -1,9 +1,9 @@
-"""The sidecar's way: own what the service's group has assigned to this pod.
+"""For sidecars: own the partitions that the service's group assigned to this pod.
 
-It never joins the group: as a member it would be given partitions that the service then
-never reads. It asks the group's coordinator instead, and finds the pod's member by its
-group.instance.id, else by its client id, both of which are the pod's name; of several
-by the address that they have in common.
+A sidecar never joins the group: as a member it would be assigned partitions that the
+service then never reads. It asks the group's coordinator instead. It finds the pod's
+member by its group.instance.id, else by its client id; both are the pod's name. Among
+several members it chooses the one with the address of this host.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class FollowSource(WatchingSource):
-    """Wants what the pod's member of each group has, as the coordinator tells it.
+    """Wants what the coordinator of each group has assigned to the pod's member.
 
     An answer counts only in state Stable, and only when it was read twice in a row: it
-    carries no generation, and is old or empty while the group rebalances. Without a
-    stable answer for the session timeout, nothing is wanted any more. Nothing is taken
-    from a living owner: it reads the same answer, and releases by itself.
+    carries no generation, and is old or empty while the group rebalances. After the
+    session timeout without a stable answer, the source wants nothing. It takes nothing
+    from a living owner, which reads the same answer and releases by itself.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class FollowSource(WatchingSource):
 
     def _ask(self, admin: Any) -> None:
         timeout = self._settings.session_timeout
-        # A coordinator that goes away while it is asked may make librdkafka abort the
-        # whole process (confluentinc/librdkafka issue 4605): first see who is there.
+        # If the coordinator goes away during the request, librdkafka may abort the
+        # whole process (confluentinc/librdkafka issue 4605): check brokers first.
         admin.list_topics(self._some_topic, timeout=timeout)
         futures = admin.describe_consumer_groups(
             list(self._topics_by_group), request_timeout=timeout
@@ -87,7 +87,7 @@ class FollowSource(WatchingSource):
     def _note(self, group: str, members: list[Any]) -> None:
         ours = self._find(members)
         if len(ours) > 1:
-            # One that was killed stays a member until its session is over.
+            # A killed process stays a member until its session ends.
             self._doubt(group, ours)
             return
         self._unclear_since.pop(group, None)
@@ -134,11 +134,11 @@ class FollowSource(WatchingSource):
 
 
 def find_address(bootstrap_servers: str) -> str:
-    """The address that a broker sees this host by; empty if there is no way to one."""
+    """Find the address by which a broker sees this host; empty if there is no route."""
     host, _, port = bootstrap_servers.split(",")[0].strip().rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Sends nothing: it only chooses the way.
+            # This sends nothing: it only chooses the route.
             probe.connect((host, int(port)))
             return str(probe.getsockname()[0])
     except (OSError, ValueError):

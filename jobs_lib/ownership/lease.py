@@ -1,4 +1,4 @@
-"""For how long a process may begin jobs: while no other can believe that it is dead."""
+"""A process may begin jobs only while no other process can count it as dead."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from jobs_lib.errors import JobsError
 
 _MARGIN = 0.1
-"""The share of ``stale_after`` that is kept back: for a start that is under way."""
+"""The share of ``stale_after`` kept back, for a job that is just being started."""
 
 
 class Lease:
-    """The time in which this process counts as living; each heartbeat prolongs it.
+    """The time in which this process counts as alive; each heartbeat extends it.
 
-    A job begins only while the lease lasts under which it was claimed. A lease that has
-    run out stays so: others may have taken the origins over since, so whatever was
-    claimed under it must be claimed anew.
+    A job begins only while the lease under which it was claimed lasts. A lease that ran
+    out is never extended: others may have taken the origins since, so the jobs claimed
+    under it must be claimed anew.
     """
 
     __slots__ = ("until",)
@@ -26,14 +26,14 @@ class Lease:
         """On the monotonic clock."""
 
     def is_over(self) -> bool:
-        """Whether nothing that was claimed under it may begin any more."""
+        """Whether jobs that were claimed under it may no longer begin."""
         return time.monotonic() >= self.until
 
     def renew(self, sent_at: float, stale_after: float) -> Lease:
-        """A heartbeat is confirmed; returns the lease that holds from now on.
+        """Extend the lease after a heartbeat; returns the lease that counts now.
 
         Args:
-            sent_at: when the heartbeat was sent. Its answer may come late.
+            sent_at: when the heartbeat was sent: its answer may come late.
             stale_after: seconds without a heartbeat after which others take over.
         """
         until = sent_at + stale_after * (1 - _MARGIN)
@@ -44,8 +44,8 @@ class Lease:
 
 
 class NotBegun(JobsError):
-    """The lease ran out, or the origin was given up, just before a handler began."""
+    """The lease ran out, or the origin was released, just before a handler began."""
 
 
 UNLIMITED = Lease()
-"""For who owns what nobody else can take."""
+"""For an owner whose origins no other process can take."""

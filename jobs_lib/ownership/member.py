@@ -1,4 +1,4 @@
-"""Origins follow the partitions that this process has as a member of a group."""
+"""Own the origins of the partitions that this process has as a group's member."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class MemberSource(Source):
-    """Wants what the members of this process are assigned.
+    """Wants the partitions assigned to the members of this process.
 
-    The group's coordinator is the authority: what it gives is taken from anybody. The
-    members are started and stopped by whoever made them.
+    The group's coordinator is the authority: what it assigns is taken even from a
+    living owner. This source does not start or stop the members; their creator does.
     """
 
     def __init__(self, members: Iterable[GroupMember], handover_timeout: float) -> None:
@@ -34,11 +34,11 @@ class MemberSource(Source):
         self._ownership = ownership
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
-        """The coordinator gave partitions."""
+        """Want partitions that the coordinator assigned."""
         self.assign(_origins(partitions))
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Partitions leave: wait, in the poll thread, until they are handed over."""
+        """Give up partitions; wait, in the poll thread, until they are handed over."""
         self.revoke(_origins(partitions))
         if self._ownership is not None:
             self._ownership.wait_released(
@@ -46,14 +46,14 @@ class MemberSource(Source):
             )
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """Partitions are somebody else's already."""
+        """Give up partitions that another member has already."""
         self.revoke(_origins(partitions))
 
     def begun(self, partition: Partition) -> None:
-        """Reading is not this listener's business."""
+        """Do nothing: the consumer reads."""
 
     def received(self, messages: list[Message]) -> None:
-        """Nor are records."""
+        """Do nothing: the consumer applies records."""
 
 
 def _origins(partitions: Iterable[Partition]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Origins that no consumer group stands for: live executors share them."""
+"""Share origins that no consumer group assigns among the live executors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ASK_EVERY = 30.0
 
 
 class OrphanSource(DatabaseSource):
-    """Shares the origins that hold jobs, and that nobody is assigned in Kafka.
+    """Shares the origins that hold jobs and that Kafka assigns to no process.
 
-    They are those of topics that no live executor follows, of partitions that Kafka
-    does not have, and of topics that are gone. Kafka has to say so twice; while it does
-    not answer, what it said last counts.
+    These are origins of topics that no live executor follows, of partitions that Kafka
+    does not have, and of topics that are gone. Kafka must say so twice in a row. While
+    it does not answer, its last answer counts.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class OrphanSource(DatabaseSource):
 
         Args:
             database: where the jobs are.
-            process: this one.
-            settings: where Kafka is, and how often to look.
+            process: this process.
+            settings: where Kafka is, and the interval of polls.
             consumed: the topics whose partitions the executors follow.
         """
         super().__init__(
@@ -61,7 +61,7 @@ class OrphanSource(DatabaseSource):
         self._asked_at = -math.inf
         self._last: dict[str, int] | None = None
         self._agreed: dict[str, int] = {}
-        """How many partitions each consumed topic has had twice."""
+        """The partitions of each consumed topic, as two answers in a row agree."""
 
     def _find(self, connection: psycopg.Connection[Any]) -> list[str]:
         if time.monotonic() - self._asked_at > _ASK_EVERY:

@@ -1,7 +1,7 @@
-"""Take and give origins: the database's side of ownership, with an epoch for each.
+"""Take and release origins in the database, with an epoch for each.
 
-One thread per role makes what is owned equal to what the source wants. All its changes
-are row locks on ``origins``; nobody else in the process waits for the database here.
+One thread for each role makes the owned origins equal to what the source wants. Its
+changes need only row locks on ``origins``, and no other thread waits for them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _SOON = 0.1
-"""Seconds between two looks whether an owner has heard of a take-over."""
+"""Seconds between two checks whether an owner has noticed a take-over."""
 _BEATS = 3
-"""So many of its heartbeats, and it has."""
+"""After this many different heartbeats it has noticed."""
 
 
 class Holder(Protocol):
-    """What works on the origins: an executor, a relay, a consumer."""
+    """Works on origins: an executor, a relay, or a consumer."""
 
     def take(self, origins: Mapping[str, int]) -> None:
-        """Start to work on origins at these epochs."""
+        """Start to work on origins, with these epochs."""
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
-        """Stop working on origins; wait up to ``timeout`` seconds for what is running.
+        """Stop working on origins; wait up to ``timeout`` seconds for running work.
 
-        What still runs afterwards is fenced: it can commit nothing of these origins.
+        Work that still runs afterwards is fenced: it cannot commit for these origins.
         """
 
 
@@ -48,24 +48,24 @@ class JobHolder(Protocol):
     """A holder that has jobs in memory."""
 
     def lose(self, origins: Iterable[str]) -> None:
-        """Begin nothing more of these origins, and wait for nothing."""
+        """Begin no more jobs of these origins. Must not wait."""
 
     def hurry(self, jobs: Mapping[int, str]) -> None:
-        """Run these before all others of their origins: ids, with their origins."""
+        """Run these jobs before all others of their origins: ids, with origins."""
 
 
 @dataclass
-class _Unheard:
-    """An origin that was taken from a living process, which may not know it yet."""
+class _Unnoticed:
+    """An origin taken from a living process that may not have noticed it yet."""
 
     owner: UUID
-    """From whom."""
+    """The process that owned it before."""
     cut: dict[int, str]
-    """What it had in flight."""
+    """The jobs that this process had in flight."""
     seen: datetime | None = None
     """Its last heartbeat."""
     beats: int = 0
-    """How many different ones were seen since the take-over."""
+    """How many different heartbeats were seen since the take-over."""
 
 
 class Ownership:
@@ -89,13 +89,13 @@ class Ownership:
         Args:
             database: where the origins are.
             process: the owner.
-            role: in which it owns them.
-            source: says which.
+            role: the role in which it owns them.
+            source: decides which origins it wants.
             holder: works on them.
-            interval: seconds between two looks at what is owned.
+            interval: seconds between two comparisons with the database.
             stale_after: seconds without a heartbeat until a process counts as dead.
             handover_timeout: seconds that running work has to finish.
-            jobs: the holder, if what it works on are jobs.
+            jobs: the holder, if it works on jobs.
         """
         self.role = role
         self._database = database
@@ -108,25 +108,25 @@ class Ownership:
         self._owned: dict[str, int] = {}
         self._jobs = jobs
         self._gone: dict[str, int] = {}
-        """Owned here alone: a heartbeat has found that others have taken them."""
+        """Owned only in memory: a heartbeat found that other processes took them."""
         self._idle: frozenset[str] = frozenset()
-        """Owned in the database alone: the holder has let go, the row not yet."""
-        self._unheard: dict[str, _Unheard] = {}
-        """Owned, but not to be worked on yet."""
+        """Owned only in the database: the holder has released them, the row has not."""
+        self._unnoticed: dict[str, _Unnoticed] = {}
+        """Owned, but the holder must not work on them yet."""
         self._last_epoch = 0
-        """The highest that this process ever had here."""
-        self._given_back = threading.Condition()
+        """The highest epoch that this process ever had in this role."""
+        self._released = threading.Condition()
         self._changed = threading.Event()
         self._loop = Loop(f"own {role}", self._watch, ended=self._release_all)
 
     def start(self) -> None:
         """Start the source, and follow it."""
-        self._process.tell(self)
+        self._process.add_watcher(self)
         self._loop.start()
         self._source.start(self._changed.set)
 
     def stop(self) -> None:
-        """Stop the source and give everything back."""
+        """Stop the source and release everything."""
         self._source.stop()
         self._loop.stopping.set()
         self._changed.set()
@@ -134,17 +134,17 @@ class Ownership:
 
     @property
     def owned(self) -> dict[str, int]:
-        """The origins and their epochs, as far as is known here; for any thread."""
-        with self._given_back:
+        """The origins and their epochs, as known here; callable from any thread."""
+        with self._released:
             return dict(self._owned)
 
     def notice(self, believed: Mapping[str, int], found: Mapping[str, int]) -> None:
-        """Begin nothing more of what others have taken; called by the heartbeat.
+        """Begin no jobs of origins that others have taken; called by the heartbeat.
 
-        The own thread may be waiting for handlers that hand other origins over.
+        This class's own thread may just wait for handlers of origins that it releases.
         """
-        # Locked: what is dropped must not have been taken anew meanwhile.
-        with self._given_back:
+        # Locked, so that no origin is taken anew between the check and the loss.
+        with self._released:
             gone = {
                 origin: epoch
                 for origin, epoch in believed.items()
@@ -159,10 +159,10 @@ class Ownership:
             self._changed.set()
 
     def wait_released(self, origins: Iterable[str], timeout: float) -> bool:
-        """Wait until none of ``origins`` is owned any more; False after ``timeout``."""
+        """Wait until none of ``origins`` is owned; returns False after ``timeout``."""
         leaving = set(origins)
-        with self._given_back:
-            return self._given_back.wait_for(
+        with self._released:
+            return self._released.wait_for(
                 lambda: not leaving & self._owned.keys(), timeout
             )
 
@@ -170,7 +170,7 @@ class Ownership:
         with self._database.connect(self._loop.name, impatient=True) as connection:
             while not self._loop.stopping.is_set():
                 self._changed.wait(
-                    min(self._interval, _SOON) if self._unheard else self._interval
+                    min(self._interval, _SOON) if self._unnoticed else self._interval
                 )
                 self._changed.clear()
                 if not self._loop.stopping.is_set():
@@ -193,8 +193,8 @@ class Ownership:
         if surplus := frozenset(self._owned) - wanted:
             self._release(connection, surplus)
         self._compare(connection, wanted)
-        if self._unheard:
-            self._begin_heard(connection)
+        if self._unnoticed:
+            self._begin_noticed(connection)
         if missing := wanted - (self._owned.keys() - self._idle):
             self._take(connection, missing)
 
@@ -231,7 +231,7 @@ class Ownership:
                 if origin in claims or owner not in others - dead
             ]
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
-            # What this process had itself, before an outage, was cut off by no crash.
+            # Jobs that this process itself had before an outage were cut by no crash.
             if others and self.role == self._process.role:
                 cut = dict(
                     connection.execute(queries["strip_claims"], parameters).fetchall()
@@ -240,16 +240,16 @@ class Ownership:
             return
         taken: dict[str, int] = dict(rows)
         self._last_epoch = max([self._last_epoch, *taken.values()])
-        unheard = {
-            origin: _Unheard(owner, {i: o for i, o in cut.items() if o == origin})
+        unnoticed = {
+            origin: _Unnoticed(owner, {i: o for i, o in cut.items() if o == origin})
             for origin, owner in before.items()
             if origin in taken and owner in others - dead and self._jobs is not None
         }
-        # Before they count as owned: if the holder fails, they are taken again.
-        self._hand_on({o: e for o, e in taken.items() if o not in unheard}, cut)
-        self._unheard |= unheard
+        # Before the origins count as owned: if the holder fails, they are taken again.
+        self._hand_on({o: e for o, e in taken.items() if o not in unnoticed}, cut)
+        self._unnoticed |= unnoticed
         self._source.took(taken)
-        with self._given_back:
+        with self._released:
             self._owned |= taken
         self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
@@ -259,43 +259,43 @@ class Ownership:
             self._holder.take(origins)
         hurried = {i: o for i, o in cut.items() if o in origins}
         if hurried and self._jobs is not None:
-            # They had begun already: one more handler's time, and not a backlog's.
+            # These jobs had begun already: they wait for one handler, not a backlog.
             self._jobs.hurry(hurried)
 
-    def _begin_heard(self, connection: psycopg.Connection[Any]) -> None:
-        """Work on what was taken from the living, once they begin nothing of it more.
+    def _begin_noticed(self, connection: psycopg.Connection[Any]) -> None:
+        """Work on origins taken from living owners that begin none of their jobs now.
 
-        The owner before hears of the take-over by a heartbeat, and what it has in
-        memory may begin until then. The heartbeat that is seen first may have been
+        The owner before notices the take-over by a heartbeat, and until then it may
+        begin jobs that it has in memory. The first heartbeat seen here may have been
         answered before the take-over, and the answer to the second may be on its way.
         """
-        owners = list({one.owner for one in self._unheard.values()})
+        owners = list({one.owner for one in self._unnoticed.values()})
         beats = dict(
             connection.execute(
                 self._database.queries["heartbeats"],
                 {"owners": owners, "stale_after": self._stale_after},
             ).fetchall()
         )
-        for origin, one in list(self._unheard.items()):
+        for origin, one in list(self._unnoticed.items()):
             beat = beats.get(one.owner)
             if beat != one.seen:
                 one.seen, one.beats = beat, one.beats + 1
             if beat is None or one.beats >= _BEATS:
                 self._hand_on({origin: self._owned[origin]}, one.cut)
-                del self._unheard[origin]
+                del self._unnoticed[origin]
 
-    def _let_go(self, origins: frozenset[str], timeout: float) -> None:
-        """The holder stops working on what it works on of these."""
-        if begun := origins - self._unheard.keys():
+    def _release_holder(self, origins: frozenset[str], timeout: float) -> None:
+        """Make the holder release those of the origins that it works on."""
+        if begun := origins - self._unnoticed.keys():
             self._holder.release(begun, timeout)
 
     def _compare(
         self, connection: psycopg.Connection[Any], wanted: frozenset[str]
     ) -> None:
-        """Notice what another process has taken; the fence holds meanwhile.
+        """Notice origins that another process took; until then the fence protects them.
 
-        And what was given back in vain: a server that lacks the last commits knows
-        nothing of it, and nobody takes what a living process seems to own.
+        Also release again what the database lost: a server that lacks the last commits
+        does not know the release, and nobody takes what a living process seems to own.
         """
         rows = connection.execute(
             self._database.queries["owned_origins"],
@@ -308,7 +308,7 @@ class Ownership:
         )
         if lost:
             telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
-            self._let_go(lost, 0)
+            self._release_holder(lost, 0)
             self._forget(lost)
         if stray := still.keys() - self._owned.keys() - wanted:
             self._write_released(connection, stray)
@@ -320,9 +320,9 @@ class Ownership:
             return
         deadline = time.monotonic() + self._handover_timeout
         if held := origins - self._idle:
-            self._let_go(held, self._handover_timeout)
-        # If the database does not answer now, it is told again: nobody else takes what
-        # a living process seems to own.
+            self._release_holder(held, self._handover_timeout)
+        # If the database does not answer now, the release is written later: nobody else
+        # takes what a living process seems to own.
         self._idle |= held
         self._write_released(connection, origins)
         telemetry.emit(
@@ -346,10 +346,10 @@ class Ownership:
         )
 
     def _forget(self, origins: frozenset[str]) -> None:
-        with self._given_back:
+        with self._released:
             for origin in origins:
                 self._owned.pop(origin, None)
                 self._gone.pop(origin, None)
-                self._unheard.pop(origin, None)
-            self._given_back.notify_all()
+                self._unnoticed.pop(origin, None)
+            self._released.notify_all()
         self._idle -= origins

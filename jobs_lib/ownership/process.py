@@ -1,4 +1,4 @@
-"""This process, as others see it: an id, a pod's name, and a heartbeat."""
+"""This process as other processes see it: an id, a pod's name, and a heartbeat."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ _BURY_AFTER = 3_600.0
 
 
 class Watcher(Protocol):
-    """Is told with each heartbeat what the process owns in a role."""
+    """Learns with each heartbeat what the process owns in a role."""
 
     role: str
 
     @property
     def owned(self) -> Mapping[str, int]:
-        """What it believes to own, and under which epochs; asked before a heartbeat."""
+        """The origins it believes to own, with epochs; read before a heartbeat."""
 
     def notice(self, believed: Mapping[str, int], found: Mapping[str, int]) -> None:
-        """Compare that with what the heartbeat has found, and wait for nothing."""
+        """Compare these with what the heartbeat has found. Must not wait."""
 
 
 class Process:
     """A row in ``processes``, kept fresh by a thread of its own.
 
-    The id is new at every start: what an earlier life of the same pod owned is foreign.
+    The id is new at every start: the origins of an earlier process of the same pod
+    belong to another owner.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class Process:
             pod: the pod's name.
             roles: what the process does.
             interval: seconds between two heartbeats.
-            types: of the jobs that it knows.
-            topics: whose partitions its executor follows.
-            role: in which its executor owns origins.
-            give_up_after: seconds without a heartbeat from which on it is cut off.
-            stale_after: seconds without a heartbeat from which on another process is
-                dead, and its transactions are ended; and of heartbeats without a
-                failure until this one is no longer cut off.
+            types: the job types that it knows.
+            topics: the topics whose partitions its executor follows.
+            role: the role in which its executor owns origins.
+            give_up_after: seconds without a heartbeat after which it is cut off.
+            stale_after: seconds without a heartbeat after which another process counts
+                as dead, and its transactions are ended. This process is no longer cut
+                off after heartbeats without a failure for as long.
         """
         self.id: UUID = uuid4()
         database.sign(self.id)
@@ -84,22 +85,23 @@ class Process:
         self.types = sorted(types)
         self.topics = sorted(topics)
         self.role = role
-        """In which it owns the origins of jobs, if it runs any."""
+        """The role in which it owns the origins of jobs, if it runs any."""
         self.foreign: frozenset[str] = frozenset()
-        """Types that the executors of other apps know, as of the last heartbeat."""
+        """Types that executors of other apps knew at the last heartbeat."""
         self._database = database
         self._interval = interval
         self._give_up_after = give_up_after
         self._stale_after = stale_after
-        # Once the database is back, others take it for dead after `stale_after`.
+        # When the database is back, others count this process as dead after
+        # `stale_after`: it must connect again before that.
         reconnect = replace(RECONNECT, cap=min(RECONNECT.cap, stale_after / 2))
         self._beaten_at = time.monotonic()
         self._well_since = -math.inf
-        """Since when no heartbeat has failed or come late, as far as is known."""
+        """The time since which no heartbeat is known to have failed or come late."""
         self.lease = Lease(-math.inf)
         """How long this process may begin jobs that it claims now."""
         self.report: Callable[[], list[dict[str, Any]]] = list
-        """Says with each heartbeat what jobs wait for: see ``Executor.report``."""
+        """Returns, for each heartbeat, what jobs wait for: see ``Executor.report``."""
         self._cut_off = False
         self._watchers: list[Watcher] = []
         self._failed = False
@@ -109,7 +111,7 @@ class Process:
         )
 
     def start(self) -> None:
-        """Beat once, so that nothing is owned by a stranger; then go on."""
+        """Beat once, so that every owner has a row; then start the thread."""
         with self._database.connect("heartbeat", impatient=True) as connection:
             self._beat_once(connection)
         telemetry.emit(
@@ -127,11 +129,11 @@ class Process:
             telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
     def abandon(self, timeout: float) -> None:
-        """Leave everything to others at once, whatever is still running.
+        """Leave everything to other processes at once, even with jobs still running.
 
-        What runs is fenced, and pays no attempt: this end was ordered. Waits up to
-        ``timeout`` seconds for the database; if it does not answer, others find a
-        process that died.
+        Running jobs are fenced, and pay no attempt, because this end was ordered. Waits
+        up to ``timeout`` seconds for the database. If it does not answer, the others
+        treat this process as one that died.
         """
 
         def leave() -> None:
@@ -144,17 +146,17 @@ class Process:
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
         self._loop.stopping.set()
-        # Whoever asks has no time to wait for a server that is gone.
+        # In a thread: the caller has no time to wait for a server that is gone.
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()
         leaving.join(timeout)
 
-    def tell(self, watcher: Watcher) -> None:
-        """Tell it with each heartbeat from now on what this process owns."""
+    def add_watcher(self, watcher: Watcher) -> None:
+        """Call ``watcher`` with each heartbeat from now on."""
         self._watchers.append(watcher)
 
     def take_part(self, role: str, takes_part: bool) -> None:
-        """Have a role, or leave it to others; told by the next heartbeat."""
+        """Take or give up a role; the next heartbeat publishes it."""
         roles = {*self.roles} - {role} | ({role} if takes_part else set())
         if roles != {*self.roles}:
             event = "role.joined" if takes_part else "role.left"
@@ -162,24 +164,25 @@ class Process:
             self.roles = sorted(roles)
 
     def doubt(self) -> None:
-        """Note that the database was away: others may not have reached it either."""
+        """Note that the database was away, so others may not have reached it either."""
         self._well_since = time.monotonic()
 
     @property
     def sees_others(self) -> bool:
-        """Whether a process that lives would have been seen to beat by now.
+        """Whether every living process has had time to beat.
 
-        Not in an outage, nor for ``stale_after`` seconds after one: it has kept the
-        others from beating, too, and they may come back later than this one. True from
-        its start for a process that has found the database at once.
+        False in an outage, and for ``stale_after`` seconds after it: the others could
+        not beat either, and may come back later than this process. True from the start
+        for a process that reached the database at once.
         """
         long_enough = time.monotonic() - self._well_since >= self._stale_after
         return long_enough and not self.lease.is_over()
 
     def is_cut_off(self) -> bool:
-        """Whether the database has been away for so long that others should take over.
+        """Whether the database has been away so long that others should take over.
 
-        It must have been back for a while, too: a pod must not come and go with it.
+        It stays true until the database has been back for a while, so that the pod does
+        not come and go with each outage.
         """
         now = time.monotonic()
         if now - self._beaten_at > self._give_up_after:
@@ -220,27 +223,28 @@ class Process:
             },
         )
         owned = connection.execute(queries["owned"], {"id": self.id}).fetchall()
-        # First: nothing begins under the longer lease that others have taken.
+        # Before the lease is renewed: a job of an origin that others have taken must
+        # not begin under the longer lease.
         for watcher, before in believed:
             watcher.notice(before, {o: e for r, o, e in owned if r == watcher.role})
-        # The first one is not late.
+        # The first heartbeat cannot be late.
         if self.lease.is_over() and self.lease.until > -math.inf:
             self.doubt()
         self.lease = self.lease.renew(sent_at, self._stale_after)
         if self.role in self.roles:
-            self._look_at_apps(connection)
+            self._read_foreign_types(connection)
         if self.sees_others:
-            self._see_to_the_dead(connection)
+            self._bury_the_dead(connection)
         self._beaten_at = time.monotonic()
 
-    def _look_at_apps(self, connection: psycopg.Connection[Any]) -> None:
+    def _read_foreign_types(self, connection: psycopg.Connection[Any]) -> None:
         query = self._database.queries["foreign_types"]
         ((types,),) = connection.execute(query, {"role": self.role}).fetchall()
-        # The same object as long as nothing changes: claims ask in every round.
+        # Keep the same object while nothing changes: claims compare it each round.
         if (foreign := frozenset(types)) != self.foreign:
             self.foreign = foreign
 
-    def _see_to_the_dead(self, connection: psycopg.Connection[Any]) -> None:
+    def _bury_the_dead(self, connection: psycopg.Connection[Any]) -> None:
         queries = self._database.queries
         ended = connection.execute(
             queries["end_silent_sessions"], {"stale_after": self._stale_after}

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 EXECUTE = "execute"
-"""Of the first app on the tables; that of any other one is ``execute:<its name>``."""
+"""The role of the first app on the tables; other apps have ``execute:<name>``."""

@@ -1,4 +1,4 @@
-"""Where ownership comes from: one interface for every source."""
+"""Sources of ownership: they say which origins a process should own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Says which origins this process should own now, and which are newly given.
+    """Says which origins this process should own now, and which are newly assigned.
 
-    A source only says; :class:`jobs_lib.ownership.Ownership` takes and gives. It is set
-    arithmetic, so odd callbacks do no harm: a revocation of what was never assigned, an
-    assignment of what is there already, a lost one twice. Safe for many threads.
+    A source only says; :class:`jobs_lib.ownership.Ownership` takes and releases. It is
+    set arithmetic, so odd callbacks do no harm: revoking what was never assigned,
+    assigning what is there already, losing the same twice. Safe for many threads.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Source:
         self._share = 0, 1
 
     def share(self, index: int, count: int) -> None:
-        """Want only this one of so many shares: the others are of other processes."""
+        """Want only share ``index`` of ``count``: other processes want the others."""
         self._share = index % count, count
 
     def _is_ours(self, origin: str) -> bool:
@@ -53,21 +53,21 @@ class Source:
             return frozenset(filter(self._is_ours, self._wanted))
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """Those of ``origins`` that may be taken from a living owner.
+        """The origins among these that may be taken from a living owner.
 
-        They are what an authority, such as the group's coordinator, has just given. The
-        right is used up by :meth:`took`: what is lost afterwards is not fought for.
+        An authority, such as the group's coordinator, has just assigned them. The right
+        ends with :meth:`took`: an origin that is lost later is not fought for.
         """
         with self._lock:
             return frozenset(origins) & self._given
 
     def took(self, origins: Iterable[str]) -> None:
-        """These were taken over."""
+        """Note that these were taken over."""
         with self._lock:
             self._given -= frozenset(origins)
 
     def assign(self, origins: Iterable[str]) -> None:
-        """Want origins that an authority gave to this process, too."""
+        """Also want origins that an authority assigned to this process."""
         with self._lock:
             given = frozenset(origins)
             self._wanted |= given
@@ -75,7 +75,7 @@ class Source:
         self._changed()
 
     def revoke(self, origins: Iterable[str]) -> None:
-        """Want origins no more."""
+        """Want these origins no longer."""
         with self._lock:
             gone = frozenset(origins)
             self._wanted -= gone
@@ -83,7 +83,7 @@ class Source:
         self._changed()
 
     def replace(self, origins: Iterable[str]) -> None:
-        """Want exactly these, without authority over living owners."""
+        """Want exactly these origins, without the right to take from living owners."""
         with self._lock:
             before, self._wanted = self._wanted, frozenset(origins)
             self._given &= self._wanted
@@ -92,46 +92,46 @@ class Source:
 
 
 class CombinedSource(Source):
-    """Wants what any of several sources wants."""
+    """Wants every origin that one of several sources wants."""
 
     def __init__(self, *sources: Source) -> None:
         super().__init__()
         self._sources = sources
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Start all of them."""
+        """Start all sources."""
         for source in self._sources:
             source.start(changed)
 
     def stop(self) -> None:
-        """Stop all of them."""
+        """Stop all sources."""
         for source in self._sources:
             source.stop()
 
     @property
     def wanted(self) -> frozenset[str]:
-        """The origins that any of them wants."""
+        """The origins that any source wants."""
         return frozenset().union(*(source.wanted for source in self._sources))
 
     def claims(self, origins: Iterable[str]) -> frozenset[str]:
-        """What any of them may take from a living owner."""
+        """The origins that any source may take from a living owner."""
         asked = frozenset(origins)
         return frozenset().union(*(source.claims(asked) for source in self._sources))
 
     def took(self, origins: Iterable[str]) -> None:
-        """These were taken over."""
+        """Note that these were taken over."""
         taken = frozenset(origins)
         for source in self._sources:
             source.took(taken)
 
 
 class WatchingSource(Source, ABC):
-    """A source with a thread that asks somebody, and goes on after errors."""
+    """A source with a thread that asks a server, and goes on after errors."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.refused: Callable[[ConfigurationError], None] = lambda error: None
-        """Told when it cannot go on before a setting is changed."""
+        """Called when the source cannot go on until a setting is changed."""
         self._name = name
         self._loop = Loop(name, self._watch, failed=self._note_failure)
 
@@ -150,7 +150,7 @@ class WatchingSource(Source, ABC):
         """Ask until the loop is stopped; yield after each answer."""
 
     def _fail(self) -> None:
-        """An answer did not come."""
+        """React to an answer that did not come; does nothing by default."""
 
     def _note_failure(self, error: BaseException) -> None:
         self._fail()

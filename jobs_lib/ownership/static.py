@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class StaticSource(Source):
-    """Always the same origins, taken over from whoever has them, once, at start."""
+    """Always wants the same origins; takes them once, at start, from any owner."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         super().__init__()
         self._origins = frozenset(origins)
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Want them from now on."""
+        """Want the origins from now on."""
         super().start(changed)
         self.assign(self._origins)

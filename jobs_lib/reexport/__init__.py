@@ -1,10 +1,10 @@
-"""Re-export an entity: send its current states again, at a rate, from any point on.
+"""Re-export an entity: send its current states again, at a rate, resumable anywhere.
 
     start ─▶ ranges in a table ─▶ engine: one transaction a range ─▶ chunk jobs
           ─▶ executor: chunk_handler ─▶ id-only outbox rows ─▶ relay, at the rate
 
-What may run twice and what not: a range is loaded once, a chunk job's rows are written
-once; the relay sends at least once, like everything it sends.
+A range is loaded exactly once, and a chunk job's rows are written exactly once. The
+relay sends them at least once, as it sends everything.
 """
 
 from __future__ import annotations

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 CHUNK_TYPE = "jobs_lib.reexport"
 """The type of the chunk jobs; their handler takes ``reexport`` and ``keys``."""
 OUTBOX_SECONDS = 10
-"""How many seconds of the rate may wait in the outbox: little, so that a change of the
-rate, a pause and a cancel are felt at once and live rows find a short table."""
+"""Seconds of the rate that may wait in the outbox. They are few, so that a change of
+the rate, a pause or a cancel takes effect at once and live rows find a short table."""
 OUTBOX_ROWS = 50_000
-"""Rows that may wait at most, whatever the rate: they are counted."""
-_LOOK_AGAIN = 0.5
+"""Rows that may wait at most, at any rate: they are counted each time."""
+_COUNT_EVERY = 0.5
 _SHORTEST_SNOOZE = 0.5
 _LONGEST_SNOOZE = 60.0
 
 
 @dataclass(slots=True)
 class _Room:
-    """What was found at the last look, shared by the threads of a process."""
+    """The outbox's room when it was counted last, shared by a process's threads."""
 
     until: float
-    """When to look again, by the monotonic clock."""
+    """When to count again, by the monotonic clock."""
     rows: int
     """Rows that may still be written until then; below zero while paused."""
     left: int
@@ -55,11 +55,11 @@ class ChunkExporter:
     def export(self, job: Job, reexport: int, keys: list[str]) -> None:
         """Write id-only outbox rows for the keys, in the job's own transaction.
 
-        Rows and completion commit together, so that every key is written once. A
-        cancelled re-export's chunk completes without writing.
+        Rows and completion commit together, so every key is written once. A chunk of a
+        cancelled re-export completes without writing.
 
         Raises:
-            RateLimited: the outbox holds as much as the rate allows.
+            RateLimited: the outbox holds as many rows as the rate allows.
             Snooze: the re-export is paused.
         """
         known = (job.installation, reexport)
@@ -69,7 +69,7 @@ class ChunkExporter:
             self._write(connection, known, reexport, keys)
 
     def _full(self, known: tuple[object, int], wanted: int) -> _Room | None:
-        # Without any SQL: most jobs that ask while the outbox is full are refused.
+        # Without SQL: while the outbox is full, most jobs are refused here.
         with self._lock:
             room = self._rooms.get(known)
             if room is None or time.monotonic() >= room.until:
@@ -100,7 +100,7 @@ class ChunkExporter:
                 rows = -1
                 if state != "paused":
                     rows = allowed - _count(connection, queries, reexport, allowed)
-                room = _Room(time.monotonic() + _LOOK_AGAIN, rows, left, rate)
+                room = _Room(time.monotonic() + _COUNT_EVERY, rows, left, rate)
                 if len(self._rooms) > 100:
                     self._rooms.clear()
                 self._rooms[known] = room
@@ -122,17 +122,17 @@ class ChunkExporter:
 
 
 def allowed_rows(rate: int, chunk: int) -> int:
-    """Rows of a re-export that may wait in the outbox at this rate (records/minute)."""
-    # Two chunks at least: one to be sent while the next one is written.
+    """Return the rows that may wait in the outbox at this rate (records/minute)."""
+    # At least two chunks: one is sent while the next one is written.
     return max(2 * chunk, min(OUTBOX_ROWS, rate * OUTBOX_SECONDS // 60))
 
 
 def snooze_bound(left: int, rate: int) -> float:
-    """Seconds that a chunk job sleeps at most, with ``left`` keys before the end.
+    """Return the longest sleep of a chunk job, with ``left`` keys before the end.
 
-    A quarter of the time that is left: so about eight of the sleeping jobs wake up for
-    each one that is let in, however many there are, and none wakes up every second of
-    a long night.
+    It is a quarter of the time that is left. So about eight sleeping jobs wake up for
+    each one that may write, however many there are, and no job wakes up every second
+    for a whole night.
     """
     return min(_LONGEST_SNOOZE, max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4))
 
@@ -140,7 +140,7 @@ def snooze_bound(left: int, rate: int) -> float:
 def chunk_handler(
     queries: Callable[[], Queries],
 ) -> Callable[[Job, int, list[str]], None]:
-    """The handler of :data:`CHUNK_TYPE` for one schema, to be registered as a job."""
+    """Make the handler of :data:`CHUNK_TYPE` for one schema, to register as a job."""
     exporter = ChunkExporter(queries)
 
     def export_chunk(job: Job, reexport: int, keys: list[str]) -> None:

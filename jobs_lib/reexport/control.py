@@ -1,4 +1,4 @@
-"""Pause, resume, cancel a re-export, change its rate, and see how far it is."""
+"""Pause, resume or cancel a re-export, change its rate, and read its progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE_LIMIT = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a re-export is."""
+    """The progress of a re-export."""
 
     id: int
     entity: str
@@ -29,7 +29,7 @@ class Progress:
     rate: int
     """Records a minute."""
     total: int
-    """Keys in all: as planned for the ranges that are not yet loaded."""
+    """All keys; ranges that are not loaded yet count as planned."""
     sent: int
     superseded: int
     """Keys that were not sent because a newer live record was waiting."""
@@ -37,7 +37,7 @@ class Progress:
     loaded_ranges: int
     started_at: datetime
     eta: datetime | None
-    """When it ends at this rate, by the database's clock; None unless it goes on."""
+    """When it ends at this rate, by the database's clock; None if it does not run."""
     finished_at: datetime | None
     loaded: int
     """Keys whose chunk jobs are in the table, or done."""
@@ -49,12 +49,12 @@ class Progress:
 
     @property
     def left(self) -> int:
-        """Keys that are still to be sent."""
+        """Keys that must still be sent."""
         return max(0, self.total - self.sent - self.superseded)
 
 
 def status(database: Database, entity: str) -> Progress:
-    """How far the entity's latest re-export is; notes its end if it has come.
+    """Read the progress of the entity's latest re-export; marks it as ended if it is.
 
     Raises:
         ReexportError: the entity was never re-exported.
@@ -66,7 +66,7 @@ def status(database: Database, entity: str) -> Progress:
 
 
 def pause(database: Database, entity: str) -> Progress:
-    """Send no more records until :func:`resume`; loading goes on."""
+    """Stop sending records until :func:`resume`; loading goes on."""
     return _change(database, entity, "pause_reexport")
 
 
@@ -76,7 +76,7 @@ def resume(database: Database, entity: str) -> Progress:
 
 
 def cancel(database: Database, entity: str) -> Progress:
-    """End it for good: what is not yet sent is never sent. Cannot be taken back."""
+    """End it for good: unsent records are never sent. This cannot be undone."""
     return _change(database, entity, "cancel_reexport")
 
 
@@ -84,16 +84,16 @@ def set_rate(database: Database, entity: str, rate: int) -> Progress:
     """Change the rate, in records a minute, from now on.
 
     Raises:
-        ReexportError: the rate is out of range, or nothing is going on.
+        ReexportError: the rate is out of range, or no re-export is running.
     """
     return _change(database, entity, "change_rate", rate=check_rate(rate))
 
 
 def check_rate(rate: int) -> int:
-    """The rate, in records a minute, if it is one.
+    """Return the rate, in records a minute, if it is valid.
 
     Raises:
-        ReexportError: it is out of range.
+        ReexportError: the rate is out of range.
     """
     if not 1 <= rate <= RATE_LIMIT:
         raise ReexportError(
@@ -106,9 +106,9 @@ def check_rate(rate: int) -> int:
 def finish_if_done(
     connection: psycopg.Connection[Any], queries: Queries, reexport: int
 ) -> bool:
-    """Note that a re-export has ended, if every key is sent; whether it was this call.
+    """Mark a re-export as ended if every key is sent; returns whether this call did.
 
-    Cheap enough for the relay to ask after each block of a re-export.
+    It is cheap enough for the relay to call it after each block of a re-export.
     """
     row = connection.execute(
         queries["finish_reexport"], {"reexport": reexport}, prepare=True
@@ -119,7 +119,7 @@ def finish_if_done(
 def find_latest(
     connection: psycopg.Connection[Any], queries: Queries, entity: str
 ) -> int:
-    """The id of the entity's latest re-export.
+    """Find the id of the entity's latest re-export.
 
     Raises:
         ReexportError: there is none.
@@ -136,7 +136,7 @@ def find_latest(
 def read_progress(
     connection: psycopg.Connection[Any], queries: Queries, reexport: int
 ) -> Progress:
-    """How far one re-export is.
+    """Read the progress of one re-export.
 
     Raises:
         ReexportError: there is none with this id.

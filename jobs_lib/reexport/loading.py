@@ -27,7 +27,7 @@ _LONGEST_CHARACTER = 4
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What a loader must know; plain data, so that it can be sent to a task."""
+    """The parameters of a loader: plain data, so that they can be sent to a task."""
 
     reexport: int
     started_at: datetime
@@ -42,17 +42,17 @@ class Loading:
 def load_range(
     connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
 ) -> int | None:
-    """Load one range; returns its keys, or None if there was nothing to do.
+    """Load one range; returns the number of keys, or None if there was nothing to do.
 
-    Reading, inserting and the note that the range is loaded are one transaction behind
-    the lock of the range's row. However often a range is loaded, by however many
-    loaders at once, and wherever one of them dies: each key is in exactly one job.
+    One transaction, under a lock on the range's row, reads the keys, inserts the jobs
+    and marks the range as loaded. So each key is in exactly one job, no matter how
+    often a range is loaded, how many loaders try it at once, and where one dies.
 
     Args:
         connection: in autocommit mode, to the database that holds table and jobs.
-        queries: of the library's schema.
-        loading: what to load.
-        number: of the range.
+        queries: for the library's schema.
+        loading: the parameters.
+        number: the range's number.
 
     Raises:
         ReexportError: there is no such range, or no such re-export any more.
@@ -79,7 +79,7 @@ def load_range(
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
-        # Last, since all loaders and the relay share this row: it is held shortly.
+        # Last, because all loaders and the relay share this row: the lock is short.
         connection.execute(queries["lock_reexport"], this)
         connection.execute(queries["count_range"], this)
     return len(keys)
@@ -88,9 +88,9 @@ def load_range(
 def encode_chunks(
     loading: Loading, number: int, keys: Sequence[str]
 ) -> Iterator[bytes]:
-    """The chunk jobs of a range as lines of COPY's text format, in blocks.
+    """Yield the chunk jobs of a range as lines of COPY's text format, in blocks.
 
-    The origins go round: every pod gets its share of each range.
+    They are spread over the origins in turn, so every pod gets its share of each range.
     """
     lines: list[bytes] = []
     head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
@@ -114,8 +114,8 @@ def _read_keys(
     lower: str | None,
     upper: str | None,
 ) -> list[str]:
-    # A range is small, and a COPY in and a COPY out cannot share a connection: so its
-    # keys are read into memory first.
+    # COPY in and COPY out cannot share a connection, so the keys are read into memory
+    # first. A range is small enough for that.
     name = "source_keys_unique" if source.unique else "source_keys"
     rows = connection.execute(
         source.query(queries, name), {"lower": lower, "upper": upper}, prepare=True
@@ -124,7 +124,7 @@ def _read_keys(
 
 
 def _check_keys(keys: Sequence[str]) -> None:
-    """Refuse keys that the outbox could not store: no retry would write their chunk."""
+    """Refuse keys that the outbox cannot store: no retry could write their chunk."""
     if "" in keys:
         raise ReexportError(
             "a key is empty: a record's key has at least one byte. Give the row a key, "
@@ -142,7 +142,7 @@ class SqlEngine:
     """Loads ranges one after the other over one connection of this process."""
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
-        """Load the ranges that nobody has loaded yet."""
+        """Load those of the ranges that are not loaded yet."""
         with database.connect("re-export") as connection:
             for number in ranges:
                 load_range(connection, database.queries, loading, number)

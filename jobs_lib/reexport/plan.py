@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.queries import Queries
 
 KEYS_PER_RANGE = 10_000
-"""What one range holds when nobody says how many ranges there shall be."""
+"""Keys in a range, if the number of ranges is not given."""
 RANGE_LIMIT = 10_000
-"""Ranges at most: a range of a larger table holds more keys."""
+"""The largest number of ranges: in larger tables a range holds more keys."""
 SAMPLED_FROM = 5_000_000
-"""Rows from which on ranges are cut by a sample: a sort of all keys takes minutes."""
+"""Tables of this many rows are cut by a sample: sorting all keys takes minutes."""
 _SAMPLE_ROWS = 500_000
 
 
@@ -32,36 +32,36 @@ class Range:
     lower: str | None
     upper: str | None
     keys: int
-    """How many keys it holds, as planned."""
+    """The planned number of keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a re-export is going to load."""
+    """The source and the ranges that a re-export loads."""
 
     source: Source
     ranges: tuple[Range, ...]
 
     @property
     def total(self) -> int:
-        """Keys in all; an estimate where the ranges were cut by a sample."""
+        """The number of all keys; an estimate if a sample cut the ranges."""
         return sum(piece.keys for piece in self.ranges)
 
 
 def range_size(total: int, ranges: int | None) -> int:
-    """Keys in a range when ``total`` keys shall make ``ranges`` ranges."""
+    """Return the keys in each range when ``total`` keys make ``ranges`` ranges."""
     if ranges is None:
         ranges = min(RANGE_LIMIT, max(1, -(-total // KEYS_PER_RANGE)))
     return max(1, -(-total // ranges))
 
 
 def make_ranges(cuts: Sequence[str], total: int) -> tuple[Range, ...]:
-    """Ranges that begin at the cuts, which are in order: every key is in exactly one.
+    """Make ranges that begin at the sorted cuts: every key is in exactly one.
 
-    The first range is open downwards and the last one upwards, so that keys that are
+    The first range has no lower bound and the last one no upper bound, so keys that are
     inserted after the planning lie in one of them, too.
     """
-    # Equal cuts would make a range that is empty.
+    # Equal cuts would make an empty range.
     distinct = list(dict.fromkeys(cuts))
     bounds: list[str | None] = [None, *distinct, None]
     count = len(bounds) - 1
@@ -80,23 +80,24 @@ def plan_ranges(
 ) -> Plan:
     """Cut the keys of the entity's table into ranges of about equal size.
 
-    Works for any key type that PostgreSQL can sort, whatever the skew of its values; a
-    key that stands in many rows counts once.
+    It works for any key type that PostgreSQL can sort, however skewed the values are. A
+    key in many rows counts once.
 
     Args:
         connection: to the service's database.
-        queries: of the library's schema.
+        queries: for the library's schema.
         entity: what ``@app.entity`` declared.
-        ranges: how many. Defaults to one for each 10,000 keys, 10,000 at most.
-        sampled_from: rows from which on a sample decides.
+        ranges: the number of ranges. Defaults to one for each 10,000 keys, 10,000 at
+            most.
+        sampled_from: with this many rows or more, a sample decides.
 
     Raises:
         ReexportError: the table or column is missing, or a row has no key.
     """
     if ranges is not None and not 1 <= ranges <= RANGE_LIMIT:
         raise ReexportError(
-            f"a re-export has 1 to {RANGE_LIMIT:,} ranges, not {ranges}: leave it out "
-            f"for one range for each {KEYS_PER_RANGE:,} keys"
+            f"a re-export has 1 to {RANGE_LIMIT:,} ranges, not {ranges}: without a "
+            f"number there is one for each {KEYS_PER_RANGE:,} keys"
         )
     with connection.transaction():
         connection.execute(queries["settle_text_forms"])

@@ -1,4 +1,4 @@
-"""Start a re-export, or go on with one that was interrupted."""
+"""Start a re-export, or continue one that was interrupted."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.queries import Queries
 
 CHUNK = 100
-"""Keys in one chunk job, unless said otherwise."""
+"""The default number of keys in one chunk job."""
 AHEAD = 2_000_000
-"""Keys that are loaded and not yet sent, unless said otherwise: the jobs of a billion
+"""The default limit of keys that are loaded and not yet sent. The jobs of a billion
 keys would crowd the table for a whole night, so the loader waits."""
 _PAUSE = 1.0
 
 
 class Engine(Protocol):
-    """Loads ranges: one after the other, or by Spark in parallel."""
+    """Loads ranges: one after the other, or in parallel by Spark."""
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
-        """Load each of the ranges that is not loaded yet."""
+        """Load those of the ranges that are not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A re-export that is in the table, with its ranges."""
+    """A re-export whose ranges are in the table."""
 
     id: int
     resumed: bool
-    """Whether it was there before."""
+    """Whether it had begun before."""
     loading: Loading
 
 
@@ -57,19 +57,19 @@ def start(
     ahead: int = AHEAD,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Begin a re-export and load it, or go on where an earlier start was interrupted.
+    """Begin a re-export and load it, or continue one that was interrupted.
 
-    Returns when everything is loaded; executors and relays do the rest. The entity's
-    unfinished re-export, if there is one, gets the new rate and keeps its ranges.
+    Returns when everything is loaded; executors and relays do the rest. If the entity
+    has an unfinished re-export, that one gets the new rate and keeps its ranges.
 
     Args:
         database: holds the entity's table and the library's schema.
         entity: what ``@app.entity`` declared.
         rate: records a minute at the topic.
-        engine: what loads the ranges. Defaults to this process, one after the other.
-        ranges: into how many ranges the keys are cut. Defaults to 10,000 keys in each.
+        engine: loads the ranges. Defaults to this process, one range after the other.
+        ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job. Defaults to 100.
-        ahead: keys that may be loaded and not yet sent: at more, the call waits.
+        ahead: keys that may be loaded and not yet sent; with more, the call waits.
             Defaults to two million.
         on_progress: called before each wave of ranges and at the end.
 
@@ -88,7 +88,7 @@ def begin(
     ranges: int | None = None,
     chunk: int = CHUNK,
 ) -> Begun:
-    """Plan a re-export and write it down, or find the unfinished one and set its rate.
+    """Plan a re-export and store it, or find the unfinished one and set its rate.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
@@ -120,7 +120,7 @@ def begin(
                     connection.execute(queries["plan_ranges"], values)
                     loading = Loading(row[0], row[1], source, chunk, topic, partitions)
                     return Begun(row[0], False, loading)
-            # Somebody else was faster: go on with theirs.
+            # Another process was faster: continue its re-export.
             unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
         source = find_source(connection, queries, entity)
         if unfinished is None:
@@ -151,7 +151,7 @@ def load(
     queries = database.queries
     this = {"reexport": begun.id}
     while True:
-        # A connection for each look: a wave may take an hour.
+        # A new connection each time: a wave may take an hour.
         with database.connect("re-export") as connection:
             progress = read_progress(connection, queries, begun.id)
             pending = connection.execute(queries["pending_ranges"], this).fetchall()
@@ -173,7 +173,7 @@ def load(
 def next_wave(
     pending: Sequence[tuple[int, int]], room: int, *, idle: bool
 ) -> list[int]:
-    """The ranges ``(number, keys)`` whose keys have room; one at least when idle."""
+    """Choose ranges ``(number, keys)`` whose keys fit; at least one when idle."""
     wave: list[int] = []
     for number, keys in pending:
         room -= keys

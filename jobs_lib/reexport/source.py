@@ -1,4 +1,4 @@
-"""The service's own table that holds an entity, as planner and loaders see it."""
+"""The service's own table of an entity, as the planner and the loaders see it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Source:
     """``table`` or ``schema.table``."""
     key: str
     type: str
-    """The key's type as SQL writes it."""
+    """The key's type, as written in SQL."""
     nullable: bool
     unique: bool
-    """Whether an index keeps the key unique; otherwise it is read as a set."""
+    """Whether an index keeps the key unique; otherwise duplicates are removed."""
     estimate: int | None
-    """Rows by the server's statistics; None where there are none, as for a view."""
+    """Rows by the server's statistics; None if there are none, as for a view."""
 
     def query(self, queries: Queries, name: str) -> sql.Composed:
-        """One of the queries ``source_…`` for this table."""
+        """Compose one of the queries ``source_…`` for this table."""
         text = cast("Any", queries[name].as_string(None))
         return sql.SQL(text).format(
             table=sql.Identifier(*self.table.split(".", 1)),
             key=sql.Identifier(self.key),
-            # From the server's catalogue, which quotes names where they need it.
+            # The type comes from the server's catalogue, which quotes it if needed.
             type=sql.SQL(cast("Any", self.type)),
         )
 
@@ -45,7 +45,7 @@ class Source:
 def find_source(
     connection: psycopg.Connection[Any], queries: Queries, entity: Entity
 ) -> Source:
-    """The table and key column of an entity.
+    """Find the table and key column of an entity.
 
     Raises:
         ReexportError: there is no such table or column in this database.

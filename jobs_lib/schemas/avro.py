@@ -1,7 +1,7 @@
 """Avro values in the wire format of Confluent: 0, the schema's id, the value.
 
-Values are written and read with fastavro. Types of Python that Avro has no form for are
-brought into their JSON form first, so that one declared type serves both.
+fastavro writes and reads the values. Python types without an Avro form are first
+brought into their JSON form, so that one declared type serves both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _PREFIX = struct.Struct(">bI")
 _MAGIC = 0
-# How those texts of fastavro begin that are made of names in the schema alone.
+# The beginnings of fastavro's texts that contain only names from the schema.
 _OF_SCHEMA = (
     "record contains more fields than the schema specifies",
     "no value and no default for",
@@ -56,7 +56,7 @@ _TELLING: Mapping[type[Exception], str] = {
     SchemaResolutionError: "the declared schema has no symbol or type for it",
     EOFError: "it ends too early",
     UnicodeDecodeError: "a text in it is not UTF-8",
-    ValueError: "a value in it has not the form that its field asks for",
+    ValueError: "a value in it does not have the form that its field needs",
     OverflowError: "a number in it is too large for its field",
 }
 _AS_THEY_ARE = (str, int, float, bytes, Decimal, date, time, type(None))
@@ -64,41 +64,41 @@ _AS_THEY_ARE = (str, int, float, bytes, Decimal, date, time, type(None))
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """A schema: as text for the registry, and parsed."""
+    """A schema: as text for the registry, and in parsed form."""
 
     text: str
     parsed: Any
     named: Mapping[str, Any]
-    """The records, enums and fixed of it, by full name."""
+    """Its records, enums and fixed types, by full name."""
     threshold: int | None
     """See :func:`jobs_lib.schemas.avro_limits.find_threshold`."""
 
 
 def parse_schema(text: str, named: Mapping[str, Any] | None = None) -> AvroSchema:
-    """A schema given as JSON.
+    """Parse a schema given as JSON.
 
     Args:
-        text: what an .avsc file holds.
+        text: the contents of an .avsc file.
         named: schemas that it refers to by full name.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: it is no schema; the message says why.
     """
     found = dict(named or {})
     try:
         parsed = fastavro.parse_schema(json.loads(text), named_schemas=found)
         threshold = find_threshold(parsed, found)
-    # fastavro raises whatever its code runs into.
+    # fastavro may raise any error of Python.
     except Exception as error:
         raise ValueError(explain(error)) from None
     return AvroSchema(text, parsed, found, threshold)
 
 
 def load_schema(source: SchemaSource, topic: str) -> AvroSchema:
-    """The schema of a declaration.
+    """Load the schema of a declaration.
 
     Raises:
-        ConfigurationError: the file is not there, or holds no Avro schema.
+        ConfigurationError: the file is missing, or holds no Avro schema.
     """
     if isinstance(source, str):
         raise ConfigurationError(
@@ -112,7 +112,7 @@ def load_schema(source: SchemaSource, topic: str) -> AvroSchema:
     except OSError as error:
         raise ConfigurationError(
             f"the schema of the topic {topic!r} cannot be read: {error}. A relative "
-            "path counts from the working folder: Path(__file__).with_name(…) does not"
+            "path depends on the working folder: Path(__file__).with_name(…) does not"
         ) from None
     except (TypeError, ValueError) as error:
         place = f" ({source})" if isinstance(source, Path) else ""
@@ -142,7 +142,7 @@ class AvroEncoder:
 
     @property
     def subject(self) -> str:
-        """Where the registry keeps the topic's schemas."""
+        """The subject under which the registry keeps the topic's schemas."""
         return f"{self._topic()}-value"
 
     def load(self) -> None:
@@ -157,26 +157,26 @@ class AvroEncoder:
             self._prefix = _PREFIX.pack(_MAGIC, found)
 
     def encode(self, value: Any) -> bytes:
-        """The value in the wire format."""
+        """Encode a value in the wire format."""
         self.load()
         try:
             checked = self._adapter.validate_python(value)
             datum = to_datum(
                 self._adapter.dump_python(checked, by_alias=True, warnings="error")
             )
-        # The checks of a type are the application's, and raise what they like.
+        # The application's own validators may raise anything.
         except Exception as error:
             raise refuse(error, self._adapter) from None
         output = BytesIO(self._prefix or b"")
         output.seek(_PREFIX.size)
         try:
-            # The writer alone takes numbers that are too large, and true for 1.
+            # The writer alone would accept numbers that are too large, and true for 1.
             validate(datum, self.schema.parsed)
-            # What the schema has no field for would be left out in silence.
+            # Strict: fields that the schema lacks would be left out silently.
             fastavro.schemaless_writer(
                 output, self.schema.parsed, datum, strict_allow_default=True
             )
-            # What no consumer could read is refused here.
+            # Refuse here what no consumer could read.
             _check(output.getvalue(), self.schema)
         except Exception as error:
             raise ValueError(_explain_datum(error)) from None
@@ -187,7 +187,7 @@ class AvroEncoder:
         read_id(data)
 
     def show(self, data: bytes) -> Any:
-        """What the bytes hold, by the topic's own schema."""
+        """Decode the bytes with the topic's own schema."""
         return _read(data, self.schema, None)[0]
 
 
@@ -195,8 +195,8 @@ class AvroDecoder:
     """Reads values with the schema that they were written with.
 
     Args:
-        adapter: of the type that the consumer declares.
-        schema: what they are brought into; None to leave them as they were written.
+        adapter: the adapter of the type that the consumer declares.
+        schema: the schema to convert them to; None to leave them as they were written.
         registry: knows the schemas that records name by id.
     """
 
@@ -226,7 +226,7 @@ class AvroDecoder:
         writer = self._registry().read_schema(schema_id)
         try:
             datum, rest = _read(data, writer, self._reader)
-        # Bytes of anything else lead fastavro anywhere.
+        # Other bytes may make fastavro raise any error.
         except Exception as error:
             raise ValueError(
                 f"it does not hold the Avro schema {schema_id}: {_explain_datum(error)}"
@@ -242,13 +242,13 @@ class AvroDecoder:
 
 
 def check_fields(adapter: TypeAdapter[Any], schema: AvroSchema, topic: str) -> None:
-    """Refuse a type whose every value would be refused, where that can be told."""
+    """Refuse a type if the schema would refuse its every value, as far as is known."""
     try:
         with warnings.catch_warnings():
-            # Of defaults that have no JSON form, which is no matter here.
+            # They are about defaults without a JSON form, which do not matter here.
             warnings.simplefilter("ignore")
             described = adapter.json_schema(mode="serialization")
-    except PydanticUserError:  # what it holds is known at the first value only
+    except PydanticUserError:  # its fields are known only with the first value
         return
     if reference := described.get("$ref"):
         described = described["$defs"][reference.rpartition("/")[2]]
@@ -272,7 +272,7 @@ def check_fields(adapter: TypeAdapter[Any], schema: AvroSchema, topic: str) -> N
 def _read(
     data: bytes, writer: AvroSchema, reader: AvroSchema | None
 ) -> tuple[Any, int]:
-    """The value behind the prefix, and how many bytes are left."""
+    """Read the value behind the prefix; returns it, and how many bytes are left."""
     _check(data, writer)
     stream = BytesIO(data)
     stream.seek(_PREFIX.size)
@@ -288,7 +288,7 @@ def _check(data: bytes, schema: AvroSchema) -> None:
 
 
 def _explain_datum(error: Exception) -> str:
-    """What fastavro says of a value, without the value."""
+    """Give fastavro's reason without the value."""
     if isinstance(error, LimitError):
         return str(error)
     if isinstance(error, ValidationError):
@@ -320,10 +320,10 @@ def _name(schema: Any) -> str:
 
 
 def read_id(data: bytes) -> int:
-    """The id of the schema that a value was written with.
+    """Read the id of the schema that a value was written with.
 
     Raises:
-        ValueError: the bytes are not in that format.
+        ValueError: the bytes are not in the wire format.
     """
     if len(data) < _PREFIX.size or data[0] != _MAGIC:
         raise ValueError("it does not start with 0 and the id of an Avro schema")
@@ -331,7 +331,7 @@ def read_id(data: bytes) -> int:
 
 
 def to_datum(value: Any) -> Any:
-    """A value in types that Avro's writer knows.
+    """Convert a value to types that Avro's writer knows.
 
     A datetime without a time zone counts as UTC, wherever the code runs.
     """

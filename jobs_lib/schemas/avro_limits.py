@@ -1,12 +1,12 @@
-"""How much a few bytes of Avro may ask for: fastavro itself knows no limits.
+"""Limit how much a few bytes of Avro may ask for: fastavro itself has no limits.
 
 With most schemas every item takes a byte of the value, so the bytes are the limit.
 Three kinds of schema need a limit of ours:
 
 - Items that take no byte: a number of five bytes makes a list of a hundred million.
-- A type that holds itself: fastavro reads it by recursion in C, and some thousand
+- A type that contains itself: fastavro reads it by recursion in C, and some thousand
   levels end the process.
-- Decimals: a megabyte of digits, brought into base ten, holds the interpreter for
+- Decimals: converting a megabyte of digits to base ten blocks the interpreter for
   minutes.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MOST_EMPTY = 10_000
-"""Items of all lists in a value that take no byte, such as nulls."""
+"""Items without a byte of their own, such as nulls, in all lists of a value."""
 MOST_DECIMAL = int(MOST_DIGITS * math.log2(10) / 8)
-"""Bytes of a decimal: as many as its digits take."""
+"""Bytes of a decimal: as many as its largest number of digits takes."""
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _RECORDS = ("record", "error")
 _INNER = {"array": "items", "map": "values"}
@@ -33,14 +33,14 @@ _ENDS_EARLY = "it ends too early"
 
 
 class LimitError(ValueError):
-    """The bytes ask for more than is read; the text holds no value."""
+    """The bytes ask for too much; the text contains no value."""
 
 
 def find_threshold(schema: Any, named: Mapping[str, Any]) -> int | None:
-    """From how many bytes on a value may be out of proportion; None if none can be.
+    """Find the size from which a value may ask for too much; None if none can.
 
     Args:
-        schema: parsed.
+        schema: the parsed schema.
         named: the schemas that it refers to by full name.
     """
     threshold = None
@@ -55,12 +55,12 @@ def find_threshold(schema: Any, named: Mapping[str, Any]) -> int | None:
 def check_limits(
     data: bytes, start: int, schema: Any, named: Mapping[str, Any]
 ) -> None:
-    """Go over a value without building it, and refuse what would be out of proportion.
+    """Walk over a value without building it, and refuse it if it asks for too much.
 
     Args:
-        data: holds the value.
-        start: where in the data it begins.
-        schema: that it was written with, parsed.
+        data: contains the value.
+        start: where the value begins.
+        schema: the schema that it was written with, parsed.
         named: the schemas that it refers to by full name.
 
     Raises:
@@ -70,7 +70,7 @@ def check_limits(
 
 
 class _Walk:
-    """Goes over a value without building it."""
+    """Walks over a value without building it."""
 
     def __init__(self, data: bytes, start: int, named: Mapping[str, Any]) -> None:
         self.at = start
@@ -160,7 +160,7 @@ def _place(field: str) -> str:
 
 
 def _resolve(schema: Any, named: Mapping[str, Any]) -> tuple[Any, str]:
-    """A schema and its kind, behind names and annotations."""
+    """Follow names and annotations to a schema; returns it and its kind."""
     while True:
         if isinstance(schema, list):
             return schema, "union"
@@ -195,7 +195,7 @@ def _walk(
     around: tuple[str, ...] = (),
     seen: set[str] | None = None,
 ) -> Iterator[tuple[Any, str]]:
-    """All schemas in a schema, each record once, with their kinds."""
+    """Yield all schemas in a schema with their kinds, each record once."""
     seen = set() if seen is None else seen
     schema, kind = _resolve(schema, named)
     if kind in _RECORDS:

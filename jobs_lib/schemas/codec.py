@@ -1,4 +1,4 @@
-"""Encoders and decoders of values. Avro is imported where a schema is declared only."""
+"""Encoders and decoders of values. Avro is imported only if a schema is declared."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry
 
 SchemaSource: TypeAlias = Path | Mapping[str, Any]
-"""An Avro schema: the path of its .avsc file, or what such a file holds."""
+"""An Avro schema: the path of its .avsc file, or the contents of such a file."""
 REGISTERED: Literal["registered"] = "registered"
-"""Of a consumer: values are read as the schema says that they were written with."""
+"""For consumers: values are read with the schema that they were written with."""
 _TAKE_BYTES = {"any", "bytes", "nullable", "union"}
-"""Kinds of core schemas by which a value may be bytes of any form."""
+"""Kinds of core schemas that accept bytes of any form."""
 
 
 class Encoder(Protocol):
     """Makes the bytes of a topic's values."""
 
     content_type: str
-    """The media type of the bytes; empty where nobody knows it."""
+    """The media type of the bytes; empty if it is not known."""
     labels_rows: bool
-    """Whether each row holds its content type: it is right whatever is declared when
-    the row leaves."""
+    """Whether each row stores its content type, so that it stays right even if the
+    declaration changes before the row leaves."""
 
     def encode(self, value: Any) -> bytes:
-        """The value as the record holds it.
+        """Encode a value for its record.
 
         Raises:
             ValueError: it does not fit; the message says why.
         """
 
     def check(self, data: bytes) -> None:
-        """Tell whether bytes are of its form, as far as that can be seen at once.
+        """Check that bytes have this encoder's format, as far as can be seen at once.
 
         Raises:
-            ValueError: they are not; nobody could read them.
+            ValueError: they do not; no consumer could read them.
         """
 
     def show(self, data: bytes) -> Any:
-        """What bytes of its own hold, in plain types, for people and tests."""
+        """Decode bytes of this encoder into plain types, for people and tests."""
 
     def load(self) -> None:
-        """Look up now what would be asked for at the first value."""
+        """Look up now what encoding the first value would ask for."""
 
 
 class Decoder(Protocol):
     """Makes values of a record's bytes."""
 
     asks: bool
-    """Whether there is something to :meth:`prepare`."""
+    """Whether :meth:`prepare` is needed."""
 
     def decode(self, data: bytes) -> Any:
-        """The value that the bytes hold.
+        """Decode the value in the bytes.
 
         Raises:
-            ValueError: they cannot be read, and never will be by this code.
+            ValueError: this code can never read the bytes.
         """
 
     def prepare(self, data: bytes) -> None:
-        """Fetch what is needed to decode, so that :meth:`decode` asks nobody.
+        """Fetch what :meth:`decode` needs, so that it asks no server.
 
         Raises:
-            ValueError: they cannot be read.
-            UnavailableError: whoever has to be asked does not answer now.
+            ValueError: the bytes cannot be read.
+            UnavailableError: a server that must be asked does not answer now.
         """
 
     def load(self) -> None:
-        """Find out now whether all that has to be set is set."""
+        """Check now that all needed settings are set."""
 
 
 class JsonCodec:
-    """Values as JSON; those that are ``bytes`` already are taken as they are."""
+    """Values as JSON; ``bytes`` are taken as they are."""
 
     content_type = "application/json"
     labels_rows = False
@@ -91,7 +91,7 @@ class JsonCodec:
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
         self._lossy = may_lose(adapter.core_schema)
-        # Of such a type, bytes may be no JSON.
+        # Bytes of such a type need not be JSON.
         self._open = adapter.core_schema["type"] in _TAKE_BYTES
 
     def encode(self, value: Any) -> bytes:
@@ -102,9 +102,9 @@ class JsonCodec:
             return value
         try:
             checked = self._adapter.validate_python(value)
-            # A dataclass made without checks is found out only here.
+            # Only this finds a dataclass that was made without checks.
             encoded = self._adapter.dump_json(checked, by_alias=True, warnings="error")
-        # The checks of a type are the application's, and raise what they like.
+        # The application's own validators may raise anything.
         except Exception as error:
             raise refuse(error, self._adapter) from None
         check_limits(encoded)
@@ -119,7 +119,7 @@ class JsonCodec:
         return encoded
 
     def check(self, data: bytes) -> None:
-        """See :class:`Encoder`: a service may have its own idea of JSON."""
+        """Check nothing, see :class:`Encoder`: a service may write its own JSON."""
 
     def show(self, data: bytes) -> Any:
         """See :class:`Encoder`."""
@@ -133,21 +133,21 @@ class JsonCodec:
             raise refuse(error, self._adapter) from None
 
     def prepare(self, data: bytes) -> None:
-        """See :class:`Decoder`: nothing is needed."""
+        """Do nothing, see :class:`Decoder`."""
 
     def load(self) -> None:
-        """Nothing is looked up."""
+        """Do nothing, see :class:`Encoder`."""
 
 
 class BytesCodec(JsonCodec):
-    """Values that are bytes, whatever they hold."""
+    """Values that are bytes of any form."""
 
-    # To name one that says nothing is not asked for (RFC 9110, 8.3), and costs each
-    # record a header.
+    # A type that says nothing may be left out (RFC 9110, 8.3), which saves each record
+    # a header.
     content_type = ""
 
     def decode(self, data: bytes) -> bytes:
-        """The bytes as they are."""
+        """Return the bytes as they are."""
         return data
 
 
@@ -158,17 +158,17 @@ def make_encoder(
     registry: Callable[[], Registry],
     in_kafka: Callable[[str], str],
 ) -> Encoder:
-    """The encoder of a topic's values.
+    """Make the encoder of a topic's values.
 
     Args:
-        topic: its name, as it is declared.
-        value: their type.
-        schema: of Avro; None for JSON or bytes.
+        topic: the declared name.
+        value: the values' type.
+        schema: an Avro schema; None for JSON or bytes.
         registry: finds the schema registry, at the first use.
         in_kafka: gives the topic's name in Kafka, at the first use.
 
     Raises:
-        ConfigurationError: the type has no such form, or the schema cannot be used.
+        ConfigurationError: the type has no JSON form, or the schema cannot be used.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(value)
@@ -178,7 +178,7 @@ def make_encoder(
             f"{error.message.splitlines()[0]}"
         ) from None
     if schema is None:
-        # Its JSON would have read it, and what became null of it could not be told.
+        # Making the JSON would use the iterable up, so a null could not be explained.
         if reads_once(adapter.core_schema):
             raise ConfigurationError(
                 f"the values of the topic {topic!r} hold an iterable or a generator, "
@@ -199,7 +199,7 @@ def make_decoder(
     schema: SchemaSource | Literal["registered"] | None,
     registry: Callable[[], Registry],
 ) -> Decoder:
-    """The decoder of the values that a consumer reads.
+    """Make the decoder of the values that a consumer reads.
 
     Raises:
         ConfigurationError: the schema cannot be used.
@@ -215,7 +215,7 @@ def make_decoder(
 
 
 def show_json(data: bytes) -> Any:
-    """What bytes hold as JSON; those that are none stay as they are."""
+    """Read bytes as JSON; other bytes are returned as they are."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -223,7 +223,7 @@ def show_json(data: bytes) -> Any:
 
 
 def refuse(error: Exception, adapter: TypeAdapter[Any]) -> ValueError:
-    """What pydantic says of a value, without the value."""
+    """Make an error of pydantic's reason, without the value."""
     return ValueError(explain_refusal(error, adapter.core_schema))
 
 

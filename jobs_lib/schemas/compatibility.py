@@ -1,8 +1,8 @@
 """Whether values written with one schema can be read with another: Avro's resolution.
 
-Two things that the specification lets pass do not fit here. A logical type that turns
-into another one: the number would be taken for something else, such as cents for euros.
-And bytes that are read as a string: not all of them are UTF-8.
+Two changes that the specification allows are refused here. If a logical type turns into
+another one, numbers would change their meaning, such as cents to euros. And not all
+bytes are UTF-8, so bytes cannot be read as a string.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PROMOTED = {
     "double": {"int", "long", "float"},
     "bytes": {"string"},
 }
-"""What else each type can read."""
+"""The other types that each type can read."""
 
 
 class Misfit(NamedTuple):
-    """Why values cannot be read."""
+    """A reason why values cannot be read."""
 
     path: str
     """The field, such as ``crew[].name``; empty for the value itself."""
@@ -34,9 +34,9 @@ class Misfit(NamedTuple):
 
 
 def list_misfits(reader: AvroSchema, writer: AvroSchema) -> list[Misfit]:
-    """What keeps ``reader`` from reading all that ``writer`` may write; empty if none.
+    """List what keeps ``reader`` from reading values of ``writer``; empty if nothing.
 
-    Of several that have the same field each is listed.
+    If several reasons are about the same field, all are listed.
     """
     return _Comparison(reader.named, writer.named).compare(
         reader.parsed, writer.parsed, ""
@@ -48,7 +48,7 @@ class _Comparison:
         self._readers = readers
         self._writers = writers
         self._compared: set[tuple[str, str]] = set()
-        """Records by name: one that holds itself is compared once."""
+        """Records by name: a record that contains itself is compared once."""
 
     def compare(self, reader: Any, writer: Any, path: str) -> list[Misfit]:
         reader = self._readers.get(reader, reader) if _is_name(reader) else reader
@@ -77,11 +77,11 @@ class _Comparison:
     def _compare_branches(
         self, branches: list[Any], writer: Any, path: str
     ) -> list[Misfit]:
-        """Some branch of a union has to take it; else what the likeliest one lacks."""
+        """Find a branch of a union that fits; else list what the nearest one lacks."""
         nearest = None
         compared = self._compared
         for branch in branches:
-            # What a branch that fails has compared is compared again for the next.
+            # Records compared in a branch that fails are compared again in the next.
             self._compared = set(compared)
             misfits = self.compare(branch, writer, path)
             if not misfits:
@@ -106,12 +106,12 @@ class _Comparison:
             if source is not None:
                 misfits += self.compare(field["type"], source["type"], place)
             elif "default" not in field:
-                misfits.append(Misfit(place, "it is not there, and has no default"))
+                misfits.append(Misfit(place, "it is missing, and has no default"))
         return misfits
 
 
 def _compare_named(kind: str, reader: Any, writer: Any) -> str:
-    """What is wrong with a named type, apart from the fields of a record."""
+    """Say what is wrong with a named type, apart from a record's fields."""
     if not _same_name(reader, writer):
         return f"the {kind} {writer['name']} is not {reader['name']}, nor an alias"
     if kind == "fixed" and reader["size"] != writer["size"]:
@@ -135,7 +135,7 @@ def _type_of(schema: Any) -> str:
 
 
 def _same_name(reader: Any, writer: Any) -> bool:
-    """By the name without its namespace, or an alias; types without a name are."""
+    """Whether names agree without namespaces, or by an alias; unnamed types do."""
     if _type_of(reader) not in _NAMED:
         return True
     if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
@@ -149,7 +149,7 @@ def _same_name(reader: Any, writer: Any) -> bool:
 
 
 def _meaning(schema: Any) -> str:
-    """The logical type, with what changes a value's meaning."""
+    """The logical type, with all that changes a value's meaning."""
     if isinstance(schema, str) or "logicalType" not in schema:
         return ""
     name = str(schema["logicalType"])

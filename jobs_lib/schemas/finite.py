@@ -1,4 +1,4 @@
-"""Numbers that JSON has no form for: pydantic writes NaN and infinity as null."""
+"""Find NaN and infinity, which JSON cannot express: pydantic writes them as null."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _BY_NAME = CoreConfig(ser_json_inf_nan="constants")
 _CLASSES = {"model", "dataclass"}
-"""Each is written by its own configuration, whatever it lies in."""
-# Kinds of core schemas by which a value may be anything.
+"""Kinds that are written by their own configuration, wherever they are."""
+# Kinds of core schemas that accept any value.
 _OPEN = {"any", "function-plain", "is-instance"}
 _WITHOUT_ITEMS = {
     "list": "items_schema",
@@ -49,14 +49,14 @@ _PARTS = {
 def make_serializer(
     schema: CoreSchema, config: CoreConfig
 ) -> tuple[SchemaSerializer, bool]:
-    """What writes such values with NaN and infinity by their names, as far as it can.
+    """Make a serializer that writes NaN and infinity by their names where it can.
 
     Args:
         schema: the core schema of the type.
-        config: of what no class has its own configuration for.
+        config: the configuration for all parts outside classes.
 
     Returns:
-        The serializer, and whether a number may become null all the same.
+        The serializer, and whether a number may still become null.
     """
     if not may_lose(schema, lossy=False):
         return SchemaSerializer(schema, config), False
@@ -66,11 +66,11 @@ def make_serializer(
 
 
 def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
-    """Whether a number of such a value may become null on the way to JSON.
+    """Whether a number in such a value may become null in JSON.
 
     Args:
         schema: the core schema of the type, or a part of it.
-        lossy: whether the configuration it is written by makes NaN null.
+        lossy: whether its configuration writes NaN as null.
         within: whether it is part of a class, whose objects are taken as they are.
     """
     if isinstance(schema, list | tuple):
@@ -79,7 +79,7 @@ def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
         return False
     kind = schema.get("type")
     if not isinstance(kind, str):
-        # By name: the fields of a class, or the choices of a tagged union.
+        # A mapping by name: fields of a class, or choices of a tagged union.
         return any(may_lose(one, lossy, within) for one in schema.values())
     if kind in _CLASSES:
         lossy, within = _writes_null(schema), True
@@ -89,13 +89,13 @@ def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
     if is_open and (lossy or within):
         return True
     by = schema.get("serialization", {})
-    # An object that a function returns is written by the object's own class.
+    # The class of an object that a function returns decides how it is written.
     if by.get("type") in _BY_FUNCTION and may_lose(
         by.get("return_schema", _ANY), lossy, within=True
     ):
         return True
     return any(
-        # What a definition is part of, nobody sees here.
+        # It is not visible here what a definition is part of.
         may_lose(part, lossy or key == "definitions", within or key == "definitions")
         for key, part in schema.items()
         if _is_part(key) and key != "serialization"
@@ -105,17 +105,17 @@ def may_lose(schema: Any, lossy: bool = True, within: bool = False) -> bool:
 def check_finite(
     dump: Callable[..., Any], value: Any, encoded: bytes, schema: CoreSchema
 ) -> None:
-    """Refuse a value if a number in it has become null, or what is no JSON.
+    """Refuse a value if a number in it has become null, or is no JSON.
 
     Args:
-        dump: makes plain Python values of one, as pydantic's ``to_python`` does.
-        value: the value, validated.
-        encoded: its JSON, with a null or the name of such a number in it.
+        dump: makes plain Python values from one, as pydantic's ``to_python`` does.
+        value: the validated value.
+        encoded: its JSON, which contains a null or the name of such a number.
         schema: the core schema of its type.
 
     Raises:
-        ValueError: it holds NaN or infinity, and the message names the place; or an
-            iterator, of which nobody can tell any more what it held.
+        ValueError: it holds NaN or infinity, and the message names the place; or it
+            holds an iterator, whose items can no longer be known.
     """
     numbers: list[str] = []
 
@@ -125,17 +125,17 @@ def check_finite(
 
     try:
         plain = dump(value, by_alias=True, warnings=False)
-        # Most values hold a null of their own: this tells it at the speed of Rust.
+        # Most nulls are the value's own: this finds that out at the speed of Rust.
         shown = _to_json(plain)
         both = encoded + shown
         if b"NaN" in both or b"Infinity" in both:
-            # As JSON all that has items is a list or an object, whatever its class.
+            # In JSON everything with items is a list or an object, of any class.
             meant = json.loads(shown, parse_constant=note)
             written = json.loads(encoded)
         else:
             meant = written = None
     except Exception as error:
-        # A serializer of the application's that writes JSON only.
+        # A serializer of the application may write JSON only.
         raise ValueError(explain_refusal(error, schema)) from None
     for path, number in _find_lost(meant, written):
         place = show_place(path, schema) or "it"
@@ -143,7 +143,7 @@ def check_finite(
     # A serializer may write JSON of another shape.
     if numbers and _count_nulls(written) > _count_nulls(meant):
         raise ValueError(f"it holds NaN or infinity, {_NO_FORM}")
-    # What could be read once has been read for the JSON, and now seems empty.
+    # An iterator has been used up for the JSON, and now seems empty.
     if b"null" in encoded and encoded != shown and _holds_iterator(plain):
         raise ValueError(
             "it holds an iterator, which can be read once only, and a null, which may "
@@ -172,14 +172,14 @@ def reads_once(schema: Any) -> bool:
 
 
 def _to_json(plain: Any) -> bytes:
-    """Plain Python values as JSON that names NaN and infinity."""
+    """Write plain Python values as JSON that names NaN and infinity."""
     return to_json(
         plain, inf_nan_mode="constants", bytes_mode="base64", fallback=_show_unknown
     )
 
 
 def _show_unknown(value: Any) -> Any:
-    """What pydantic-core has no rule for; a deque is among it in older releases."""
+    """Show values that pydantic-core has no rule for: in older releases a deque."""
     return list(value) if isinstance(value, deque) else ""
 
 
@@ -190,11 +190,11 @@ def _may_be_lost(schema: Mapping[str, Any]) -> bool:
 
 
 def _find_lost(meant: Any, written: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The numbers that JSON has no form for, by their places in the JSON.
+    """Find the numbers that JSON cannot express, with their places in the JSON.
 
     Args:
-        meant: parsed JSON of the value that names such numbers.
-        written: parsed JSON of the value as it has been written.
+        meant: parsed JSON of the value, with the names of such numbers.
+        written: parsed JSON of the value as it was written.
     """
     if written is None or isinstance(written, float):
         for number in (written, meant):
@@ -231,18 +231,18 @@ def _holds_iterator(plain: Any) -> bool:
 
 
 def _writes_null(schema: Mapping[str, Any]) -> bool:
-    """Whether a class has NaN written as null, on purpose or not."""
+    """Whether a class writes NaN as null, on purpose or not."""
     written = (schema.get("config") or {}).get("ser_json_inf_nan")
     return written not in {"constants", "strings"}
 
 
 def _is_part(key: str) -> bool:
-    # Not values of the user's that lie in a schema: defaults and the like.
+    # Skip the user's own values in a schema, such as defaults.
     return key.endswith("schema") or key in _PARTS
 
 
 def _name_constants(schema: Any) -> Any:
-    """The schema, with NaN written by its name where a class would have it null."""
+    """Change a schema so that classes write NaN by its name instead of as null."""
     if isinstance(schema, list | tuple):
         return type(schema)(_name_constants(one) for one in schema)
     if not isinstance(schema, dict):
@@ -260,16 +260,16 @@ def _name_constants(schema: Any) -> Any:
 
 
 def _build(schema: CoreSchema, config: CoreConfig) -> SchemaSerializer:
-    """A serializer that does not take over those which the classes have already."""
+    """Make a serializer that does not reuse the existing serializers of classes."""
     try:
         return SchemaSerializer(schema, config, **cast("Any", {"_use_prebuilt": False}))
-    except TypeError:  # a pydantic-core that takes them over always, or never
+    except TypeError:  # a pydantic-core that always reuses them, or never
         return SchemaSerializer(schema, config)
 
 
 @cache
 def _can_name() -> bool:
-    """Whether this pydantic-core writes a class by another schema than its own."""
+    """Whether this pydantic-core can write a class by a schema other than its own."""
 
     class Inner(BaseModel):
         number: float

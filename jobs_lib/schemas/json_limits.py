@@ -1,4 +1,4 @@
-"""What JSON may hold so that it can be read again, in Python and in this library."""
+"""Limits of JSON that this library and Python can read again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import Any, Self
 
 MOST_LEVELS = 200
-"""Objects and lists inside one another. Pydantic reads no more of them."""
+"""The depth of nested objects and lists that pydantic can read."""
 MOST_DIGITS = 4_300
-"""Of an integer. Python reads no more of them, unless it is told otherwise."""
+"""The digits of an integer that Python reads by default."""
 
-# Digits count from the start of their run: or each digit would begin a new search.
+# Match only at the start of a run of digits: else each digit would begin a new search.
 _MANY_DIGITS = re.compile(rb"(?<![0-9])[0-9]{%d}" % (MOST_DIGITS + 1))
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -20,9 +20,9 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class Unreadable(str):
-    """In place of JSON that Python cannot read; SQL may write it all the same.
+    """Stands for JSON that Python cannot read, but that SQL can write.
 
-    It is a text that is not empty: what needs an object refuses it as any other text.
+    It is a text that is not empty: code that needs an object refuses it as any text.
     """
 
     __slots__ = ()
@@ -32,9 +32,9 @@ class Unreadable(str):
 
 
 def read_json(encoded: bytes | str) -> Any:
-    """JSON from the database; :class:`Unreadable` if it has too many levels or digits.
+    """Read JSON from the database; :class:`Unreadable` if it is too deep or long.
 
-    One such value must not keep the rows beside it from being read.
+    One such value must not keep other rows from being read.
     """
     try:
         return json.loads(encoded)
@@ -43,7 +43,7 @@ def read_json(encoded: bytes | str) -> Any:
 
 
 def check_limits(encoded: bytes) -> None:
-    """Refuse JSON that was written and could not be read again.
+    """Refuse JSON that could be written but not read again.
 
     Raises:
         ValueError: it has too many levels, or an integer too many digits.
@@ -55,10 +55,10 @@ def check_limits(encoded: bytes) -> None:
     ):
         raise ValueError(
             f"it has {levels} levels, and at most {MOST_LEVELS} can be read again: "
-            "send what lies deep as a string of JSON, or as a flat list"
+            "send the deep parts as a string of JSON, or as a flat list"
         )
     if len(encoded) > MOST_DIGITS and _MANY_DIGITS.search(encoded):
-        # Not in a string: only the parser tells.
+        # The digits may be in a string: only the parser knows.
         json.loads(encoded, parse_int=_refuse_digits)
 
 

@@ -1,4 +1,4 @@
-"""The schema registry, by Confluent's HTTP interface: every call has a time limit."""
+"""The schema registry, by Confluent's HTTP API. Every call has a time limit."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _ANSWERS_LATER = {408, 429}
 _DEFAULTS: dict[str, str | float | bool] = {
     # Seconds for a request; without it the client waits for ever.
     "timeout": 5.0,
-    # Whoever can wait asks again.
+    # Callers that can wait ask again themselves.
     "max.retries": 0,
 }
 
 
 class Registry:
-    """What is asked of the registry that the settings name; for any thread.
+    """Asks the registry that the settings name; for any thread.
 
-    With a URL that starts with ``mock://`` there is no server: the schemas are kept in
-    this process, and each that is declared counts as registered.
+    If the URL starts with ``mock://`` there is no server: the schemas are kept in this
+    process, and each declared schema counts as registered.
 
     Raises:
         ConfigurationError: no registry is set, or its client does not know a setting.
@@ -56,27 +56,27 @@ class Registry:
         try:
             self._open()
         except (ValueError, TypeError, OSError):
-            # Its text may repeat a value: name the keys only.
+            # The client's text may repeat a value, so name only the keys.
             given = ", ".join(sorted(settings.schema_registry)) or "none"
             raise ConfigurationError(
                 f"the client of the schema registry at {self._address} refuses its "
                 "settings; those given in JOBS_LIB_SCHEMA_REGISTRY are: "
-                f"{given}. Is one of them misspelt, or a file not there?"
+                f"{given}. Is one of them misspelt, or a file missing?"
             ) from None
 
     def close(self) -> None:
-        """Close the connection; the next question opens one."""
+        """Close the connection; the next request opens one."""
         with self._making:
             client, self._client = self._client, None
         if client is not None and not self._is_mock:
             with client:
-                pass  # its end closes it
+                pass  # leaving the block closes it
 
     def find_id(self, subject: str, schema: AvroSchema) -> int:
-        """The id of a schema that is registered already.
+        """Find the id of a registered schema.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: it is not registered.
             UnavailableError: the registry does not answer.
         """
         if self._is_mock:
@@ -95,12 +95,12 @@ class Registry:
         return int(found.schema_id or 0)
 
     def read_schema(self, schema_id: int) -> AvroSchema:
-        """The schema of an id; kept once it was read, as ids never change.
+        """Read the schema of an id, and keep it: ids never change.
 
         Raises:
             ValueError: there is none, or it is no Avro.
             UnavailableError: the registry does not answer.
-            ConfigurationError: it refuses to.
+            ConfigurationError: the registry refuses.
         """
         known = self._schemas.get(schema_id)
         if known is None:
@@ -115,12 +115,12 @@ class Registry:
         return known
 
     def read_versions(self, subject: str) -> dict[int, AvroSchema]:
-        """Every version of a subject, by its number; empty where there is none.
+        """Read all versions of a subject, by number; empty if there is none.
 
         Raises:
-            ValueError: one of them is no Avro.
+            ValueError: a version is no Avro.
             UnavailableError: the registry does not answer.
-            ConfigurationError: it refuses to.
+            ConfigurationError: the registry refuses.
         """
         try:
             with self._asking() as client:
@@ -130,12 +130,12 @@ class Registry:
         return {n: self._read_version(subject, n) for n in numbers}
 
     def read_level(self, subject: str | None) -> str | None:
-        """How compatible a subject's versions have to be; None where none is set.
+        """Read the compatibility level of a subject; None if none is set.
 
         Args:
-            subject: None for what holds wherever none is set.
+            subject: None for the default of all subjects.
         """
-        if self._is_mock:  # it keeps none
+        if self._is_mock:  # it keeps no levels
             return None
         try:
             with self._asking() as client:
@@ -144,13 +144,13 @@ class Registry:
             return None
 
     def set_level(self, subject: str, level: str) -> None:
-        """Set how compatible a subject's versions have to be."""
+        """Set the compatibility level of a subject."""
         if not self._is_mock:
             with self._asking() as client:
                 client.set_compatibility(subject, level)
 
     def register(self, subject: str, schema: AvroSchema) -> int:
-        """Register a schema, or find it registered; its id.
+        """Register a schema, unless it is registered already; returns its id.
 
         Raises:
             ConfigurationError: the registry refuses it.
@@ -164,7 +164,7 @@ class Registry:
     def _parse(self, schema: Schema | None) -> AvroSchema:
         if schema is None or schema.schema_type not in (None, "AVRO"):
             kind = "nothing" if schema is None else schema.schema_type
-            raise ValueError(f"the registry holds {kind} there, and no Avro schema")
+            raise ValueError(f"the registry holds {kind} there, not an Avro schema")
         named: dict[str, object] = {}
         for reference in schema.references or ():
             subject, version = str(reference.subject), int(reference.version or 0)
@@ -190,9 +190,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[SchemaRegistryClient]:
-        """The client; turns what it raises into our errors, LookupError for what is
-        not there.
-        """
+        """Yield the client, and turn its errors into ours; LookupError if not found."""
         try:
             yield self._open()
         except SchemaRegistryError as error:
@@ -211,7 +209,7 @@ class Registry:
                 f"the schema registry at {self._address} refuses that: "
                 f"{error.error_message} (HTTP {status})"
             ) from None
-        # Its HTTP client's own errors, whichever that is: none of them is an answer.
+        # Errors of its HTTP client, whichever that is: none of them is an answer.
         except Exception as error:
             raise self._unavailable(type(error).__name__) from error
 
@@ -228,5 +226,5 @@ def _as_registered(schema: AvroSchema) -> Schema:
 
 @cache
 def _make_mock(url: str) -> SchemaRegistryClient:
-    """One for each URL, so that who reads knows what was written."""
+    """Make one for each URL, so that readers find what was written."""
     return SchemaRegistryClient.new_client({"url": url})

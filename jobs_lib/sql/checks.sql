@@ -1,13 +1,14 @@
--- What may be set up wrong. Read-only; each look is bounded.
+-- Find faults in the setup. All queries are read-only and bounded.
 
 -- name: check_privileges
--- What a role lacks of what it was granted, or else of what a running service needs.
+-- List the rights that a role lacks of its kind; a role without a kind is taken for a
+-- running service.
 with place (schema) as (values (%(schema)s::text)),
 {noted},
 grantee (role, kind) as (
     select n.role, n.kind from noted n where n.role = %(role)s::name
     union all
-    -- It has lost what makes its kind.
+    -- The role has lost the right that marks its kind.
     select g.role, g.kind from {schema}.grantees g
     where g.role = %(role)s::name
         and not exists (select from noted n where n.role = g.role)
@@ -21,8 +22,8 @@ where n.lacking
 order by 2, 1
 
 -- name: check_functions
--- Functions that find a session's temporary tables before ours, those that give
--- everybody the rights of their owner, and whether everybody may add some.
+-- List functions that find a session's temporary tables before ours, functions that lend
+-- everybody the rights of their owner, and whether everybody may create functions.
 with ours as (
     select p.oid, p.oid::regprocedure::text as name, p.proowner::regrole::text as owner,
         p.prosecdef, p.proacl, p.proowner, 'search_path=' || quote_ident(n.nspname)
@@ -63,8 +64,8 @@ where exists (
 order by 1
 
 -- name: check_transactions
--- Dead rows that one of these may still see stay, in every table, and every scan reads
--- them. Other databases hold nothing up.
+-- Dead rows that one of these transactions may still see stay in every table, and every
+-- scan reads them. Transactions of other databases do no harm.
 select 'transaction', extract(epoch from clock_timestamp() - xact_start)::float8,
     pid::text, coalesce(nullif(application_name, ''), 'an unnamed application'), state
 from pg_stat_activity
@@ -77,7 +78,7 @@ from pg_prepared_xacts where database = current_database()
 order by 2 desc limit 5
 
 -- name: check_sight
--- Without it, other roles' sessions are there, and their transactions are not.
+-- Without this right, sessions of other roles are visible, but not their transactions.
 select pg_has_role('pg_read_all_stats', 'usage')
 
 -- name: check_slots
@@ -91,8 +92,8 @@ where schemaname = %(schema)s and n_dead_tup >= %(dead)s and n_dead_tup > n_live
 order by n_dead_tup desc
 
 -- name: check_indexes
--- Expected: a tuple header, a line pointer, padding and the columns as the statistics
--- know them, in pages nine tenths full.
+-- The expected size: a tuple header, a line pointer, padding, and the columns' widths by
+-- the statistics, in pages that are nine tenths full.
 select i.relname, pg_relation_size(i.oid) as size, (
     greatest(i.reltuples, 0) * (16 + (
         select sum(coalesce(s.avg_width, 16)) from pg_attribute a
@@ -120,8 +121,8 @@ where schemaname = %(schema)s and n_live_tup >= %(rows)s and (
 order by n_live_tup desc
 
 -- name: check_blocked
--- Heads in backoff with many jobs of their group behind them. The longest backoffs of
--- each origin, so that the look is bounded.
+-- Find heads in backoff with many jobs of their group behind them. Only the longest
+-- backoffs of each origin are read, so that the query is bounded.
 with heads as (
     select j.origin, j."group", j.id, j.attempt, j.error
     from {schema}.job_origins() as o(origin)
@@ -145,8 +146,8 @@ where b.behind >= %(behind)s
 order by b.behind desc, h.id limit 10
 
 -- name: check_owners
--- Origins that have jobs, whether their topic is declared, and whether anybody lives who
--- runs them.
+-- List origins with jobs, whether their topic is declared, and whether they have a live
+-- owner.
 select o.origin,
     exists (
         select from {schema}.topics t
@@ -160,8 +161,9 @@ from {schema}.job_origins() as o(origin)
 order by 1
 
 -- name: check_types
--- Types of the first jobs of each origin that nobody alive knows, or that no owner knows
--- while somebody else does. A process of a release that does not say knows all.
+-- Find types, among the first jobs of each origin, that no live process knows, or that
+-- only processes other than the owners know. A process that does not say its types, as of
+-- an older release, counts as knowing all.
 with alive as materialized (
     select p.id, p.types, p.roles from {schema}.processes p
     where {runs_jobs} and {alive}
@@ -187,7 +189,7 @@ select w.type, array_agg(w.origin order by w.origin) filter (
     ) as another
 from waiting w
 cross join lateral (
-    -- Another app's executor that knows the type takes the origin beside them.
+    -- An executor of another app that knows the type owns the origin, too.
     select bool_or(a.types is null or w.type = any (a.types)) as knowing,
         array_agg(e.role) as roles
     from {schema}.origins e join alive a on a.id = e.owner
@@ -196,13 +198,13 @@ cross join lateral (
 group by w.type order by w.type
 
 -- name: check_multixacts
--- The table whose age is the highest decides when autovacuum begins.
+-- The table with the highest age decides when autovacuum begins.
 select mxid_age(datminmxid)::bigint,
     current_setting('autovacuum_multixact_freeze_max_age')::bigint
 from pg_database where datname = current_database()
 
 -- name: check_groups
--- Some jobs with a group of each origin of the home topic.
+-- Read some jobs with a group in each origin of the home topic.
 select j."group", j.origin, t.topic, t.partitions
 from {schema}.topics t
 join {schema}.job_origins() as o(origin)
@@ -229,7 +231,7 @@ select operation, role, application, statements, last_at at time zone 'UTC'
 from {schema}.touched order by last_at desc limit 10
 
 -- name: check_triggers
--- Ours, wherever they are, that do not fire for an ordinary session.
+-- Find our triggers, on any table, that do not fire in an ordinary session.
 select t.tgname, s.nspname, c.relname
 from pg_trigger t
 join pg_proc f on f.oid = t.tgfoid

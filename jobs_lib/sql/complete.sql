@@ -1,7 +1,8 @@
--- What became of jobs: completed, retried, discarded.
+-- Write the outcomes of jobs: completed, retried, discarded.
 --
--- Every statement that changes a job row reads the origins rows `for share` under owner
--- and epoch first: a take-over locks them for update, so a stale owner changes nothing.
+-- Every statement that changes a job row first reads the rows of `origins` `for share`,
+-- with owner and epoch. A take-over locks them for update, so a stale owner changes
+-- nothing.
 
 -- part: fence
     select o.origin from {schema}.origins o
@@ -11,7 +12,7 @@
     for share of o
 
 -- part: note
-    -- What has ended goes into the history, if its type keeps one.
+    -- Ended jobs go into the history, if their type keeps one.
     insert into {schema}.history
         (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
     select (clock_timestamp() at time zone 'UTC')::date + k.days,
@@ -25,19 +26,19 @@ done as materialized (
     select * from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
     where d.origin in (select origin from own)
 ),
--- Where the claim found them. Nobody moves a row that is in flight, hardly ever: one
--- that is not there any more, or another that is there now, makes no difference.
+-- Look first at the places where the claim found the rows: rows in flight hardly ever
+-- move. If a row is no longer there, or another row is there now, the index finds it.
 found as materialized (
     select j.ctid as at, j.origin, j.id from {schema}.jobs j
     where j.ctid = any (%(places)s::tid[])
 ),
 ended as (
     delete from {schema}.jobs where ctid = any (array(
-        -- `is true` keeps these from becoming joins: by the statistics of an emptied
-        -- table they would compare each with each.
+        -- `is true` keeps these from becoming joins: with the statistics of an emptied
+        -- table they would compare each row with each.
         select found.at from found where (found.id in (select done.id from done)) is true
         union all
-        -- One index look-up a row, whatever the statistics say of an emptied table.
+        -- One index look-up for each row, even with the statistics of an emptied table.
         select row.ctid from done
         cross join lateral (
             select j.ctid from {schema}.jobs j
@@ -74,11 +75,11 @@ noted as ({note})
 select id from ended
 
 -- name: retry
--- A failed job goes to the future, with its error; the rest of its group waits behind it.
--- A snoozed or released one likewise, without a burnt attempt.
+-- Schedule a failed job for later, with its error; the rest of its group waits behind it.
+-- A snoozed or released job likewise, but that costs no attempt.
 with own as materialized ({fence}),
 failed as materialized (
-    -- A failure settles what crashes left open: they count as attempts from now on.
+    -- After a failure its earlier crashes count as attempts, too.
     select row.ctid as at, d.delay, d.until, d.error, d.trace, d.failed,
         row.attempt + d.burnt + case when d.failed then row.crashes else 0 end as attempt
     from unnest(
@@ -91,7 +92,7 @@ failed as materialized (
         where j.origin = d.origin and j.id = d.id offset 0
     ) row
     where d.origin in (select origin from own)
-        -- Sent again after a lost answer, it must not count the attempt again.
+        -- If it is sent again after a lost answer, the attempt must not count twice.
         and row.attempt + row.crashes = d.counted
 )
 update {schema}.jobs j set
@@ -102,13 +103,13 @@ update {schema}.jobs j set
         failed.until, clock_timestamp() + make_interval(secs => failed.delay)
     ),
     errors = case when failed.error is null then j.errors else (
-        -- The last ten are kept: a job that fails for a month must not grow for a month.
+        -- Keep the last ten: a job that fails for a month must not grow for a month.
         select jsonb_agg(e order by n) from (
             select
-                -- Of the tracebacks the newest one alone: each may be of 8,000 characters.
+                -- Keep only the newest traceback: each may have 8,000 characters.
                 case when failed.trace is null then e else e - 'trace' end as e, n
             from jsonb_array_elements(
-                -- What is put off again and again must not forget how it failed.
+                -- A job that is put off again and again must keep its real failures.
                 case when not failed.failed and j.errors -> -1 ->> 'error' = failed.error
                     then j.errors - -1 else j.errors
                 end
@@ -164,11 +165,11 @@ noted as ({note})
 select id from ended
 
 -- name: end_claims
--- Claims whose jobs have all ended.
+-- Delete claims whose jobs have all ended.
 delete from {schema}.claims where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
 
 -- name: trim_claims
--- Jobs that will not run under their claim: a crash is none of their business.
+-- Take jobs that will not run out of their claims: a crash must not count for them.
 update {schema}.claims set ids = array(
     select i.id from unnest(ids) as i(id)
     where not exists (select from unnest(%(ids)s::bigint[]) as g(id) where g.id = i.id)
@@ -178,11 +179,11 @@ where owner = %(owner)s and seq = any (%(seqs)s::bigint[])
 -- name: forget_claims
 -- After a lost connection: a claim whose answer never came took nothing.
 delete from {schema}.claims where owner = %(owner)s and not seq = any (%(seqs)s::bigint[])
-    -- An owner's other claimers number theirs by other remainders.
+    -- The numbers of the owner's other claimers have other remainders.
     and seq %% %(step)s = %(first)s
 
 -- name: keep_claims
--- After a lost connection: what runs is noted, whatever the server has forgotten.
+-- After a lost connection: note the running jobs, even if the server lost their claims.
 insert into {schema}.claims (owner, seq, ids)
 select %(owner)s, f.seq, array_agg(f.id)
 from unnest(%(seqs)s::bigint[], %(ids)s::bigint[]) as f(seq, id)
@@ -190,9 +191,10 @@ group by f.seq
 on conflict (owner, seq) do nothing
 
 -- name: find_overtaken
--- Jobs in flight that must not be settled, since commits were lost: their rows are not
--- there, or an earlier row of their group is there again, which has ended once and has
--- to run before them. The second column says that another job has the id by now.
+-- Find jobs in flight whose outcome must not be written, because commits were lost:
+-- either their rows are gone, or an earlier row of their group is back, which has ended
+-- once and must run again before them. The second column says that another job has the
+-- id now.
 with flying as materialized (
     select * from unnest(
         %(origins)s::text[], %(groups)s::text[], %(ids)s::bigint[], %(times)s::float8[]
@@ -215,9 +217,10 @@ where t.same is not true or f."group" is not null and exists (
 )
 
 -- name: complete_own
--- Both in one text, by the simple protocol: the commit travels behind the completion, so
--- a process that is stopped between the two cannot hold up a take-over, and a completion
--- that is refused makes the server roll back. A pipeline would cost more than all else.
+-- Both statements go in one text, by the simple protocol. The commit follows the
+-- completion at once, so a process that is stopped between the two cannot hold up a
+-- take-over, and if the completion is refused, the server rolls back. A pipeline would
+-- cost more than all the rest.
 select {schema}.complete_job(
     %(owner)s, %(origin)s, %(epoch)s, %(id)s, %(attempt)s, %(keep)s,
     %(before)s, %(before_keep)s, %(role)s

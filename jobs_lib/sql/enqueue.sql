@@ -1,10 +1,10 @@
--- Insert jobs in the caller's transaction. The ids of a group rise in the order of commit.
--- These run through any driver: every parameter and every result is text, and is cast.
+-- Insert jobs in the caller's transaction. A group's ids rise in the order of commits.
+-- These run on any driver: every parameter and every result is text, and is cast.
 
 -- name: enqueue
--- The function takes the locks before it draws the id, and keeps its plans: a call needs
--- no prepared statement of ours on the caller's connection. A delay counts by this clock,
--- and not from the transaction's start, which may be long ago.
+-- The function takes the locks before it draws the id. It keeps its plans, so a call
+-- needs no prepared statement of ours on the caller's connection. A delay counts from
+-- this moment, not from the transaction's start, which may be long ago.
 select cast({schema}.insert_job(
     cast(%(origin)s as text), cast(%(type)s as text), cast(%(group)s as text),
     cast(%(payload)s as jsonb), {run_at},
@@ -14,15 +14,15 @@ select cast({schema}.insert_job(
 ) as text)
 
 -- name: hold_home
--- For a bulk call with groups: their origins stay what they are until it has committed.
+-- For a bulk call with groups: their origins stay the same until it commits.
 select topic, cast(partitions as text) from {schema}.hold_home_topic()
 
 -- name: known_topics
 select topic, cast(partitions as text), cast(home as text) from {schema}.topics
 
 -- name: lock_groups
--- For a bulk call of few groups: exclusive on each group, then shared on their origins. A
--- place is [origin, group].
+-- For a bulk call with few groups: lock each group exclusively, then share their origins.
+-- A place is [origin, group].
 select cast({schema}.lock_all_in_order(
     array_agg(hashtextextended(place ->> 0, 7601)),
     array_agg(hashtextextended(place ->> 1, 7602))
@@ -30,16 +30,16 @@ select cast({schema}.lock_all_in_order(
 from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
 
 -- name: lock_origins_of_groups
--- Many groups: their origins exclusively. A lock for each of 100,000 groups would
--- exhaust the server's shared memory for locks.
+-- For many groups: lock their origins exclusively. A lock for each of 100,000 groups
+-- would exhaust the server's shared memory for locks.
 select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
     select distinct hashtextextended(origin, 7601) as key
     from jsonb_array_elements_text(cast(%(origins)s as jsonb)) as o(origin) order by key
 ) origins
 
 -- part: coarse
--- The transaction's later calls find these locks taken, and take none for each group or
--- key: another transaction may hold that one, and wait for these.
+-- The transaction's later calls see that these locks are taken, and take no lock for a
+-- group or key: another transaction may hold that one, and wait for these.
 (select set_config('jobs_lib.lock_room', least(0, coalesce(
     nullif(current_setting('jobs_lib.lock_room', true), ''), '0')::int)::text, true))
 
@@ -53,8 +53,8 @@ coalesce(
 )
 
 -- name: find_time
--- For a bulk call: its time by the clock that counts, and whether that has come. In a form
--- that every session reads alike, whatever its DateStyle and time zone are.
+-- For a bulk call: its time by the database's clock, and whether it is due already. The
+-- form is the same for every DateStyle and time zone of a session.
 select
     cast(due <= clock_timestamp() as text),
     to_char(due at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
@@ -68,7 +68,7 @@ copy {schema}.jobs (origin, type, "group", payload, state, run_at, priority, hea
 from stdin
 
 -- name: insert_rows
--- Where there is no COPY. A row is [origin, group, payload]; they are sorted before the
+-- For drivers without COPY. A row is [origin, group, payload]; rows are sorted before the
 -- ids are drawn.
 insert into {schema}.jobs
     (origin, type, "group", payload, state, run_at, priority, headers)

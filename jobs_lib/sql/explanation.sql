@@ -1,7 +1,7 @@
 -- Why a job does not run. Each statement answers one question about one job.
 
 -- name: explain_job
--- The job, what has claimed it, and who owns its origin; nothing if it has ended.
+-- Read the job, its claim, and its origin's owner; nothing if it has ended.
 select
     j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at,
     extract(epoch from j.run_at - clock_timestamp())::float8,
@@ -18,7 +18,7 @@ join lateral (
     select j.id, j.origin, j.type, j."group", j.state, j.attempt, j.run_at, j.errors
     from {schema}.jobs j where j.origin = f.origin and j.id = f.id offset 0
 ) j on true
--- Of several apps' owners the one that knows the type, if there is one.
+-- If several apps own the origin, take the owner that knows the type, if there is one.
 left join lateral (
     select o.owner, o.epoch from {schema}.origins o
     left join {schema}.processes p on p.id = o.owner
@@ -29,7 +29,7 @@ left join lateral (
 left join {schema}.processes p on p.id = o.owner
 left join {schema}.cancellations k on k.id = j.id
 left join lateral (
-    -- Only the owner's: what an earlier one had claimed is nobody's now.
+    -- Only the owner's claims: those of earlier owners do not count any more.
     select c.claimed_at from {schema}.claims c
     where c.owner = o.owner and j.id = any (c.ids) and j.state = 'available'
     order by c.seq desc limit 1
@@ -43,8 +43,8 @@ where (kind = 'type' and name = %(type)s)
 order by kind
 
 -- name: explain_head
--- The first unfinished job of the group, and how many stand before this one, up to a
--- limit: who has a million before it need not know the exact number.
+-- Read the first unfinished job of the group, and count the jobs before this one, up to a
+-- limit: the exact number of a million jobs is of no use.
 select min(b.id), count(*) from (
     select j.id from {schema}.jobs j
     where j.origin = %(origin)s and j."group" = %(group)s and j.id < %(id)s
@@ -59,8 +59,8 @@ select count(*) from (
 ) b
 
 -- name: explain_type
--- Live processes that run jobs: all, and those that know the type. One that does not say
--- what it knows may know it.
+-- Count the live processes that run jobs: all, and those that know the type. A process
+-- that does not say its types may know it.
 select
     count(*),
     count(*) filter (where p.types is null or %(type)s = any (p.types)),
@@ -69,7 +69,7 @@ from {schema}.processes p
 where {runs_jobs} and {alive}
 
 -- name: explain_limit
--- On which pods jobs run that are counted with this one.
+-- List the pods with running jobs that count for the same limit as this one.
 select array_agg(coalesce(p.pod, s.owner::text) order by p.pod) from {schema}.jobs j
 join {schema}.slots s on s.type = %(type)s and s.value = coalesce(
     case when %(parameter)s::text is not null
@@ -78,7 +78,7 @@ left join {schema}.processes p on p.id = s.owner
 where j.origin = %(origin)s and j.id = %(id)s
 
 -- name: explain_ended
--- What is still discarded first, then the last end that the history knows.
+-- First from the discarded jobs, then the last end in the history.
 select 'discarded', d.discarded_at, d.attempt, d.errors -> -1 ->> 'error'
 from {schema}.discarded d where d.id = %(id)s
 union all

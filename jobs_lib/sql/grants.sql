@@ -1,8 +1,8 @@
--- Who may do what: the grants of each kind of role, read from the tables as they are.
+-- The grants of each kind of role, computed from the tables that exist.
 
 -- part: needs
--- What each `grantee (role, kind)` needs in the schema of `place (schema)`, and whether
--- the role lacks it. What a migration adds is here as soon as it is there.
+-- The rights that each `grantee (role, kind)` needs in the schema of `place (schema)`,
+-- and whether the role lacks them. New objects of a migration are included at once.
 relations as (
     select c.oid, c.relname::text as name, c.relkind, array(
         select a.attname::text from pg_attribute a
@@ -17,7 +17,7 @@ relations as (
         and (not c.relispartition or c.relname = 'history_default')
 ),
 rights (kind, class, oid, name, privilege, columns) as (
-    -- A service works with every table, but for what migrations and the check write.
+    -- A service works with all tables, except those that migrations and triggers write.
     select 'service', case when r.relkind = 'S' then 'sequence' else 'table' end,
         r.oid, r.name, p.privilege, null::text[]
     from relations r
@@ -31,7 +31,7 @@ rights (kind, class, oid, name, privilege, columns) as (
         end
     ) as p(privilege)
     union all
-    -- A reader sees everything but what jobs and records carry.
+    -- A reader sees everything except the contents of jobs and records.
     select 'read', case when r.relkind = 'S' then 'sequence' else 'table' end,
         r.oid, r.name, 'select', case when r.columns && secret.names then array(
             select c.name from unnest(r.columns) with ordinality as c(name, place)
@@ -40,7 +40,8 @@ rights (kind, class, oid, name, privilege, columns) as (
     from relations r
     cross join (values (array['payload', 'headers', 'value'])) as secret(names)
     union all
-    -- Who enqueues draws no id, changes nothing, and reads back what a call returns.
+    -- A role that enqueues draws no ids, changes nothing, and reads only what calls
+    -- return.
     select 'enqueue', 'table', r.oid, r.name, w.privilege, w.columns
     from relations r
     join (values
@@ -54,14 +55,14 @@ rights (kind, class, oid, name, privilege, columns) as (
         ]),
         ('outbox', 'select', array['id']),
         ('topics', 'select', null),
-        -- To lock the row: repeatable read must not miss a change of the home topic.
+        -- For locking the row: repeatable read must not miss a change of the home topic.
         ('topics', 'update', array['lockable']),
         ('installation', 'select', null)
     ) as w(name, privilege, columns) on w.name = r.name
-    -- Tables that are only on their way to this release may lack some.
+    -- Tables that are not upgraded to this release yet may lack some columns.
     where w.columns is null or w.columns <@ r.columns
     union all
-    -- Functions with their owner's rights are a service's; of no use are triggers.
+    -- Only services may call functions with their owner's rights; nobody calls triggers.
     select k.kind, 'routine', p.oid, p.proname, 'execute', null
     from pg_proc p
     join pg_namespace n on n.oid = p.pronamespace
@@ -92,8 +93,9 @@ needs as (
 )
 
 -- part: noted
--- The kinds of each role that it still has: it has kept what no lesser kind is granted.
--- Who took that away, by hand too, meant it; a new role of an old name never had it.
+-- The kinds that each role still has: it has kept a right that no lesser kind is granted.
+-- If somebody took that right away, even by hand, it was on purpose; and a new role with
+-- an old name never had it.
 noted as (
     select g.role, g.kind
     from {schema}.grantees g
@@ -109,7 +111,7 @@ noted as (
 )
 
 -- part: grants
--- The `wanted` needs as statements: one for all objects that get the same.
+-- Write the `wanted` needs as statements: one for all objects with the same rights.
 , objects as (
     select role, kind, class, case class
             when 'schema' then quote_ident(name)
@@ -129,7 +131,7 @@ group by role, kind, class, privileges
 order by role, kind, class <> 'schema', class, privileges
 
 -- name: hide_path
--- Every name is then written with its schema.
+-- With this path, PostgreSQL writes every name with its schema.
 select set_config('search_path', 'pg_catalog', true)
 
 -- name: role_exists
@@ -149,13 +151,14 @@ grantee (role, kind) as (values (%(role)s::name, %(kind)s::text)),
 select distinct n.privilege || ' on ' || n.name from needs n where n.lacking order by 1
 
 -- name: note_grantee
--- Each migration grants it what it adds.
+-- Note the role, so that each migration grants it rights on new objects.
 select 'insert into ' || quote_ident(%(schema)s::text) || '.grantees (role, kind) values ('
     || quote_literal(%(role)s::name) || ', ' || quote_literal(%(kind)s::text)
     || ') on conflict do nothing'
 
 -- name: list_revokes
--- What takes every kind from a role, and the notes: no migration grants it anything then.
+-- Revoke every kind from a role, and delete its notes: then no migration grants it
+-- anything.
 select 'revoke all on ' || class || quote_ident(%(schema)s::text) || ' from '
     || quote_ident(%(role)s::name)
 from unnest(array[
@@ -166,7 +169,7 @@ select 'delete from ' || quote_ident(%(schema)s::text) || '.grantees where role 
     || quote_literal(%(role)s::name)
 
 -- name: owns_tables
--- Without rights on its own tables the owner could not even migrate.
+-- Without rights on its own tables, the owner could not even migrate.
 select exists (
     select from pg_class c join pg_namespace n on n.oid = c.relnamespace
     join pg_roles r on r.oid in (c.relowner, n.nspowner)
@@ -174,8 +177,8 @@ select exists (
 )
 
 -- name: list_ownership
--- What makes a role the owner of the schema and of everything in it. Sequences of
--- identity columns and indexes go with their tables.
+-- Make a role the owner of the schema and of everything in it. Sequences of identity
+-- columns and indexes follow their tables.
 with place as (
     select n.oid, n.nspname, n.nspowner from pg_namespace n
     where n.nspname = %(schema)s::name
@@ -204,8 +207,8 @@ select s.statement from (
 order by s.step, s.statement
 
 -- name: settle_grants
--- At the end of every run of the migrations: a role that was granted a kind by
--- `jobs-lib grants`, and still has it, gets what it lacks now.
+-- At the end of every run of the migrations: a role that got a kind by `jobs-lib grants`,
+-- and still has it, gets the rights that it lacks now.
 do $settle$
 declare
     statement text;

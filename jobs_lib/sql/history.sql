@@ -1,13 +1,13 @@
--- The history's partitions, one for each day after which finished jobs may go.
+-- The history's partitions, one for each day until which finished jobs are kept.
 
 -- name: lock_maintenance
--- For the transaction: whoever comes second leaves the work to the first. A lock of the
--- session would not survive PgBouncer.
+-- A second process leaves the work to the first. The lock lasts for the transaction: one
+-- of the session would not survive PgBouncer.
 select pg_try_advisory_xact_lock(hashtextextended(%(schema)s, 7603))
 
 -- name: history_days
--- The days that have a partition, and whether each may go; then the days that lie in
--- the default partition.
+-- List the days with a partition, and whether their time is over; then the days whose
+-- rows are in the default partition.
 select d.day, d.day < (clock_timestamp() at time zone 'UTC')::date, d.apart
 from (
     select to_date(substr(c.relname, 9), 'YYYYMMDD') as day, true as apart
@@ -34,7 +34,7 @@ select {schema}.empty_history(%(day)s)
 select {schema}.drop_history(%(day)s)
 
 -- name: delete_history
--- What never got a partition of its own: in batches, oldest first.
+-- Delete rows that never got a partition of their own: in batches, oldest first.
 delete from {schema}.history_default where ctid = any (array(
     select h.ctid from {schema}.history_default h
     where h.keep_until < (clock_timestamp() at time zone 'UTC')::date
@@ -42,7 +42,7 @@ delete from {schema}.history_default where ctid = any (array(
 ))
 
 -- name: forget_cancellations
--- Requests whose jobs have ended without looking at them.
+-- Delete requests whose jobs have ended without noticing them.
 delete from {schema}.cancellations c
 where c.requested_at < clock_timestamp() - make_interval(secs => %(after)s)
     and not exists (

@@ -1,4 +1,4 @@
--- Figures for the metrics: each costs the same, however many rows there are.
+-- Figures for the metrics: the cost of each does not grow with the number of rows.
 
 -- name: count_pages
 select c.relname, pg_relation_size(c.oid) / current_setting('block_size')::bigint
@@ -7,8 +7,8 @@ where c.relnamespace = %(schema)s::text::regnamespace
     and c.relname in ('jobs', 'discarded', 'outbox', 'holds')
 
 -- name: sample_jobs
--- A share of the pages, chosen at random; of small tables all of them. Types beyond the
--- first hundred would be too many labels.
+-- Read a random share of the pages; all pages of small tables. More than a hundred types
+-- would be too many labels.
 select j.type, j.state, count(*),
     extract(epoch from clock_timestamp() - min(coalesce(j.run_at, j.enqueued_at))
         filter (where j.state = 'available'))::float8

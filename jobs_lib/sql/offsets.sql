@@ -1,4 +1,4 @@
--- How far each consumer group is, in the same database as what it has written.
+-- The offsets of each consumer group, in the same database as its effects.
 
 -- name: make_offsets
 insert into {schema}.offsets (consumer_group, topic, partition)
@@ -20,7 +20,7 @@ select {schema}.advance_offset(
 )
 
 -- name: forget_gone_keys
--- No topic holds records any more that are older than these: it has been compacted.
+-- No topic has records older than these any more: it has been compacted since.
 with forgotten as (
     delete from {schema}.gone_keys where ctid = any (array(
         select g.ctid from {schema}.gone_keys g

@@ -1,15 +1,15 @@
--- What operators do with jobs: list, show, cancel, pause, retry, delete.
+-- The queries of operators: list, show, cancel, pause, retry and delete jobs.
 
 -- name: bound_statements
--- For this transaction only: settings of the session do not last behind PgBouncer.
+-- For this transaction only: a session's settings do not last behind PgBouncer.
 select
     set_config('statement_timeout', %(statement_ms)s, true),
     set_config('lock_timeout', %(lock_ms)s, true),
-    -- Each look has filters of its own, and so a plan of its own.
+    -- Each query has other filters, and so needs another plan.
     set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: list_unfinished
--- One branch per origin, each walking its index from the first id wanted.
+-- One branch for each origin; each walks its index from the first id wanted.
 with claimed as materialized (
     select distinct r.id from {schema}.claims c cross join lateral unnest(c.ids) as r(id)
 )
@@ -20,7 +20,8 @@ from {schema}.job_origins() as o(origin)
 cross join lateral (
     select d.* from (
         select
-            -- By name, here and below: a role that only looks may not read payloads.
+            -- Columns by name, here and below: a role that only reads may not read
+            -- payloads.
             j.id, j.type, j.origin, j."group", j.attempt, j.priority, j.run_at,
             j.enqueued_at, j.errors,
             case
@@ -44,7 +45,7 @@ where %(origin)s::text is null or o.origin = %(origin)s
 order by j.id limit %(limit)s
 
 -- name: list_scheduled
--- The next due ones first.
+-- The jobs that are due next come first.
 select
     j.id, j.type, j.origin, j."group", 'scheduled', j.attempt, j.priority, j.run_at,
     j.enqueued_at, j.errors -> -1 ->> 'error'
@@ -62,7 +63,7 @@ where %(origin)s::text is null or o.origin = %(origin)s
 order by j.run_at, j.id limit %(limit)s
 
 -- name: list_running
--- From the claims, which are few, to the jobs; what was claimed may have ended since.
+-- From the claims, which are few, to the jobs; claimed jobs may have ended since.
 select
     j.id, j.type, j.origin, j."group", 'running', j.attempt, j.priority, j.run_at,
     j.enqueued_at, j.errors -> -1 ->> 'error'
@@ -93,7 +94,7 @@ where d.id > %(after)s
     and (%(group)s::text is null or d."group" = %(group)s)
     and (%(origin)s::text is null or d.origin = %(origin)s)
     and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
-    -- As it is written, not as a pattern: a pattern can be made slow.
+    -- Compare it literally: a pattern could be made slow.
     and (
         %(error)s::text is null
         or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
@@ -132,7 +133,7 @@ select
 from {schema}.discarded d where d.id = %(id)s
 
 -- name: show_finished
--- A job that was discarded and retried is there more than once: its last end counts.
+-- The history may hold a job that was discarded and retried twice: its last end counts.
 select
     h.id, h.type, h.origin, h."group", h.outcome, h.attempt, null::smallint,
     null::jsonb, null::jsonb, null, h.enqueued_at, null::timestamptz, h.finished_at,
@@ -144,17 +145,17 @@ order by h.finished_at desc limit 1
 select distinct f.origin from {schema}.find_jobs(%(ids)s) f
 
 -- name: make_jobs_origins
--- One that nobody has ever owned gets its rows, so that they can be locked.
+-- An origin that no process has ever owned gets its rows, so that they can be locked.
 insert into {schema}.origins (role, origin)
 select app.role, o.origin from unnest(%(origins)s::text[]) as o(origin)
 cross join (select 'execute' as role union select role from {schema}.apps) app
 on conflict do nothing
 
 -- name: lock_jobs_origins
--- Claims and completions hold these rows `for share`: this waits for those in flight,
--- and keeps new ones off until it commits. In order, as take-overs lock them. A claim
--- whose snapshot is from before the commit, and its lock from after it, goes by the mark:
--- it is new each time. Releases before this one read it as a transaction id.
+-- Claims and completions hold these rows `for share`. So this waits for those in flight,
+-- and blocks new ones until it commits. It locks in the same order as take-overs. A claim
+-- whose snapshot is from before the commit, and whose lock is from after it, notices the
+-- mark, which is new each time. Earlier releases read it as a transaction id.
 with locked as materialized (
     select o.role, o.origin from {schema}.origins o
     where o.role like 'execute%%' and o.origin = any (%(origins)s::text[])
@@ -165,9 +166,9 @@ update {schema}.origins o set changed_by = pg_current_xact_id()::text::bigint
 from locked where o.role = locked.role and o.origin = locked.origin
 
 -- name: cancel_jobs
--- Runs in a statement after the lock, with a snapshot that sees every claim committed
--- before it. What the origin's living owner has claimed may be running, and is asked to
--- stop; a dead owner's claims hold nobody.
+-- This runs in a statement after the lock, so its snapshot sees every claim committed
+-- before. Jobs that the origin's living owner has claimed may be running, and are asked
+-- to stop. A dead owner's claims do not count.
 with wanted as materialized (
     select j.origin, j.id
     from unnest(%(origins)s::text[]) as o(origin)
@@ -204,9 +205,9 @@ noted as (
     from removed where %(keep)s::int > 0
 ),
 freed as materialized (
-    -- Where the head of a group is gone, the next one lies behind its owner's cursor. As
-    -- a job that is due now it is found at once, like one that is retried. What a living
-    -- owner has claimed goes on by itself, and must not be moved while it runs.
+    -- If the head of a group is gone, the next job lies behind its owner's cursor. As a
+    -- job that is due now it is found at once, like a retried one. A job that a living
+    -- owner has claimed goes on by itself, and must not be changed while it runs.
     select head.at
     from (
         select origin, "group", min(id) as id from removed
@@ -254,7 +255,7 @@ delete from {schema}.pauses where kind = %(kind)s and name = %(name)s
 select kind, name, paused_at from {schema}.pauses order by kind, name
 
 -- name: is_known_name
--- Whether anything has this name now; a group is known while a job of it is there.
+-- Whether anything has this name now; a group is known while it has unfinished jobs.
 select case %(kind)s
     when 'type' then exists (
         select from {schema}.processes p where %(name)s = any (p.types)
@@ -276,11 +277,11 @@ select case %(kind)s
 end
 
 -- name: retry_discarded
--- Back among the jobs under the same id, so with the same idempotency key, and first in
--- its group. Its place lies behind every cursor: as a job that is due now it is found at
--- once, where an available one would wait for the sweep. One whose unique key another
--- unfinished job has stays where it is. Runs behind `hold_home`: a move of the home topic
--- takes along either the discarded jobs or those that came of them.
+-- Move a job back under the same id, so with the same idempotency key, and first in its
+-- group. Its id lies behind every cursor: as a job that is due now it is found at once,
+-- whereas an available one would wait for the sweep. A job stays discarded if another
+-- unfinished job has its unique key. This runs after `hold_home`, so that a move of the
+-- home topic moves either the discarded jobs or the new ones.
 with chosen as materialized (
     select d.* from {schema}.discarded d
     where d.id > %(after)s
@@ -289,7 +290,7 @@ with chosen as materialized (
         and (%(group)s::text is null or d."group" = %(group)s)
         and (%(origin)s::text is null or d.origin = %(origin)s)
         and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
-        -- One that fails again meanwhile is not retried a second time.
+        -- A job that fails again meanwhile is not retried a second time.
         and d.discarded_at <= %(until)s
         and (
             %(error)s::text is null
@@ -319,7 +320,8 @@ select c.id, i.id is not null from chosen c left join inserted i using (id) orde
 select o.origin from {schema}.job_origins() as o(origin) order by 1
 
 -- part: may_be_retried
--- Not due yet, and failed; or asked for by its id. No text of an error is a pattern.
+-- The job is not due yet and has failed, or its id was given. Errors are compared
+-- literally.
 j.state = 'scheduled' and j.run_at > %(until)s
     and (%(type)s::text is null or j.type = %(type)s)
     and (%(group)s::text is null or j."group" = %(group)s)
@@ -335,14 +337,14 @@ j.state = 'scheduled' and j.run_at > %(until)s
         %(since)s::timestamptz is null
         or (j.errors -> -1 ->> 'at')::timestamptz >= %(since)s
     )
-    -- One that fails again meanwhile is not retried a second time.
+    -- A job that fails again meanwhile is not retried a second time.
     and ((j.errors -> -1 ->> 'at')::timestamptz > %(until)s) is not true
 
 -- name: retry_ids
--- Scheduled jobs become due now: executors find them at once, as they find those that
--- come back from the discarded ones. No origin is locked, so claims go on: nobody has
--- claimed a scheduled row. A row that is being promoted, moved or cancelled at this moment
--- is left out, so this neither waits nor deadlocks.
+-- Scheduled jobs become due now, and executors find them at once, like jobs that come
+-- back from the discarded ones. No origin is locked, so claims go on: no claim has a
+-- scheduled row. A row that is just being promoted, moved or cancelled is left out, so
+-- this neither waits nor deadlocks.
 with chosen as materialized (
     select row.* from {schema}.find_jobs(%(ids)s::bigint[]) f
     cross join lateral (
@@ -356,7 +358,7 @@ from chosen where j.ctid = chosen.at
 returning j.id, chosen.run_at
 
 -- name: retry_scheduled
--- The same by a filter, in one origin, along the index of what is due: each batch begins
+-- The same by a filter, in one origin, along the index of due times: each batch begins
 -- where the last one ended.
 with chosen as materialized (
     select j.ctid as at, j.run_at from {schema}.jobs j
@@ -391,7 +393,7 @@ returning id, true
 select clock_timestamp()
 
 -- name: list_owners
--- Who owns what, and what there is to do. Counts end at `limit`, and go along the index:
+-- List owners, and the work in each origin. Counts stop at `limit`, and follow the index:
 -- somebody may watch this while millions wait.
 select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at,
     coalesce(jobs.waiting, rows.waiting), jobs.claimed, offsets.next_offset

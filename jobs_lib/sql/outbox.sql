@@ -1,9 +1,10 @@
--- The outbox: written in the caller's transaction, sent and deleted by the shard's owner.
+-- The outbox: callers write it in their transactions; the shard's owner sends and
+-- deletes.
 
 -- name: write_outbox
--- The key's lock comes first and the id is drawn after it: the ids of a key then rise in
--- the order in which their transactions commit, which is the order of sending. Through
--- any driver: parameters and result are text, the value is bytes, and all are cast.
+-- The key's lock is taken before the id is drawn. So the ids of a key rise in the order
+-- in which their transactions commit, which is the order of sending. It runs on any
+-- driver: parameters and result are text, the value is bytes, and all are cast.
 with locked as materialized (
     select {schema}.lock_in_order(
         hashtextextended('shard/' || cast(%(shard)s as text), 7604),
@@ -33,8 +34,8 @@ with written as (
 select cast(id as text), {hinted} from written
 
 -- name: lock_keys
--- For a bulk call of few keys: exclusive on each key, then shared on their shards. A place
--- is [shard, key].
+-- For a bulk call with few keys: lock each key exclusively, then share their shards. A
+-- place is [shard, key].
 select cast({schema}.lock_all_in_order(
     array_agg(hashtextextended('shard/' || (place ->> 0), 7604)),
     array_agg(hashtextextended(
@@ -44,7 +45,7 @@ select cast({schema}.lock_all_in_order(
 from jsonb_array_elements(cast(%(places)s as jsonb)) as p(place)
 
 -- name: lock_shards
--- Many keys: their shards exclusively.
+-- For many keys: lock their shards exclusively.
 select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
     select distinct hashtextextended('shard/' || shard, 7604) as key
     from jsonb_array_elements_text(cast(%(shards)s as jsonb)) as s(shard) order by key
@@ -54,7 +55,7 @@ select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
 copy {schema}.outbox (shard, topic, key, value, version, headers) from stdin
 
 -- name: insert_outbox
--- Where there is no COPY. A row is [shard, key, value, version], in order.
+-- For drivers without COPY. A row is [shard, key, value, version]; the order is kept.
 insert into {schema}.outbox (shard, topic, key, value, version, headers)
 select
     cast(value ->> 0 as smallint), cast(%(topic)s as text), value ->> 1,
@@ -67,7 +68,8 @@ order by place
 select cast(pg_notify({schema}.channel('outbox'), '') as text)
 
 -- part: hinted
--- Relays are told at commit. Not of each row: NOTIFY takes a lock of the whole server.
+-- Relays get the hint at commit. Not every row sends one: NOTIFY takes a lock of the
+-- whole server.
 case when cast(%(hint)s as text) is not null then
     cast(pg_notify({schema}.channel('outbox'), cast(%(hint)s as text)) as text)
 end
@@ -76,10 +78,10 @@ end
 select cast(shards as text), environment from {schema}.installation
 
 -- name: pending_shards
--- Which of the owned shards have rows, each with the id of the first one: one look into
--- the index for each class of a shard. The orders keep the planner on it, and a range in
--- place of a constant class from the index of keys. Where an old snapshot keeps what has
--- left, the look begins above that.
+-- Find the owned shards that have rows, with the id of the first one: one index look-up
+-- for each class of a shard. The orders keep the planner on this index, and a range in
+-- place of a constant class keeps it off the index of keys. If an old snapshot keeps
+-- deleted rows, the look-up begins above them.
 select s.shard, {server}, first.id, null::float8
 from unnest(%(shards)s::int[], %(live_from)s::bigint[], %(batch_from)s::bigint[])
     as s(shard, live_from, batch_from)
@@ -100,13 +102,13 @@ cross join lateral (
     limit 1
 ) first
 union all
--- How much of the server's time the look took, when it has ended.
+-- The time that the server took for the look-ups.
 select null, {server}, null, extract(epoch from clock_timestamp() - statement_timestamp())
 
 -- name: first_rows
--- The first row of each class of a shard, from the start on, and where what is held of it
--- begins. Of many held rows the last one read stands for the shards that had none: their
--- own are newer.
+-- Find the first row of each class of a shard, from the start, and its first held row. If
+-- there are many held rows, the last one read stands for shards without one among them:
+-- their own held rows are newer.
 with held as materialized (
     select h.shard, h.id from {schema}.held_rows h order by h.id limit 1000
 )
@@ -127,9 +129,9 @@ left join lateral (
 ) batch on true
 
 -- name: open_writers
--- The transactions that may have drawn ids of rows with keys: each of them holds an
--- advisory lock, of its key in the release before this one, of its shard as well in this
--- one. A prepared transaction may have another name than it had.
+-- List the transactions that may have drawn ids of rows with keys. Each holds an advisory
+-- lock: of its key, and in this release also of its shard. A transaction may have another
+-- name after it was prepared.
 select
     coalesce(array_agg(distinct
         case when l.pid is null then 'prepared' else l.virtualtransaction end
@@ -138,11 +140,11 @@ select
 from pg_locks l
 where l.locktype = 'advisory' and l.granted
     and l.database = (select d.oid from pg_database d where d.datname = current_database())
-    -- A session's own lock, while it is in no transaction.
+    -- Leave out a session's own lock while it is in no transaction.
     and right(l.virtualtransaction, 2) <> '/0'
 
 -- part: own_shard
--- Nothing for a relay that has lost the shard.
+-- False for a relay that has lost the shard.
 exists (
     select from {schema}.origins f
     where f.role = 'relay' and f.origin = %(origin)s
@@ -150,21 +152,21 @@ exists (
 )
 
 -- part: fenced_shard
--- The same for who writes: a take-over waits until the statement has ended.
+-- The same for statements that write: a take-over waits until the statement has ended.
 select f.origin from {schema}.origins f
 where f.role = 'relay' and f.origin = %(origin)s
     and f.owner = %(owner)s and f.epoch = %(epoch)s and {same_server}
 for share of f
 
 -- part: same_server
--- Behind PgBouncer the server may have changed since the rows were read. One that lacks
--- commits may have given their ids to others, which have not been sent.
+-- Behind PgBouncer the server may have changed since the rows were read. A server that
+-- lacks commits may have given their ids to other rows, which have not been sent.
 %(server)s in (0, {server})
 
 -- part: held
--- Whether a hold keeps the row; null where its topic has none. Where there are no holds
--- the array is empty, and no row pays for more than one comparison. There may be 100,000
--- holds: their topics are found by leaps along the index, and a row looks for its own.
+-- Whether a hold keeps the row; null if its topic has no holds. Without holds the array
+-- is empty, and each row costs one comparison only. There may be 100,000 holds: their
+-- topics are found by leaps along the index, and each row looks up its own hold.
 case when o.topic = any (array(
     with recursive t (topic) as (
         (select h.topic from {schema}.holds h order by h.topic limit 1)
@@ -182,7 +184,7 @@ case when o.topic = any (array(
         select from {schema}.holds h
         where h.topic = o.topic and coalesce(h.key, '') = coalesce(o.key, '')
             and coalesce(h.row_id, 0) = case when o.key is null then o.id else 0 end
-        -- Or the planner would make a hash of all holds, for each block.
+        -- Otherwise the planner would hash all holds, for each block.
         offset 0
     )
 end
@@ -191,10 +193,10 @@ end
 select {own_shard}
 
 -- name: read_live
--- No cursor: a row that was committed late, with a lower id, is simply the next one.
--- `live_from` is no cursor either: below it no row with a key can appear. Of large values
--- only the size: thousands of them might not fit. JSON has the time as it goes out,
--- whatever the session's settings; to make that of a date takes Python longer.
+-- There is no cursor: a row that was committed late, with a lower id, is simply the next
+-- one. `live_from` is no cursor either: below it no row with a key can appear. Of large
+-- values only the size is read: thousands of them might not fit. JSON writes the time in
+-- its final form under all settings of the session; Python would take longer for that.
 select o.id, o.ctid, o.topic, o.key,
     case when octet_length(o.value) <= %(inline)s then o.value end,
     o.headers, o.version, o.entity,
@@ -203,26 +205,27 @@ select o.id, o.ctid, o.topic, o.key,
 from {schema}.outbox o
 where o.shard = %(shard)s and o.class = 0 and {own_shard}
     and o.id >= case when {same_server} then %(live_from)s::bigint else 0 end
-    -- Of topics that settle: keys of which a row is old enough, with all their rows.
-    -- By one time for the whole statement: a clock that goes on might let the newer rows
-    -- of a key pass and not the older ones.
+    -- For topics that settle: read keys with a row that is old enough, with all their
+    -- rows. One time counts for the whole statement: a clock that goes on might let the
+    -- newer rows of a key pass and not the older ones.
     and (not %(settles)s or o.topic <> all (%(settling)s::text[]) or o.key is null
         or o.created_at <= statement_timestamp() - (
             select s.seconds * interval '1 second'
             from unnest(%(settling)s::text[], %(settle)s::float8[]) as s(topic, seconds)
             where s.topic = o.topic
         )
-        -- Of the future: from before the server's clock was set back.
+        -- A time in the future is from before the server's clock was set back.
         or o.created_at > statement_timestamp() + interval '1 second'
-        -- What is young looks for its key here. The list is made once, when the first
-        -- one asks (a backlog has none in front), and is hashed whatever the statistics
-        -- say: of a key that changes all the time, each row would look through all rows.
+        -- A young row looks for its key here. The list is made once, for the first young
+        -- row (a backlog has none in front), and is hashed with any statistics: otherwise
+        -- each row of a key that changes all the time would look through all rows.
         or (o.topic || ' ' || o.key) in (select unnest(array(
             select e.topic || ' ' || e.key
             from unnest(%(settling)s::text[], %(settle)s::float8[]) as s(topic, seconds)
             join {schema}.outbox e using (topic)
             where e.shard = %(shard)s and e.key is not null
-                -- A range, since a constant class might mean the index of keys.
+                -- A range: with a constant class the planner might take the index of
+                -- keys.
                 and (e.class, e.id) < (1, 0)
                 and (e.class, e.id)
                     >= (0, case when {same_server} then %(live_from)s::bigint else 0 end)
@@ -234,7 +237,8 @@ where o.shard = %(shard)s and o.class = 0 and {own_shard}
 order by o.id limit %(limit)s
 
 -- name: read_values
--- The class is no constant, or a table that seems empty is read by the index of its keys.
+-- The class is no constant: otherwise a table that seems empty would be read by the index
+-- of keys.
 select row.id, row.value
 from unnest(%(ids)s::bigint[]) as d(id)
 cross join unnest(array[0]) as c(class)
@@ -244,9 +248,9 @@ cross join lateral (
 ) row
 
 -- name: read_batch
--- Rows of re-exports: their state is read when they are sent. One whose key has a live
--- row waiting is dropped, because that row carries the newer state. Those of a re-export
--- that may send nothing now lie in front of others, and must not keep them back.
+-- Rows of re-exports: their state is read when they are sent. A row is dropped if a live
+-- row of its key waits, because that one has the newer state. Rows of a re-export that
+-- may send nothing now may come before others, and must not keep them back.
 select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
     exists (
         select from {schema}.outbox l
@@ -265,20 +269,20 @@ order by o.id limit %(limit)s
 select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 
 -- name: delete_live
--- Exactly the rows that Kafka has acknowledged, under the fence; what appeared meanwhile,
--- with whatever id, stays.
+-- Delete exactly the rows that Kafka has acknowledged, under the fence. Rows that
+-- appeared meanwhile stay, whatever their ids.
 select {schema}.delete_rows(
     %(shard)s::int, %(owner)s, case when {same_server} then %(epoch)s::bigint else -1 end,
     %(places)s::tid[], %(ids)s::bigint[]
 )
 
 -- name: delete_block
--- The same for a block with rows of re-exports, whose progress is counted with it.
+-- The same for a block with rows of re-exports; it also counts their progress.
 with own as materialized ({fenced_shard}),
 there as (
-    -- Where they were read: no look into the index for each. Something may have moved the
-    -- rows since, such as VACUUM FULL, and another may lie there; hence the id, in a form
-    -- that is hashed whatever the statistics say.
+    -- By the places where they were read, without an index look-up for each. VACUUM
+    -- FULL, for one, may have moved the rows, and another may be there now. So the id is
+    -- compared, too, in a form that is hashed with any statistics.
     delete from {schema}.outbox o
     where o.ctid = any (%(places)s)
         and (o.id in (select unnest(%(ids)s::bigint[]))) is true
@@ -286,7 +290,7 @@ there as (
     returning o.id, o.reexport_id
 ),
 moved as (
-    -- All or none: an older row of a key that stays would be sent after a newer one.
+    -- All or none: otherwise an older row of a key would be sent after a newer one.
     delete from {schema}.outbox where ctid = any (array(
         select row.ctid
         from unnest(%(ids)s::bigint[]) as d(id)
@@ -315,14 +319,15 @@ progress as (
 select count(*) from gone
 
 -- part: due
--- Whether it is time to try the hold `h` again. None waits for more than 600 seconds: one
--- that lies further ahead is from before the server's clock was set back.
+-- Whether the hold `h` is due. No hold waits for more than 600 seconds: a time further
+-- ahead is from before the server's clock was set back.
 h.retry_at <= statement_timestamp()
     or h.retry_at > statement_timestamp() + interval '601 seconds'
 
 -- name: hold_rows
--- Rows that were refused, with a hold each, and later ones of their keys. The latter stay
--- where they are if their hold was lifted meanwhile: nobody would let them go again.
+-- Hold rows that were refused, with a hold for each, and later rows of their keys. Later
+-- rows stay in the outbox if their hold was lifted meanwhile: nothing would lift it
+-- again.
 with own as materialized ({fenced_shard}),
 made as (
     insert into {schema}.holds as h (topic, key, row_id, error, retry_at)
@@ -333,7 +338,7 @@ made as (
     ) as n(topic, key, row_id, error)
     where exists (select from own)
     on conflict (topic, coalesce(key, ''), coalesce(row_id, 0)) do update set
-        -- Other shards find a topic missing, too: an attempt is what was due.
+        -- Other shards also find a topic missing: only a try that was due is an attempt.
         error = excluded.error,
         attempts = h.attempts + ({due})::int,
         retry_at = case when {due}
@@ -344,8 +349,8 @@ made as (
     returning h.*
 ),
 waiting as materialized (
-    -- Each row with the holds that may keep it, as their index has them: of the whole
-    -- topic, and of its key or of itself.
+    -- Each row with the holds that may keep it, in the form of their index: that of the
+    -- whole topic, and that of its key or of the row itself.
     select o.ctid as place, o.topic, w.key, w.row_id
     from unnest(%(classes)s::int[], %(ids)s::bigint[]) as d(class, id)
     cross join lateral (
@@ -383,7 +388,7 @@ select shard, class, id, topic, key, value, headers, entity, version, cause, ree
 from moved
 
 -- part: rows_of_hold
--- What the hold `h` keeps: each kind of hold by an index of its own.
+-- The rows that the hold `h` keeps: each kind of hold uses an index of its own.
 (
     select r.id from {schema}.held_rows r
     where h.key is not null and r.topic = h.topic and r.key = h.key
@@ -396,10 +401,10 @@ from moved
 )
 
 -- name: due_holds
--- Holds whose time has come, with their first row, where it lies in one of the shards.
--- Until that is through none of the others may go. What is due lies at both ends of the
--- index, and the others between them, which may be 100,000, are not read: `due` has no
--- clock that goes on, which no index could be searched for.
+-- Find due holds whose first row is in one of the shards. Until that row is sent, none
+-- of the others may go. Due holds are at both ends of the index; the others between
+-- them, perhaps 100,000, are not read. For that, `due` uses the statement's time: an
+-- index cannot be searched with a clock that goes on.
 select h.topic, h.key, h.row_id, r.shard, r.id
 from (
     select h.* from {schema}.holds h where h.retry_at <= statement_timestamp()
@@ -418,7 +423,8 @@ cross join lateral (
     union all
     (select r.shard, r.id, false from {schema}.held_rows r
     where h.key is null and h.row_id is null and r.topic = h.topic
-        -- A whole topic is not tried with what would be held without that, too.
+        -- A hold of a whole topic is not tried with a row that has a hold of its own,
+        -- too.
         and not exists (
             select from {schema}.holds k
             where k.topic = r.topic and coalesce(k.key, '') = coalesce(r.key, '')
@@ -432,13 +438,13 @@ where r.shard = any (%(shards)s::int[]) and not r.waits
 order by h.retry_at limit 100
 
 -- part: paused
--- Whether the held row `r` is one of a re-export that is paused: it waits with it.
+-- Whether the held row `r` belongs to a re-export that is paused: it waits with it.
 exists (
     select from {schema}.reexports x where x.id = r.reexport_id and x.state = 'paused'
 )
 
 -- part: followed
--- Whether a live row of its key waits behind the held row `r`: that one carries the newer
+-- Whether a live row of its key waits behind the held row `r`: that one has the newer
 -- state, and must not wait for a re-export.
 exists (
     select from {schema}.held_rows l
@@ -446,8 +452,8 @@ exists (
 )
 
 -- name: read_held
--- The columns of `read_live`, the re-export's, and whether the row is to be dropped as
--- `read_batch` would have it.
+-- The columns of `read_live`, the re-export, and whether the row must be dropped by the
+-- conditions of `read_batch`.
 select r.id, r.ctid, r.topic, r.key, r.value, r.headers, r.version, r.entity,
     to_json(r.created_at at time zone 'UTC')::text, false, null::int, r.reexport_id,
     r.reexport_id is not null
@@ -457,7 +463,7 @@ where r.shard = %(shard)s and r.id = %(id)s and {own_shard}
     and (e.state is distinct from 'paused' or {followed})
 
 -- name: delete_held
--- The one row that was tried and got through, or was dropped.
+-- Delete the one row that was tried and sent, or dropped.
 with own as materialized ({fenced_shard}),
 gone as (
     delete from {schema}.held_rows where id = %(id)s and exists (select from own)
@@ -474,7 +480,7 @@ select count(*) from gone
 select {schema}.lift_hold(%(topic)s, %(key)s, %(row_id)s)
 
 -- name: outbox_status
--- What waits, by topic: of each shard so many rows at the most are looked at.
+-- Count the waiting rows by topic: at most `limit` rows of each shard are read.
 select o.topic, c.kind, count(*), min(o.created_at)
 from {schema}.installation i
 cross join lateral generate_series(0, i.shards - 1) as s(shard)
@@ -497,7 +503,7 @@ select h.topic, h.key, h.row_id, h.error, h.attempts, h.since, h.retry_at, (
 from {schema}.holds h order by h.since, h.topic, h.key limit %(limit)s
 
 -- name: show_row
--- By its id in each shard and class: there is no index of ids alone.
+-- Look for the id in each shard and class: there is no index of ids alone.
 select o.id, o.shard, c.kind, o.topic, o.key, o.value, o.headers, o.version, o.entity,
     o.reexport_id, o.created_at, null
 from {schema}.installation i
@@ -516,7 +522,7 @@ select r.id, r.shard, 'held', r.topic, r.key, r.value, r.headers, r.version, r.e
 from {schema}.held_rows r where r.id = %(id)s
 
 -- name: retry_holds
--- Their first rows are tried at once: a hold is lifted by what gets through, so that no
+-- Let their first rows be tried at once. Only a row that is sent lifts a hold, so that no
 -- later row of a key can pass an earlier one.
 update {schema}.holds h set retry_at = clock_timestamp()
 where (%(topic)s::text is null or h.topic = %(topic)s)
@@ -524,7 +530,7 @@ where (%(topic)s::text is null or h.topic = %(topic)s)
 returning h.topic
 
 -- name: drop_row
--- A held row, and no other; what waits behind it is tried at once.
+-- Delete only held rows; the rows behind it are tried at once.
 with gone as (
     delete from {schema}.held_rows where id = %(id)s returning topic, key
 ),
@@ -535,5 +541,5 @@ next as (
 select topic, key from gone
 
 -- name: end_idle_holds
--- Holds that keep nothing back any more.
+-- Delete holds that keep no rows back any more.
 delete from {schema}.holds h where not exists (select from {rows_of_hold} r)

@@ -1,14 +1,14 @@
 -- Re-exports: plan, load, export, control.
 --
--- Locks, always in this order: the range's row, then the re-export's row; a relay that
--- takes records locks the re-export's row alone.
+-- Locks are always taken in this order: the range's row, then the re-export's row. A
+-- relay that takes records locks only the re-export's row.
 --
--- A query named `source_…` reads the service's own table: its table, key (a column)
--- and type (of that column) are filled in by jobs_lib.reexport.source.
+-- A query named `source_…` reads the service's own table: jobs_lib.reexport.source fills
+-- in the table, the key (a column) and the type (of that column).
 
 -- name: find_source
--- The key's type, whether it can be null, and whether an index keeps it unique. A view
--- has no constraints: its keys are taken as nullable and repeated.
+-- Read the key's type, whether it can be null, and whether an index keeps it unique. A
+-- view has no constraints, so its keys count as nullable and repeated.
 select
     format_type(a.atttypid, a.atttypmod), a.attnotnull,
     exists (
@@ -32,8 +32,8 @@ select count(*) from {{table}}
 select count(*) from (select distinct {{key}} from {{table}}) keys
 
 -- name: source_cuts
--- Each key that begins a range: by the key's own order and rank, so that neither its
--- type nor gaps and skew in its values matter. An index on the key spares the sort.
+-- Find each key that begins a range, by the key's own order and rank: so neither its type
+-- nor gaps and skew in its values matter. An index on the key saves the sort.
 select {{key}}::text from (
     select {{key}}, row_number() over (order by {{key}}) - 1 as rank from {{table}}
 ) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
@@ -45,7 +45,7 @@ select {{key}}::text from (
 ) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
 
 -- name: source_cuts_sampled
--- Ranges of a sample cover all keys as well; they are only less equal in size.
+-- Ranges from a sample also cover all keys; only their sizes are less equal.
 select {{key}}::text from (
     select {{key}}, row_number() over (order by {{key}}) - 1 as rank
     from (
@@ -54,8 +54,8 @@ select {{key}}::text from (
 ) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
 
 -- name: source_keys
--- Bounds are compared in the key's own type: '10' is less than '9' only as a text.
--- `is not null` for the range that is open on both sides.
+-- Compare bounds in the key's own type: '10' is less than '9' only as a text.
+-- `is not null` is for the range without bounds.
 select distinct {{key}}::text from {{table}}
 where {{key}} is not null
     and (%(lower)s::text is null or {{key}} >= (%(lower)s::text)::{{type}})
@@ -75,19 +75,19 @@ select set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', 
     set_config('extra_float_digits', '1', true)
 
 -- name: read_home
--- In the transaction that begins a re-export: then the number changes before it or waits
--- until it is there, and is refused.
+-- Run this in the transaction that begins a re-export. Then a change of the number comes
+-- before it, or waits until the re-export is there, and is refused.
 select topic, partitions from {schema}.hold_home_topic() where topic is not null
 
 -- name: start_reexport
--- Two starts at once: the unique index lets one in, the other finds nothing returned.
+-- If two start at once, the unique index lets one in, and the other gets no row.
 insert into {schema}.reexports (entity, topic, rate)
 values (%(entity)s, %(topic)s, %(rate)s)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
 returning id, started_at
 
 -- name: plan_ranges
--- `keys` is the planned number until the range is loaded, the true one from then on.
+-- `keys` is the planned number until the range is loaded, then the true one.
 insert into {schema}.reexport_ranges (reexport_id, range, lower, upper, keys)
 select %(reexport)s, (r.n - 1)::int, r.lower, r.upper, r.keys
 from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
@@ -106,10 +106,9 @@ select range, keys from {schema}.reexport_ranges
 where reexport_id = %(reexport)s and loaded_at is null order by range
 
 -- name: lock_range
--- Whoever comes second, be it a retried task, a speculative or an orphaned one, waits
--- here and then sees that the range is loaded.
--- Its time of start tells the re-export apart from one that was given the same id by a
--- server that had lost its last commits.
+-- A second task for the range, be it a retried, a speculative or an orphaned one, waits
+-- here and then sees that the range is loaded. The time of start distinguishes the
+-- re-export from one with the same id after a server has lost its last commits.
 select r.lower, r.upper, r.loaded_at is not null, x.state
 from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
 where r.reexport_id = %(reexport)s and r.range = %(range)s
@@ -121,7 +120,7 @@ update {schema}.reexport_ranges set keys = %(keys)s, loaded_at = clock_timestamp
 where reexport_id = %(reexport)s and range = %(range)s
 
 -- name: lock_reexport
--- In a statement of its own: the next one must see what others committed meanwhile.
+-- A statement of its own: the next one must see what others have committed meanwhile.
 select id from {schema}.reexports where id = %(reexport)s for update
 
 -- name: count_range
@@ -136,15 +135,15 @@ update {schema}.reexports x set
 where x.id = %(reexport)s
 
 -- name: read_reexport
--- No lock: rows written while somebody cancels are dropped by the relay, like those
--- that were written before, and a share lock would hold up every grant of records.
+-- No lock: the relay drops rows that are written during a cancel, like those written
+-- before it. A share lock would hold up every grant of records.
 select x.entity, x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards
 from {schema}.reexports x cross join {schema}.installation i
 where x.id = %(reexport)s
 
 -- name: count_batch_rows
--- How many rows of the re-export wait in the outbox, counted up to `limit`: shard by
--- shard, since the primary key begins with it.
+-- Count the re-export's rows in the outbox, up to `limit`: shard by shard, because the
+-- primary key begins with the shard.
 select count(*) from (
     select from {schema}.installation i
     cross join lateral generate_series(0, i.shards - 1) as s(shard)
@@ -189,7 +188,7 @@ where id = %(reexport)s and state in ('loading', 'running', 'paused')
 returning state
 
 -- name: finish_reexport
--- Cheap: one row by its key while keys are left, the ranges only at the very end.
+-- This is cheap: it reads one row by its key, and the ranges only at the very end.
 update {schema}.reexports x set state = 'finished', finished_at = clock_timestamp()
 where x.id = %(reexport)s and x.state in ('loading', 'running')
     and x.sent + x.superseded >= x.total
@@ -202,7 +201,7 @@ returning x.id
 -- name: reexport_progress
 select
     x.id, x.entity, x.state, x.rate,
-    -- Planned where not yet loaded.
+    -- Ranges that are not loaded yet count as planned.
     coalesce(r.keys, 0)::bigint, x.sent, x.superseded, coalesce(r.ranges, 0)::int,
     coalesce(r.loaded, 0)::int, x.started_at,
     case when x.state in ('loading', 'running') then clock_timestamp() + make_interval(

@@ -1,10 +1,10 @@
--- What every run of the migrations ends with, in its transaction, whatever they did.
+-- Every run of the migrations ends with this, in its transaction.
 
 -- name: settle_functions
--- `create or replace` forgets a function's settings, and a new function may be called by
--- everybody. A name that a function looks up must never be that of a session's temporary
--- table: with `pg_temp` not named, PostgreSQL looks there first. A body that was bound
--- when it was made looks nothing up, and can be inlined.
+-- `create or replace` loses a function's settings, and everybody may call a new
+-- function. A function must never take a session's temporary table for one of ours: if
+-- `pg_temp` is not in its path, PostgreSQL looks there first. A body that was bound when
+-- it was created looks up no names, and can be inlined.
 do $settle$
 declare
     path constant text := quote_ident(current_schema()) || ', pg_temp';

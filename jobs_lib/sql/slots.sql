@@ -1,9 +1,11 @@
--- Slots of limited types: each is a job that may run. See `jobs_lib/executor/limiting/slots.py`.
+-- Slots of limited types: each lets one job run. See
+-- `jobs_lib/executor/limiting/slots.py`.
 
 -- name: take_slots
--- Free numbers below the limit, whatever limit the process has that took the others. Who
--- gets none marks one of the process that has most of them, if that is fair: it has two
--- more than this one, or this one has none.
+-- Take free numbers below this process's limit; the limit may be another one in
+-- processes that took the others. A process that gets none marks a slot of the process
+-- with the most slots, if that is fair: if that one has two more than this one, or this
+-- one has none.
 with asked as (
     select a.value, a.count from unnest(%(values)s::text[], %(counts)s::bigint[])
         as a(value, count)
@@ -11,7 +13,7 @@ with asked as (
 taken as (
     insert into {schema}.slots (type, value, slot, owner)
     select %(type)s, a.value, free.slot, %(owner)s
-    -- In one order: two processes that take the same ones do not wait for each other.
+    -- In a fixed order, so that two processes that take the same slots cannot deadlock.
     from (select * from asked order by value) a
     cross join lateral (
         select n as slot from generate_series(1, %(most)s::int) n
@@ -26,7 +28,7 @@ taken as (
 ),
 granted as (select value, count(*) as count from taken group by value),
 found as (
-    -- One that is being given back is skipped: to wait for it might end in a circle.
+    -- Skip a slot that is just being released: waiting for it might deadlock.
     select s.value, s.slot from (
         select a.value, most.slot from asked a
         cross join lateral (
@@ -53,7 +55,7 @@ marked as (
 select value, count from granted
 
 -- name: give_slots_back
--- So many of each value; those that others want first.
+-- Release a number of slots of each value; those that others want go first.
 delete from {schema}.slots s
 using (
     select s.value, s.slot, row_number() over (
@@ -67,15 +69,15 @@ where mine.place <= mine.count
     and s.type = %(type)s and s.value = mine.value and s.slot = mine.slot
 
 -- name: count_slots
--- What the process holds, where it does not know: after an answer that was lost, or time
--- in which others took it for dead.
+-- Count what the process holds if it does not know: after an answer was lost, or after
+-- others may have taken it for dead.
 select s.value, count(*) from {schema}.slots s
 where s.owner = %(owner)s and s.type = %(type)s
 group by s.value
 
 -- name: watch_slots
--- How many the process holds, which it compares with what it knows; and what of them
--- others want.
+-- Count the slots that the process holds, to compare with what it knows; and those of
+-- them that others want.
 select null as value, count(*) from {schema}.slots s
 where s.owner = %(owner)s and s.type = %(type)s
 union all
@@ -84,8 +86,8 @@ where s.owner = %(owner)s and s.type = %(type)s and s.wanted
 group by s.value
 
 -- name: free_slots_of_the_dead
--- The lock keeps a process that lives after all from beating until this has committed: it
--- misses its slots when it watches them next.
+-- If such a process lives after all, the lock delays its heartbeat until this commits: it
+-- then notices the loss when it next watches its slots.
 with owners as materialized (
     select distinct s.owner as id from {schema}.slots s where s.type = %(type)s
 ),

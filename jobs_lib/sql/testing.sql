@@ -1,12 +1,12 @@
--- The test kit: what waits, the next of it, and a clock that moves what is scheduled.
+-- The test kit: list waiting jobs, read the next one, and move scheduled times.
 
 -- name: kit_list
 select id, type, "group", attempt, payload::text, run_at from {schema}.jobs order by id
 
 -- name: kit_next
--- The job that runs next when one process runs all of them, one by one: what is due in
--- the order of enqueue, then what is due first. Only the head of a group, as always. One
--- that runs last only gives way to a newer one of its type, and at once if it has failed.
+-- Read the job that runs next if one process runs all jobs, one by one: due jobs in the
+-- order of enqueue, then the one that is due next. Only heads of groups run, as always. A
+-- job of a `last_only` type gives way to a newer one, at once if it has failed.
 select
     j.id, j.type, j.origin, j."group", j.attempt, j.payload::text, j.run_at,
     j.enqueued_at, j.headers, newer.is_there as superseded,
@@ -43,7 +43,7 @@ from {schema}.jobs j where j.id = %(id)s and j.state = 'available'
 delete from {schema}.jobs where id = %(id)s
 
 -- name: kit_travel
--- The database's clock cannot be set: all that waits moves towards it instead.
+-- The database's clock cannot be set, so all waiting jobs move to earlier times instead.
 update {schema}.jobs set
     run_at = run_at - make_interval(secs => %(seconds)s),
     enqueued_at = enqueued_at - make_interval(secs => %(seconds)s)
@@ -55,8 +55,8 @@ on conflict (role, origin) do update set owner = excluded.owner, epoch = o.epoch
 returning epoch
 
 -- name: kit_locks
--- Whether this transaction has changed rows of the table or read them `for update`: plain
--- reads lock it in a weaker mode. Nothing is said of a table that is not there.
+-- Say whether this transaction has changed rows of the table or read them `for update`:
+-- plain reads lock it in a weaker mode. No row is returned for a missing table.
 select case when exists (
     select from pg_locks l
     where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.relation = t.id

@@ -217,7 +217,7 @@ def test_a_server_that_trusts_everybody_and_runs_is_closed_by_up(
             with pytest.raises(DevStackError, match="run `jobs-lib dev up`"):
                 dev_command(command)
         up = dev_command("up")
-        assert "PostgreSQL: started anew, with a password from now on" in up.stdout
+        assert "PostgreSQL: started again, with a password from now on" in up.stdout
         (after, _) = DevStack().status()
         assert after.pid != before.pid
         assert urlsplit(after.address).port == urlsplit(before.address).port

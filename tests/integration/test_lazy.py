@@ -40,10 +40,10 @@ def return_of_batch(items: list[Item[int]]) -> Any:
 @pytest.mark.parametrize(
     ("handler", "said"),
     [
-        (return_coroutine, "returned a coroutine, which nobody has awaited"),
-        (return_generator, "returned a generator, which nobody has looped over"),
-        (return_inner_coroutine, "returned a coroutine, which nobody has awaited"),
-        (return_of_batch, "returned a coroutine, which nobody has awaited"),
+        (return_coroutine, "returned a coroutine, which was never awaited"),
+        (return_generator, "returned a generator, which was never looped over"),
+        (return_inner_coroutine, "returned a coroutine, which was never awaited"),
+        (return_of_batch, "returned a coroutine, which was never awaited"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

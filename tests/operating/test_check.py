@@ -174,7 +174,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             faults.group_elsewhere,
             "warn",
             "partitioner",
-            "1 groups .* customer-12 in local/",
+            "1 of the sampled groups .* customer-12 in local/",
             "by hand",
         ),
         (
@@ -189,7 +189,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             faults.foreign_producer,
             "error",
             "partitioner",
-            "of 40 records looked at",
+            "of 40 sampled records",
             "set partitioner=murmur2_random",
         ),
     ],

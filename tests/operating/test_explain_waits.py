@@ -77,7 +77,7 @@ def test_a_job_waits_for_its_limit(app, connect, gate, await_reason, limit):
         text = await_reason(ids[-1], "limited")
         each = " for each tenant" if isinstance(limit, tuple) else ""
         assert text == (
-            f"'call' runs 1 at once{each} over all pods, and so many run: "
+            f"'call' runs 1 at once{each} over all pods, and that many run: "
             f"on {process.pod}"
         )
         codes = explain(app.database(), ids[-1], stale_after=60).codes

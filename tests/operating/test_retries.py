@@ -168,7 +168,7 @@ def test_the_command_says_what_it_took_and_why_it_left_the_others(command, conne
     none = command("jobs", "retry", "--type", "work", "--error", "HTTP 404")
     assert none.output.splitlines() == [
         "retried: 0",
-        "nothing that fits has failed; unfinished: 2 scheduled, 1 available",
+        "no such job has failed; unfinished: 2 scheduled, 1 available",
     ]
     assert none.exit_code == 0
     done = command("jobs", "retry", str(failed), str(available), "4711")

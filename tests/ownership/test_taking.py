@@ -264,7 +264,7 @@ def test_an_owner_that_wakes_during_a_take_over_waits_and_hears_of_it(
 
     process = Process(database, "pod", ["execute"], 0.2)
     process.id = silent
-    process.tell(Watcher())
+    process.add_watcher(Watcher())
     waking = threading.Thread(target=process.start)
     waking.start()
     waiting = (

@@ -75,13 +75,13 @@ def refuse(app, *parts):
         (
             SECURED,
             {"security.protocol": "sasl_plaintext"},
-            "speaks TLS, and is spoken to in plain text",
+            "speaks TLS, and this client plain text",
             "security.protocol",
         ),
         (
             SECURED,
             {"security.protocol": "", "sasl.username": "", "sasl.password": ""},
-            "speaks TLS, and is spoken to in plain text",
+            "speaks TLS, and this client plain text",
             "security.protocol",
         ),
     ],

@@ -298,7 +298,7 @@ def test_a_reader_sees_everything_but_what_jobs_and_records_carry(
     assert list_holds(database) == []
     assert list_pauses(database) == []
     list_owners(database, settings)
-    assert "could not be looked at" not in str(check(database, settings))
+    assert "could not be checked" not in str(check(database, settings))
     with pytest.raises(OperatingError, match=r"may not do this .*nothing was changed"):
         show_job(database, job)
     with psycopg.connect(url, autocommit=True) as connection:

@@ -196,7 +196,7 @@ def avro() -> App:
         ({"age": VALUE}, "Person.age, of the type str, does not fit null or int"),
         ({"state": VALUE}, "Person.state, of the type str, does not fit State"),
         ({"counts": {VALUE: "x"}}, "Person.*of the type str, does not fit long"),
-        ({"born": VALUE}, "not the form that its field asks for"),
+        ({"born": VALUE}, "does not have the form that its field needs"),
         ({"more": VALUE}, "more fields than the schema.*more"),
         ({"name": {VALUE: 1}}, "Person.name, of the type dict"),
         ({"name": (VALUE, 1)}, "Person.name"),

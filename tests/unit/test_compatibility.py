@@ -124,7 +124,7 @@ def test_every_field_that_does_not_fit_is_named():
     writer = record(("tail", "int"), ("age", "int"), ("s", enum("C")))
     assert misfits(reader, writer) == [
         ("tail", "int cannot be read as string"),
-        ("seats", "it is not there, and has no default"),
+        ("seats", "it is missing, and has no default"),
         ("s", "the enum Status has no default for C"),
     ]
 

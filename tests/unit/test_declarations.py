@@ -219,7 +219,7 @@ def take(annotation: Any) -> Callable[..., None]:
 )
 def test_a_parameter_that_can_be_no_group_is_refused(app, annotation):
     says = (
-        "its parameter 'of', which is .* and can be no group: annotate it as str, int"
+        "its parameter 'of', which is .* and cannot be a group: annotate it as str, int"
     )
     with pytest.raises(ConfigurationError, match=says):
         app.job(name="work", group="of")(take(annotation))

@@ -1,3 +1,3 @@
-"""Types of which only so many jobs run at once, over all pods."""
+"""Limit how many jobs of a type run at once, over all pods."""
 
 from __future__ import annotations

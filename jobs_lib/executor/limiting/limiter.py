@@ -1,4 +1,4 @@
-"""A limiter: no more jobs of a type run at once than this process has slots for."""
+"""A limiter: of a type, no more jobs run at once than this process has slots for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from jobs_lib.executor.lane import Lane
-from jobs_lib.executor.limiting.slots import note_asked, note_given_back
+from jobs_lib.executor.limiting.slots import note_asked, note_released
 from jobs_lib.executor.limiting.turn import FEW, Line, Turn
 from jobs_lib.jobs.limit import NAMELESS
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from jobs_lib.executor.running.workers import WorkerPool
 
 _LEAST, _MANY = 2, 2_000
-"""How many jobs of one value wait here: where they end slowly, and quickly."""
+"""Jobs of one value that may wait here: if they end slowly, and if they end quickly."""
 _QUICK = 5_000
-"""Jobs a second of quick ones: more workers would run no more of them."""
-_LOOK_PAUSE, _BUSY_PAUSE = 0.01, 0.05
-"""Seconds between two looks which lines need more slots; and while quick jobs run, of
-which there may be thousands of lines."""
+"""Jobs a second from which jobs count as quick: more workers would run no more."""
+_CHECK_PAUSE, _BUSY_PAUSE = 0.01, 0.05
+"""Seconds between two checks of which lines need more slots; the second one is for
+quick jobs, which may have thousands of lines."""
 _IDLE_PAUSE = 0.25
-"""Seconds between two looks for slots that nothing needs."""
+"""Seconds between two searches for slots that no job needs."""
 
 
 class Limiter:
@@ -40,9 +40,9 @@ class Limiter:
     All dispatchers of a section share it; one of them asks for the slots.
 
     Args:
-        workers: run them.
-        slots: the statements that take slots.
-        is_async: whether their handler is.
+        workers: run the jobs.
+        slots: makes the statements about slots.
+        is_async: whether the jobs' handler is async.
     """
 
     def __init__(self, workers: WorkerPool, slots: Slots, *, is_async: bool) -> None:
@@ -53,27 +53,27 @@ class Limiter:
         self._is_async = is_async
         self._lines: dict[str, Line] = {}
         self._lacking: dict[str, Line] = {}
-        """Those in which something waits that no turn has room for."""
+        """Lines with jobs that wait for another turn."""
         self._lock = threading.Lock()
         self._idle_at = 0.0
-        self._look_at = math.inf
+        self._check_at = math.inf
         self._busy, self._seen_at, self._seen = False, 0.0, 0
         self._asked: dict[str, int] = {}
         self._idle: dict[str, int] = {}
-        """Slots that the last statements ask for, and give back."""
+        """Slots that the last statements release; ``_asked`` are those they ask for."""
 
     def serve(self, finished: Finished, passed: Passed) -> None:
-        """Take jobs of one more dispatcher, too; the first one asks for slots.
+        """Also take jobs of this dispatcher; the first dispatcher asks for slots.
 
         Args:
-            finished: where its jobs end.
-            passed: where it remembers those for which there was no room here.
+            finished: collects the outcomes of its jobs.
+            passed: remembers its jobs for which there was no room here.
         """
         passed.full, passed.room = self._list_full, self._find_room
         self._passed.append(passed)
         self._finished.append(finished)
 
-    # As the workers
+    # The interface of the workers
 
     @property
     def size(self) -> int:
@@ -82,22 +82,22 @@ class Limiter:
 
     @property
     def idle(self) -> int:
-        """Nothing is claimed for workers of whom others may be in need, too."""
+        """Always 0: other types may need the same workers, so none are counted on."""
         return 0
 
     @property
     def is_starving(self) -> bool:
-        """Whether nothing waits that could run."""
+        """Whether no job waits that could run."""
         if not self._workers.is_starving:
             return False
         with self._lock:
             return not any(line.waiting and line.turns for line in self._lines.values())
 
     def count_stuck(self, finished: Finished) -> int:
-        """Jobs that wait here while those of other values may run.
+        """Count the jobs that wait here while those of other values may run.
 
         Args:
-            finished: where those end that are counted.
+            finished: of the dispatcher whose jobs are counted.
         """
         if not self._slots.by_value:
             return 0
@@ -113,7 +113,7 @@ class Limiter:
         """Run these as soon as there are slots, in this order for each value."""
         with self._lock:
             if self._slots.is_over:
-                # Before turns that go on meet what was claimed under another lease.
+                # Halt first: running turns must not meet jobs of another lease.
                 self._halt()
             touched = self._line_up(items, first=first)
             turns = self._begin(touched)
@@ -124,7 +124,7 @@ class Limiter:
             self._finished[0].wake()
 
     def take_back(self, finished: Finished) -> list[Item]:
-        """What nobody has begun, of those that end there, oldest first."""
+        """Take back a dispatcher's jobs that have not begun, oldest first."""
         taken: list[Item] = []
         with self._lock:
             for line in self._lines.values():
@@ -136,20 +136,20 @@ class Limiter:
                     line.waiting.extend(
                         i for i in every if _find_finished(i) is not finished
                     )
-                    # They have waited for long: fewer of them will do.
+                    # They have waited for long, so let fewer of them wait.
                     line.most = max(_LEAST, line.most // 4)
                 if not line.waiting:
                     self._lacking.pop(line.value, None)
         return sorted(taken, key=_get_id)
 
     def cancel(self, job: ClaimedJob) -> None:
-        """Tell a running handler to stop, if it can be told."""
+        """Cancel a running handler, if it is async."""
         self._workers.cancel(job)
 
     # Slots
 
     def prepare(self) -> list[Statement]:
-        """The statements about slots that are due now; none if nothing is."""
+        """Make the statements about slots that are due now."""
         if self._slots.is_barred:
             return []
         with self._lock:
@@ -158,15 +158,15 @@ class Limiter:
                 return [recount]
             turns = self._choose_idle()
             self._asked = {}
-            if time.monotonic() >= self._look_at:
-                turns += self._look_at_lacking()
+            if time.monotonic() >= self._check_at:
+                turns += self._check_lacking()
             holds = any(line.held.count for line in self._lines.values())
         if turns:
             self._workers.put(turns)
         return self._slots.prepare(self._idle, self._asked, holds=holds)
 
     def read(self, statements: Sequence[Statement], answer: Answer) -> None:
-        """Take note of the answer to what was prepared."""
+        """Read the answer to the prepared statements."""
         turns: list[Turn] = []
         with self._lock:
             for (name, _), rows in zip(statements, answer, strict=True):
@@ -181,30 +181,30 @@ class Limiter:
 
     @property
     def lacks_slots(self) -> bool:
-        """Whether jobs wait here for slots that other processes have, or jobs here."""
+        """Whether jobs wait here for slots of other processes or of other jobs."""
         return bool(self._lacking)
 
     def doubt(self) -> None:
-        """Commits may be lost: slots are counted before anything more starts."""
+        """Commits may be lost: count the slots before any more jobs start."""
         self._slots.doubt()
         with self._lock:
             self._halt()
         self._finished[0].wake()
 
     def seconds_left(self) -> float:
-        """Until the next statement is due; infinite if none is."""
+        """The seconds until the next statement is due; infinite if none is."""
         if self._slots.is_barred:
             return math.inf
         now = time.monotonic()
         with self._lock:
             if self._slots.is_over:
                 return 0.0
-            seconds = max(0.0, self._look_at - now)
+            seconds = max(0.0, self._check_at - now)
             if any(line.held.count for line in self._lines.values()):
                 seconds = min(seconds, self._slots.seconds_left)
         return seconds
 
-    def _look_at_lacking(self) -> list[Turn]:
+    def _check_lacking(self) -> list[Turn]:
         """Choose which slots to ask for; returns the turns that may begin meanwhile."""
         busy = self._is_busy()
         self._asked = self._slots.choose_wanted(
@@ -218,20 +218,20 @@ class Limiter:
         turns = self._begin(slow)
         helds = (line.held for line in self._lacking.values())
         due_at = min((held.asked_at + held.pause for held in helds), default=math.inf)
-        pause = _BUSY_PAUSE if busy else _LOOK_PAUSE
-        self._look_at = max(due_at, time.monotonic() + pause)
+        pause = _BUSY_PAUSE if busy else _CHECK_PAUSE
+        self._check_at = max(due_at, time.monotonic() + pause)
         return turns
 
     def _is_busy(self) -> bool:
         """Whether the workers end jobs as quickly as Python can."""
         now, ran = time.monotonic(), self._workers.ran
-        if now - self._seen_at >= _LOOK_PAUSE:
+        if now - self._seen_at >= _CHECK_PAUSE:
             self._busy = ran - self._seen > _QUICK * (now - self._seen_at)
             self._seen_at, self._seen = now, ran
         return self._busy
 
     def _choose_idle(self) -> list[Turn]:
-        """Choose what to give back; returns the turns that may begin all the same."""
+        """Choose slots to release; returns the turns that may still begin."""
         self._idle = {}
         now = time.monotonic()
         if now < self._idle_at:
@@ -244,12 +244,12 @@ class Limiter:
         )
         for value, line in self._lines.items():
             count = chosen.get(value, 0)
-            # What runs keeps its slot until it has ended; no next one follows it.
+            # A running job keeps its slot until it ends; then no other job follows.
             line.allowed = max(0, line.held.count - count)
             free = min(count, line.held.count - line.turns)
             if free > 0:
                 self._idle[value] = free
-                note_given_back(line.held, free, needed=line.needed)
+                note_released(line.held, free, needed=line.needed)
         return self._begin(self._lines.values())
 
     def _take(self, granted: Mapping[str, int]) -> list[Turn]:
@@ -272,7 +272,7 @@ class Limiter:
     def _note_watched(self, wanted: dict[str | None, int]) -> None:
         held = wanted.pop(None)
         if held != sum(line.held.count for line in self._lines.values()):
-            # Others took this process for dead, as when the server's clock was set.
+            # Others took this process for dead, such as after a change of the clock.
             self._slots.doubt()
         for value, line in self._lines.items():
             line.held.wanted = wanted.get(value, 0)
@@ -282,7 +282,7 @@ class Limiter:
     # Turns; under the lock
 
     def _line_up(self, items: Sequence[Item], *, first: bool) -> Collection[Line]:
-        """Put each where those of its value wait; returns the lines that have more."""
+        """Put each item into the line of its value; returns the changed lines."""
         lines = self._lines
         touched: dict[str, Line] = {}
         for item in reversed(items) if first else items:
@@ -298,19 +298,19 @@ class Limiter:
         return touched.values()
 
     def _halt(self) -> None:
-        """Let every turn end before its next job, until slots are known again."""
+        """Let every turn end before its next job, until the slots are known again."""
         for line in self._lines.values():
             line.allowed = 0
 
     def _begin(self, lines: Iterable[Line]) -> list[Turn]:
-        """The turns that may begin now."""
+        """Begin the turns that may begin now; returns them."""
         is_over, now = self._slots.is_over, time.monotonic()
-        look_at, soon = self._look_at, _BUSY_PAUSE if self._busy else _LOOK_PAUSE
+        check_at, soon = self._check_at, _BUSY_PAUSE if self._busy else _CHECK_PAUSE
         turns: list[Turn] = []
         for line in lines:
             waiting, most = len(line.waiting), line.allowed
             if most > 1 and line.held.is_quick:
-                # One turn runs as many as several would: Python runs one thread.
+                # One turn runs as many jobs as several: Python runs one thread.
                 most = 1
             count = 0 if is_over else max(0, min(most - line.turns, waiting))
             if count == 1:
@@ -322,15 +322,15 @@ class Limiter:
             if waiting > count and line.value not in self._lacking:
                 self._lacking[line.value] = line
                 pause = soon if line.turns else 0.0
-                look_at = min(look_at, now + pause)
-        self._look_at = look_at
+                check_at = min(check_at, now + pause)
+        self._check_at = check_at
         return turns
 
     def _make_line(self, value: str) -> Line:
         return Line(value, self._end, is_async=self._is_async)
 
     def _end(self, line: Line, must: bool) -> bool:
-        """A turn ends: see :class:`Turn`. Called by whatever thread has it."""
+        """End a turn: see :class:`Turn`. Called by the thread that runs it."""
         with self._lock:
             if line.waiting and not must:
                 return False
@@ -344,7 +344,7 @@ class Limiter:
         if turns:
             self._workers.put(turns)
         elif must:
-            # Others want its slot: it is given back.
+            # Other processes want its slot: release it.
             self._idle_at = 0.0
             self._finished[0].wake()
         elif any(map(len, self._passed)):
@@ -352,7 +352,7 @@ class Limiter:
         return True
 
     def _ask_for_more(self, line: Line) -> None:
-        """All of a line have ended: some may have been passed over."""
+        """Claim more of a line whose jobs have all ended: some were passed over."""
         for passed, finished in zip(self._passed, self._finished, strict=True):
             if line.value in passed.values:
                 line.most = min(_MANY, line.most * 2)
@@ -362,7 +362,7 @@ class Limiter:
     # For claims
 
     def _list_full(self) -> list[str]:
-        """The values of which enough waits here."""
+        """The values with enough waiting jobs here."""
         with self._lock:
             return [
                 value

@@ -1,13 +1,13 @@
 """Slots: rows that say which process may run how many jobs of a limited type.
 
 A limit of four has four slots, or four for each value. A process runs no more jobs than
-it holds slots for, and keeps them while it has jobs to run: a quick job costs no
-statement. Another process that needs one marks a row of the process that has most; that
-process gives it back as soon as a job has ended.
+it holds slots, and keeps them while it has jobs to run, so a quick job costs no
+statement. A process that needs a slot marks a row of the process with the most slots;
+that process releases it as soon as a job has ended.
 
-The rows are taken before a job starts and deleted after it has ended, and a slot counts
-only as long as the lease lasts under which it was taken. So no more jobs run than there
-are slots, whatever dies: the slots of a dead process are free once its lease is over.
+The rows are taken before a job starts and deleted after it has ended. A slot counts
+only while the lease under which it was taken lasts. So no more jobs run than there are
+slots, whatever dies: the slots of a dead process are free once its lease is over.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ if TYPE_CHECKING:
 
 _SHORTEST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.1
-"""Seconds between two attempts to get a slot that others have."""
+"""Seconds between two attempts to get a slot that other processes hold."""
 _YIELD_PAUSE = 0.3
-"""Seconds that a slot is left to others which has been given back for them."""
+"""Seconds for which a slot that was released for other processes is left to them."""
 _MOST_ASKED = 500
-"""Values of which slots are asked for in one statement."""
+"""Values for which one statement asks for slots."""
 _WATCH_PAUSE = 0.1
-"""Seconds between two looks whether others want a slot."""
+"""Seconds between two checks of whether other processes want a slot."""
 _DEAD_PAUSE = 1.0
-"""Seconds between two looks whether the process that has it is dead."""
+"""Seconds between two checks of whether the process that holds it is dead."""
 _KEPT = 1.0
-"""Seconds for which a slot is kept that nothing here needs."""
+"""Seconds for which a slot that no job here needs is kept."""
 _BUSY_PAUSE = 0.05
-"""Seconds in which a job of each value ends, where quick jobs of many values run."""
+"""Seconds in which a job of each value ends, if quick jobs of many values run."""
 _FORGOTTEN = 0.5
-"""Seconds after which it has to be seen anew how quickly jobs end."""
+"""After this many seconds it must be measured again how quickly jobs end."""
 _HELD = 0.5
-"""Seconds for which a slot is held at least that others want and jobs here need."""
+"""The shortest time, in seconds, for which a slot that jobs here need is held, even if
+other processes want it."""
 
 
 class Holding:
@@ -57,7 +58,7 @@ class Holding:
         self.is_quick = True
         """Whether its jobs end so quickly that more slots would not help."""
         self.seen = 0
-        """How many jobs had begun when more slots were last thought of."""
+        """How many jobs had begun when it was last checked whether to ask for slots."""
         self.since = 0.0
         """When the last slot was taken."""
         self.idle_since = 0.0
@@ -65,18 +66,18 @@ class Holding:
         self.asked_at = 0.0
         self.pause = 0.0
         self.wanted = 0
-        """Slots that others want."""
+        """Slots that other processes want."""
 
 
 class Slots:
-    """Which statements take and give back the slots of one type; sends nothing.
+    """Makes the statements that take and release the slots of a type; sends nothing.
 
     Args:
-        section: of the type.
+        section: the type's section.
         owner: the process.
-        lease: tells its lease that holds now.
+        lease: returns the process's current lease.
         stale_after: seconds without a heartbeat after which a process counts as dead.
-        sees_others: whether a process that lives would have been seen to beat by now.
+        sees_others: whether every living process has had time to beat.
     """
 
     def __init__(
@@ -93,34 +94,34 @@ class Slots:
         self._shared = {"type": section.type_name, "owner": owner}
         self._get_lease = lease
         self.lease = lease()
-        """Under which the slots were taken."""
+        """The lease under which the slots were taken."""
         self._stale_after = stale_after
         self._sees_others = sees_others
         self._lost = True
-        """Whether the rows may say something else than is known here."""
+        """Whether the rows may differ from what is known here."""
         self._watch_at = self._dead_at = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may start on the slots now: others may have taken them."""
+        """Whether no job may start on the slots: others may have taken them."""
         return self._lost or self._get_lease() is not self.lease or self.lease.is_over()
 
     @property
     def is_barred(self) -> bool:
-        """Whether the process may take none: others may believe that it is dead."""
+        """Whether the process may take no slots: others may take it for dead."""
         return self._get_lease().is_over()
 
     def doubt(self) -> None:
-        """Commits may be lost, or slots: what is held is counted anew."""
+        """Commits or slots may be lost: count the held slots again."""
         self._lost = True
 
     def choose_idle(
         self, holdings: Iterable[tuple[str, Holding, int]]
     ) -> dict[str, int]:
-        """How many slots to give back of each value.
+        """Choose how many slots of each value to release.
 
         Args:
-            holdings: values, what is held of each, and how many jobs need one.
+            holdings: values, the held slots of each, and how many jobs need one.
         """
         now = time.monotonic()
         idle: dict[str, int] = {}
@@ -135,14 +136,14 @@ class Slots:
     def choose_wanted(
         self, lacking: Iterable[tuple[str, Holding, int, int]], *, busy: bool
     ) -> dict[str, int]:
-        """How many more slots to ask for, of each value.
+        """Choose how many more slots of each value to ask for.
 
-        One at first. More only where jobs wait for somebody else while they run: quick
-        ones leave the slots to other processes.
+        At first it is one slot. More are asked for only if jobs wait for other systems
+        while they run: quick jobs leave the slots to other processes.
 
         Args:
-            lacking: values, what is held of each, how many jobs have begun, and how
-                many slots they could use besides.
+            lacking: values, the held slots of each, how many jobs have begun, and how
+                many more slots they could use.
             busy: whether the workers end jobs as quickly as Python can.
         """
         now = time.monotonic()
@@ -151,7 +152,7 @@ class Slots:
             since = now - held.asked_at
             if since < held.pause:
                 continue
-            # What has not been looked at for long is looked at twice.
+            # If the last check was long ago, measure first and decide at the next one.
             held.is_quick = since > _FORGOTTEN or (busy and ran > held.seen)
             held.seen = ran
             if held.count and held.is_quick:
@@ -172,10 +173,10 @@ class Slots:
     def prepare(
         self, idle: Mapping[str, int], wanted: Mapping[str, int], *, holds: bool
     ) -> list[Statement]:
-        """The statements that are due now, in this order; none if nothing is.
+        """Make the statements that are due now, to be sent in this order.
 
         Args:
-            idle: slots to give back, by value.
+            idle: slots to release, by value.
             wanted: slots to take, by value.
             holds: whether any slot is held.
         """
@@ -196,24 +197,24 @@ class Slots:
         return statements
 
     def recount(self) -> Statement | None:
-        """What to send first where the rows may say something else than is known."""
+        """Make the statement to send first if the rows may differ from memory."""
         if not self.is_over:
             return None
         self.lease, self._lost = self._get_lease(), True
         return "count_slots", self._shared
 
     def recounted(self) -> None:
-        """What is held is known again."""
+        """Note that the held slots are known again."""
         self._lost = False
 
     @property
     def seconds_left(self) -> float:
-        """Until others may want a slot back; asked while any is held."""
+        """The seconds until the next check of whether others want a slot."""
         return max(0.0, self._watch_at - time.monotonic())
 
 
 def note_asked(held: Holding, granted: int) -> None:
-    """A holding has asked for slots, and this is what it got."""
+    """Note the slots that were granted to a holding that has asked for some."""
     now = time.monotonic()
     held.asked_at = now
     if granted:
@@ -223,8 +224,8 @@ def note_asked(held: Holding, granted: int) -> None:
         held.pause = min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, held.pause * 2))
 
 
-def note_given_back(held: Holding, count: int, *, needed: int) -> None:
-    """So many slots of a holding are given back, of which jobs here need some."""
+def note_released(held: Holding, count: int, *, needed: int) -> None:
+    """Note that slots of a holding were released; jobs here may need some of them."""
     held.count -= count
     if held.wanted and held.count < needed:
         held.asked_at, held.pause = time.monotonic(), _YIELD_PAUSE

@@ -1,4 +1,4 @@
-"""Turns: a worker runs what waits behind a limit, one job after the other."""
+"""Turns: a worker runs the jobs that wait behind a limit, one after the other."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ if TYPE_CHECKING:
     from jobs_lib.executor.claiming.claimer import Item
 
 _LONGEST = 50
-"""Jobs and lanes of a turn, until others have theirs who wait for the same workers."""
+"""Jobs and lanes of a turn, before other work gets the same worker."""
 FEW = 32
-"""How many jobs of one value wait in memory at first."""
+"""Jobs of one value that may wait in memory at first."""
 
 
 class Line:
-    """The jobs of one value, or of all: what waits, and the turns that run it."""
+    """The waiting jobs of one value, or of all values, and the turns that run them."""
 
     __slots__ = ("allowed", "held", "most", "ran", "turn", "turns", "value", "waiting")
 
     def __init__(
         self, value: str, end: Callable[[Line, bool], bool], *, is_async: bool
     ) -> None:
-        """Make one that is empty.
+        """Make an empty line.
 
         Args:
-            value: of its jobs.
+            value: the value of its jobs.
             end: see :class:`Turn`.
             is_async: whether its turns run on an event loop.
         """
         self.value = value
         self.most = FEW
-        """Jobs that may wait here; of more, claims pass over the others."""
+        """The number of jobs that may wait here; claims pass over further ones."""
         self.waiting: deque[Item] = deque()
         self.turn = Turn(self, end, is_async=is_async)
-        """What workers take, as often as there are turns."""
+        """The object that workers take, once for each turn."""
         self.turns = 0
-        """How many workers have it, or will have it next."""
+        """The number of workers that have a turn, or will have one next."""
         self.allowed = 0
-        """How many there may be: of more, one ends before its next job."""
+        """The turns allowed: if there are more, one ends before its next job."""
         self.ran = 0
         """Jobs and lanes that were begun."""
         self.held = Holding()
 
     @property
     def needed(self) -> int:
-        """Slots that would not be idle."""
+        """The number of slots that would be in use."""
         return self.turns + len(self.waiting)
 
 
 class Turn:
-    """As many workers as have it run the jobs of a line at once.
+    """Lets a worker run jobs of a line; several workers may have the same turn at once.
 
-    A quick job costs hardly more than without a limit: nobody is asked before it.
+    A quick job costs hardly more than without a limit: it needs no statement.
     """
 
     __slots__ = ("_end", "_left", "_line", "is_async")
@@ -67,10 +67,10 @@ class Turn:
         """Prepare.
 
         Args:
-            line: whose jobs it runs.
-            end: notes that one turn of a line has ended. Unless it must end, as the
-                second argument says, it returns False where something has come
-                meanwhile, and the turn goes on.
+            line: the line whose jobs it runs.
+            end: notes that one turn of a line has ended. If the second argument is
+                False and jobs have come meanwhile, it returns False and the turn goes
+                on.
             is_async: whether it runs on an event loop.
         """
         self._line = line
@@ -79,11 +79,11 @@ class Turn:
         self.is_async = is_async
 
     def take(self) -> Item | None:
-        """What to run next; None: this turn has ended."""
+        """Take what to run next; None if this turn has ended."""
         line = self._line
         waiting = line.waiting
         while line.turns <= line.allowed:
-            # Looked at first: an exception costs more than a quick job.
+            # Check first: an exception costs more than a quick job.
             if waiting:
                 try:
                     item = waiting.popleft()
@@ -97,7 +97,7 @@ class Turn:
         return None
 
     def is_long(self) -> bool:
-        """Whether others have their turn now; asked after each job."""
+        """Whether other work should get the worker now; called after each job."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -105,5 +105,5 @@ class Turn:
         return True
 
     def abort(self) -> None:
-        """The worker is gone, or runs something whose time is over."""
+        """End the turn: its worker is gone, or runs a job whose time is over."""
         self._end(self._line, True)

@@ -1,3 +1,3 @@
-"""Run what was claimed: on threads, and on an event loop."""
+"""Run claimed jobs: on threads, and on an event loop."""
 
 from __future__ import annotations

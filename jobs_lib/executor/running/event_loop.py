@@ -26,8 +26,8 @@ _YIELD_AFTER = 50
 class AsyncWorkers:
     """Runs jobs on one event loop, in a thread of its own.
 
-    As many tasks as jobs may run at once take lanes in turn: a task for each job would
-    cost ten times as much as a quick job.
+    There is a fixed task for each job that may run at once, and the tasks take lanes in
+    turn: a new task for each job would cost ten times as much as a quick job.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AsyncWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ran = 0
-        """Jobs that were begun."""
+        """The number of jobs that were begun."""
         self._stopping = False
         self._thread = threading.Thread(
             target=self._serve, name="jobs_lib loop", daemon=True
@@ -68,7 +68,7 @@ class AsyncWorkers:
         self._watchdog.start()
 
     def stop(self) -> None:
-        """Cancel what runs, and wait for it."""
+        """Cancel running jobs, and wait for them."""
         self._stopping = True
         self._ready.clear()
         self._watchdog.stop()
@@ -77,21 +77,21 @@ class AsyncWorkers:
             self._thread.join(timeout=5)
 
     def is_alive(self) -> bool:
-        """Whether the thread is there, and the one that watches it."""
+        """Whether its thread and the watchdog's thread run."""
         return self._thread.is_alive() and self._watchdog.is_alive()
 
     @property
     def is_starving(self) -> bool:
-        """Whether nothing waits to be run."""
+        """Whether no job waits to be run."""
         return not self._ready
 
     @property
     def idle(self) -> int:
-        """Handlers that could run besides those that do."""
+        """The number of handlers that could run in addition now."""
         return len(self._idle)
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
-        """Run these, in this order: ``first``, or after what waits."""
+        """Run these in this order: ``first``, or after those that wait."""
         if first:
             self._ready.extendleft(reversed(items))
         else:
@@ -101,7 +101,7 @@ class AsyncWorkers:
         self._watchdog.wake()
 
     def take_back(self) -> list[Item | Turn]:
-        """What no task has begun."""
+        """Take everything back that no task has begun."""
         taken: list[Item | Turn] = []
         while True:
             try:
@@ -115,20 +115,20 @@ class AsyncWorkers:
             self._loop.call_soon_threadsafe(self._cancel_one, job)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call this, as soon as it can."""
+        """Let the loop call this as soon as it can."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(function)
 
     @property
     def thread(self) -> int:
-        """Which thread the loop has."""
+        """The id of the loop's thread."""
         return self._thread.ident or 0
 
     def give_up(self, task: asyncio.Task[None], job: ClaimedJob) -> bool:
         """End an attempt whose handler goes on; False if it has ended meanwhile.
 
-        Nobody can stop it. What it still does cannot commit, since the attempt is over
-        in the database, and another task takes its place.
+        The handler cannot be stopped. Its work can no longer commit, because the
+        attempt is over in the database; another task takes its place.
         """
         if self._running.pop(task, None) is None:
             return False
@@ -151,8 +151,8 @@ class AsyncWorkers:
             while not main.done():
                 try:
                     loop.run_until_complete(main)
-                # What a handler left behind has exited, or stopped the loop. All that
-                # runs on it is still there, and goes on.
+                # Something that a handler left behind has exited or stopped the loop.
+                # All tasks are still there, and go on.
                 except BaseException as error:
                     telemetry.emit("thread.ended", thread="jobs_lib loop", error=error)
 
@@ -193,7 +193,7 @@ class AsyncWorkers:
                 await self._work_off()
                 return
             except BaseException as error:
-                # A cancellation was a job's, which has ended.
+                # The cancellation was meant for a job, which has ended.
                 if self._stopping:
                     raise
                 if not isinstance(error, asyncio.CancelledError):
@@ -211,7 +211,7 @@ class AsyncWorkers:
                 try:
                     await waiting
                 except BaseException:
-                    # A handler has cancelled every task: nobody must wake this one.
+                    # A handler has cancelled all tasks: nothing must wake this one.
                     with suppress(ValueError):
                         self._idle.remove(waiting)
                     raise
@@ -232,7 +232,7 @@ class AsyncWorkers:
         return await self._run_lane(item)
 
     async def _run_turn(self, turn: Turn) -> bool | None:
-        """Run what waits behind a limit, one after the other."""
+        """Run the jobs that wait behind a limit, one after the other."""
         task = asyncio.current_task()
         assert task is not None
         self._turns[task] = turn
@@ -259,7 +259,7 @@ class AsyncWorkers:
         try:
             return await self._run_one(job)
         except BaseException as error:
-            # If its end is known already, this one finds nothing in the database.
+            # If its outcome is written already, this one changes nothing.
             if task := asyncio.current_task():
                 self._running.pop(task, None)
             if not job.timed_out:
@@ -283,7 +283,7 @@ class AsyncWorkers:
         outcome = await self._runner.run_async(job)
         if self._running.pop(task, None) is None:
             return None
-        # A cancellation was the job's, not the task's.
+        # The cancellation was meant for the job, not for the task.
         while task.cancelling() and not self._stopping:
             task.uncancel()
         return job.lane.finished.add(job, outcome)

@@ -1,4 +1,4 @@
-"""A handler's fork that comes back into the library ends there."""
+"""End a process that a handler forked if it returns into the library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _forks = 0
 
 
 def count_forks() -> int:
-    """How many forks lie between this process and the one that loaded this module."""
+    """Count the forks between this process and the one that loaded this module."""
     return _forks
 
 
 def end_if_forked(forks: int) -> None:
-    """End this process, at once, if it was forked off since there were so many.
+    """End this process at once if it was forked since ``forks`` were counted.
 
-    A child that a handler forked has the connections of its parent, and would go on as
-    one more executor: what it sends garbles what the parent sends.
+    A child that a handler forked has its parent's connections, and would go on as one
+    more executor: its messages would be mixed up with the parent's.
     """
     if _forks != forks:
         sys.stderr.write(
@@ -33,5 +33,5 @@ def _note_fork() -> None:
     _forks += 1
 
 
-# To ask for the process's number after each job costs a twentieth of a quick one.
+# Asking for the process's id after each job would cost a twentieth of a quick job.
 os.register_at_fork(after_in_child=_note_fork)

@@ -1,4 +1,4 @@
-"""Run one job: decode, handle, decide. No loop and no claim in here."""
+"""Run one job: decode the payload, call the handler, decide the outcome."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.type import JobType
 
     _Claimed = tuple[ClaimedJob, Item[Any]]
-    """A job of a batch, and what the handler sees of it."""
+    """A job of a batch, and the item that the handler gets."""
 
 _RETRY = Retry()
-"""For a job whose own policy fails."""
+"""The policy for a job whose own policy raises an error."""
 _LONGEST_DELAY = 100 * 366 * 86_400.0
 _TIME_LIMIT = "time limit"
-"""What takes the place of the error's class."""
+"""Stands in place of the error's class."""
 _LONGEST_TRACE = 8_000
-"""Characters that are kept of a traceback, from its end."""
+"""The number of characters kept from the end of a traceback."""
 _MISFIT_PAUSE = 60.0
-"""Seconds, at the most, until a job that does not fit its handler is tried again."""
+"""Seconds at most until a job that does not fit its handler is tried again."""
 
 
 class Runner:
@@ -67,15 +67,15 @@ class Runner:
         Args:
             types: the handlers, by the name of their type.
             connections: lends connections to handlers.
-            around: called around each handler, the first outermost; those that are
-                async functions around async handlers, the others around plain ones.
-            throttle: holds the types' rates; None to let everything start.
+            around: middleware, the first one outermost; async functions are called
+                around async handlers, the others around plain handlers.
+            throttle: keeps the types' rates; None to let all jobs start.
             is_timed: note in each job when its handler ended.
         """
         self.stopping = False
-        """Whether the executor stops: it is what cancels handlers from now on."""
-        self.is_told = True
-        """Whether the log tells the start and the end of each job."""
+        """Whether the executor stops: then handlers are cancelled for that reason."""
+        self.is_logged = True
+        """Whether the start and the end of each job are logged."""
         self._is_timed = is_timed
         self._connections = connections
         self._lend = connections.lend
@@ -92,8 +92,8 @@ class Runner:
                 self._functions[name] = throttle.guard(types[name], function)
 
     def run(self, job: ClaimedJob) -> Outcome | None:
-        """Run one job and say what became of it; None for completed. Never raises."""
-        if self.is_told or telemetry.hears_each_job:
+        """Run one job and return its outcome, None for completed. Never raises."""
+        if self.is_logged or telemetry.hears_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -110,22 +110,22 @@ class Runner:
                     refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
-        # SystemExit, too: a handler that raises it ends its job, not the pod.
+        # SystemExit, too: if a handler raises it, its job ends, not the pod.
         except BaseException as error:
             outcome = self._explain(job, error)
         return self._finish(job, outcome)
 
     def run_batch(self, jobs: Sequence[ClaimedJob]) -> list[Outcome | None]:
-        """Run several jobs of one type in one call; what became of each."""
+        """Run several jobs of one type in one call; return their outcomes."""
         ends: dict[int, Outcome | None] = {}
         items: list[_Claimed] = []
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            if self.is_told or telemetry.hears_each_job:
+            if self.is_logged or telemetry.hears_each_job:
                 telemetry.emit("job.started", job=job)
             if job.group is not None and id(job.lane) in stopped:
-                # Order is order: it stands behind one that cannot be decoded.
+                # It must keep the order behind a job that cannot be decoded.
                 ends[job.id] = Outcome(job, Result.SNOOZED)
                 continue
             job.lend = self._lend
@@ -144,8 +144,8 @@ class Runner:
     def _refuse_late(
         self, items: list[_Claimed], ends: dict[int, Outcome | None]
     ) -> list[_Claimed]:
-        """Those that may still begin, after the wait for a payload among them."""
-        # One after the other: of a group none begins behind one that may not.
+        """Drop jobs that may no longer begin, after the wait for a large payload."""
+        # In order: in a group, no job begins behind one that may not.
         for job, _ in items:
             try:
                 job.lane.ensure_may_begin()
@@ -157,13 +157,13 @@ class Runner:
         ends: dict[int, Outcome | None] = {}
         function: Callable[..., Any] = self._types[items[0][0].type].function
         try:
-            # A list of its own: the handler may take out of it what it likes.
+            # A new list: the handler may change it.
             left = function([item for _, item in items])
             if left is not None:
                 refuse_lazy(left, f"the handler of {items[0][0].type!r}")
         except BaseException as error:
             if len(items) > 1:
-                # Which of them it was, each alone will show.
+                # Run each job alone to find the one that fails.
                 stopped: set[int] = set()
                 for job, item in items:
                     lane = id(job.lane)
@@ -184,14 +184,14 @@ class Runner:
             items[0][1].failure = error
         for job, item in items:
             failed = item.failure
-            # Not by its truth, which an error's class may deny.
+            # Compare with None: an error may be false.
             outcome = None if failed is None else self._explain(job, failed)
             ends[job.id] = self._finish(job, outcome)
         return ends
 
     async def run_async(self, job: ClaimedJob) -> Outcome | None:
-        """The same for an async handler."""
-        if self.is_told or telemetry.hears_each_job:
+        """Run one job with an async handler; see :meth:`run`."""
+        if self.is_logged or telemetry.hears_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -221,14 +221,14 @@ class Runner:
         end_if_forked(self._connections.forks)
         job.lend = None
         if job.completed:
-            # Its transaction is in: whatever failed came after it.
+            # Its transaction has committed, so any error came after it.
             outcome = Outcome(job, Result.COMMITTED, outcome.error if outcome else None)
         if outcome is None and job.group is not None:
             job.lane.done.append(job)
         if self._is_timed:
             job.ended = monotonic()
-        if self.is_told or telemetry.hears_each_job:
-            _tell_end(job, outcome or Outcome(job, Result.COMPLETED))
+        if self.is_logged or telemetry.hears_each_job:
+            _emit_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
 
     def _read_payload(self, job: ClaimedJob) -> str:
@@ -243,11 +243,11 @@ class Runner:
 
     def _explain(self, job: ClaimedJob, error: BaseException) -> Outcome:
         text = describe(error)
-        # An error may be anything: it may deny its class, or lack what that promises.
+        # An error may be any object: it may hide its class, or lack its attributes.
         for one in (error, JobsError(text)):
             with suppress(BaseException):
                 outcome = self._decide(job, one, text)
-                # NaN fits no column, and the year 10,000 no timestamp.
+                # NaN fits into no column, and the year 10,000 into no timestamp.
                 if outcome.delay >= 0:
                     outcome.delay = min(float(outcome.delay), _LONGEST_DELAY)
                     return _add_cause(outcome, error)
@@ -255,7 +255,7 @@ class Runner:
         return _add_cause(Outcome(job, Result.RETRIED, text, delay), error)
 
     def _decide(self, job: ClaimedJob, error: BaseException, text: str) -> Outcome:
-        """What becomes of a job by its type's rules; raises what those raise."""
+        """Decide a job's outcome by its type's rules; raises the rules' errors."""
         job_type = self._types[job.type]
         if isinstance(error, asyncio.CancelledError):
             if job.cancel_requested:
@@ -263,23 +263,23 @@ class Runner:
             if job.timed_out:
                 return self.time_out(job)
             if self.stopping:
-                # The job is released, and no attempt burnt.
+                # The job is released, and this costs no attempt.
                 return Outcome(job, Result.SNOOZED)
         if isinstance(error, Snooze):
             return Outcome(job, Result.SNOOZED, text, error.seconds)
         if isinstance(error, FencedError):
-            # Nothing is settled for it, so nothing else would tell of it.
+            # No outcome is written for it, so nothing else would report it.
             telemetry.emit("jobs.fenced", ids=[job.id])
             return Outcome(job, Result.FENCED, text)
         if isinstance(error, NotBegun):
             return Outcome(job, Result.DROPPED, text)
         if isinstance(error, UnavailableError):
-            # Our own statement failed, not the handler: no attempt is burnt.
+            # Our own statement failed, not the handler: this costs no attempt.
             delay = RECONNECT.delay(3)
             since = error.lost_since
             return Outcome(job, Result.SNOOZED, text, delay, lost_since=since)
         if isinstance(error, StoredPayloadError):
-            # The release is wrong, not the job: it runs after the next one, unharmed.
+            # The release is at fault, not the job: a later release can run it.
             longest = min(_MISFIT_PAUSE, job_type.retry.cap)
             delay = longest * random.uniform(0.5, 1)
             return Outcome(job, Result.SNOOZED, text, delay)
@@ -299,19 +299,19 @@ class Runner:
         return Outcome(job, Result.RETRIED, text, delay)
 
     def batch_size(self, job: ClaimedJob) -> int:
-        """How many jobs of the type one call takes."""
+        """The number of jobs of its type that one call takes."""
         return self._types[job.type].batch
 
     def is_async(self, job: ClaimedJob) -> bool:
-        """Whether the job's handler belongs on an event loop."""
+        """Whether the job's handler runs on the event loop."""
         return self._types[job.type].is_async
 
     def cancelled(self, job: ClaimedJob) -> Outcome:
-        """What becomes of a job that was cancelled before it started."""
+        """The outcome of a job that was cancelled before it started."""
         return Outcome(job, Result.CANCELLED)
 
     def time_out(self, job: ClaimedJob) -> Outcome:
-        """What becomes of a job that has used up its time."""
+        """The outcome of a job whose time limit is over."""
         job_type = self._types[job.type]
         text = f"the time limit of {job_type.time_limit:g} s is over"
         if job_type.retry.exhausted(job.attempt):
@@ -320,19 +320,19 @@ class Runner:
         return Outcome(job, Result.RETRIED, text, delay, kind=_TIME_LIMIT)
 
     def fail(self, job: ClaimedJob, error: BaseException) -> Outcome:
-        """What becomes of a job whose thread or event loop an error has ended."""
+        """The outcome of a job whose thread or event loop was ended by an error."""
         text = f"{describe(error)} has ended the thread that ran it"
         return self._explain(job, JobsError(text))
 
 
-def _tell_end(job: ClaimedJob, outcome: Outcome) -> None:
+def _emit_end(job: ClaimedJob, outcome: Outcome) -> None:
     seconds = round(time.monotonic() - job.began, 6) if job.began else None
     result, error = outcome.result.value, outcome.error
     telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
 
 
 def _add_cause(outcome: Outcome, error: BaseException) -> Outcome:
-    """Note what is to be told of an attempt that failed, or may count as failed."""
+    """Note the cause of an attempt that failed, or that may count as failed."""
     has_failed = outcome.result in FAILED
     if outcome.kind is None and (has_failed or type(error) is StoredPayloadError):
         outcome.kind = name_class(error)

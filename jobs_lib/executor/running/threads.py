@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 _TICK = 0.002
 _QUICK = 20
-"""Jobs that quick handlers end at least in a tick."""
+"""Quick handlers end at least this many jobs in a tick."""
 _LIMIT_TICK = 0.02
 
 
 class ThreadWorkers:
-    """Runs jobs on threads: on as many as it takes.
+    """Runs jobs on threads, on as many as it needs.
 
-    While jobs are quick one thread runs them all: Python runs one thread at a time,
-    and every switch costs more than a quick job. A watcher wakes all threads as soon as
-    jobs wait while the running ones do not end, which is what a job does that waits for
-    somebody else.
+    While jobs are quick, one thread runs them all: Python runs one thread at a time,
+    and every switch costs more than a quick job. A job that waits for another system
+    does not end soon. So if jobs wait and the running ones do not end, a watcher wakes
+    all threads.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ThreadWorkers:
         """Make the threads.
 
         Args:
-            count: threads.
+            count: the number of threads.
             runner: runs one job.
-            limits: of the types that have a time limit, in seconds.
+            limits: the time limits of types that have one, in seconds.
             starving: called when there is nothing left to run.
             pass_on: takes a lane whose next job is not for these threads.
         """
@@ -57,15 +57,15 @@ class ThreadWorkers:
         self._pass_on = pass_on
         self._ready: deque[Item | Turn] = deque()
         self._turns: dict[int, Turn] = {}
-        """Turns that are being taken, by the thread that has them."""
+        """Running turns, by the thread that runs them."""
         self._condition = threading.Condition()
         self._idle = 0
         self.ran = 0
-        """Jobs that were begun."""
+        """The number of jobs that were begun."""
         self._timed: dict[int, ClaimedJob] = {}
         """Running jobs with a time limit, by the thread that runs them."""
         self._threads: dict[int, threading.Thread] = {}
-        """The threads, but for those that run what is given up."""
+        """The threads, except those that still run jobs that were given up."""
         self._watching = threading.Event()
         self._stopping = threading.Event()
         self.count = count
@@ -81,7 +81,7 @@ class ThreadWorkers:
         self._watcher.start()
 
     def stop(self) -> None:
-        """Start nothing more; what runs is left alone."""
+        """Start no more jobs; running ones are left alone."""
         self._stopping.set()
         self._ready.clear()
         self._watching.set()
@@ -90,7 +90,7 @@ class ThreadWorkers:
 
     @property
     def is_starving(self) -> bool:
-        """Whether nothing waits to be run."""
+        """Whether no job waits to be run."""
         return not self._ready
 
     @property
@@ -99,7 +99,7 @@ class ThreadWorkers:
         return self._idle
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
-        """Run these, in this order: ``first``, or after what waits."""
+        """Run these in this order: ``first``, or after those that wait."""
         if first:
             self._ready.extendleft(reversed(items))
         else:
@@ -110,7 +110,7 @@ class ThreadWorkers:
         self._watching.set()
 
     def take_back(self) -> list[Item | Turn]:
-        """What no thread has begun."""
+        """Take everything back that no thread has begun."""
         taken: list[Item | Turn] = []
         while True:
             try:
@@ -120,7 +120,7 @@ class ThreadWorkers:
 
     @property
     def living(self) -> int:
-        """Threads that can run jobs, or do so; 0 if nobody watches them."""
+        """The threads that run jobs or can do so; 0 if the watcher has ended."""
         if not self._watcher.is_alive():
             return 0
         return sum(thread.is_alive() for thread in list(self._threads.values()))
@@ -134,7 +134,7 @@ class ThreadWorkers:
     def _work(self) -> None:
         try:
             self._work_off()
-        # No handler's error comes so far. It was thrown in from outside, or is ours.
+        # A handler's error does not get here: this one came from outside, or is ours.
         except BaseException as error:
             thread = threading.current_thread()
             self._threads.pop(threading.get_ident(), None)
@@ -169,7 +169,7 @@ class ThreadWorkers:
                 return  # another thread has taken this one's place
 
     def _run_turn(self, turn: Turn) -> bool | None:
-        """Run what waits behind a limit, one after the other."""
+        """Run the jobs that wait behind a limit, one after the other."""
         thread = threading.get_ident()
         self._turns[thread] = turn
         try:
@@ -200,7 +200,7 @@ class ThreadWorkers:
         try:
             job.started = True
             self.ran += 1
-            # As `lane.is_over`, which would be one more call for each job.
+            # The same as `lane.is_over()`, without a call for each job.
             job.began = monotonic()
             if lane.dropped or job.began >= lane.lease.until:
                 return lane.finished.drop(job)
@@ -215,10 +215,10 @@ class ThreadWorkers:
             self._watching.set()
             outcome = self._runner.run(job)
             if self._timed.pop(thread, None) is None:
-                return None  # the watcher has ended it, and whatever it did is refused
+                return None  # the watcher has ended it, so its effects are refused
             return lane.finished.add(job, outcome)
         except BaseException as error:
-            # If its end is known already, this one finds nothing in the database.
+            # If its outcome is written already, this one changes nothing.
             self._timed.pop(threading.get_ident(), None)
             if not job.timed_out:
                 lane.finished.add(job, self._runner.fail(job, error))
@@ -256,7 +256,7 @@ class ThreadWorkers:
         return True
 
     def _run_batch(self, item: Item | Turn) -> bool:
-        """Run it with others of its type in one call; False if it is for none."""
+        """Run it with others of its type in one call; False if it needs no batch."""
         if isinstance(item, Turn):
             return False
         head = item if isinstance(item, ClaimedJob) else item.jobs[0]
@@ -306,7 +306,7 @@ class ThreadWorkers:
         for job, outcome in zip(jobs, self._runner.run_batch(jobs), strict=True):
             lane = job.lane
             if job.group is not None and lane.failed and not job.completed:
-                # It stands behind one that has failed: order is order.
+                # It is behind a failed job of its group, and must keep the order.
                 job.started = False
                 lane.jobs.append(job)
                 continue
@@ -340,8 +340,8 @@ class ThreadWorkers:
         for thread, job in list(self._timed.items()):
             if now < job.deadline or self._timed.pop(thread, None) is None:
                 continue
-            # Nobody can stop a thread. What it still does cannot commit, since the
-            # attempt is over in the database, and another thread takes its place.
+            # A thread cannot be stopped. Its work can no longer commit, because the
+            # attempt is over in the database; another thread takes its place.
             job.timed_out = True
             self._threads.pop(thread, None)
             telemetry.emit("job.stuck", job=job, stack=read_stack(thread))
@@ -360,11 +360,11 @@ def _get_type(item: Item) -> str:
 
 
 def _begin(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-    """Those of a batch that may begin; they count as started then."""
+    """Start the jobs of a batch that may begin; returns those."""
     now = monotonic()
     for job in jobs:
         job.started, job.began = True, now
-    # Asked once for each lane: of a group either all or none may begin.
+    # Check once for each lane: all jobs of a group may begin, or none.
     lanes = {id(job.lane): job.lane for job in jobs}
     over = {key for key, lane in lanes.items() if lane.is_over()}
     for job in jobs:

@@ -1,8 +1,8 @@
 """Lets jobs of types with a rate start, or puts them off.
 
-The database has a bucket for each type. Whoever finds it empty is put off to a time at
-which its turn should have come: every process keeps its own queue of such times. They
-are guesses, since other processes have theirs; the bucket alone decides who starts.
+The database has a bucket for each type. A job that finds it empty is put off to the
+time at which its turn should come; each process keeps its own queue of such times. They
+are guesses, because other processes have queues, too: only the bucket decides.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _LONGEST_WAIT = 3_600.0
-"""Seconds after which a job asks again, whatever waits: the rate may have changed."""
+"""After this many seconds a job asks again in any case: the rate may have changed."""
 
 
 @dataclass(slots=True)
 class _Gate:
-    """One type's, in one process; times are of the monotonic clock."""
+    """The state of one type in this process; times are of the monotonic clock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     leased: int = 0
@@ -48,20 +48,20 @@ class Throttle:
         self, types: Mapping[str, JobType[Any]], connections: JobConnections
     ) -> None:
         self._connections = connections
-        # By the type's own name: what waits under an alias starts at the same rate.
+        # By the type's own name: jobs under an alias share its rate.
         self._gates = {t.name: _Gate() for t in types.values() if t.rate}
 
     def guard(
         self, job_type: JobType[Any], function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The function, called only when the type's rate allows a start."""
+        """Wrap a handler so that it is called only when the rate allows a start."""
         rate = job_type.rate
         if rate is None:
             return function
-        # Not before jobs are run: it takes 0.05 s, which an App would pay for its Rate.
+        # Imported only when jobs run: it takes 0.05 s, which an App need not pay.
         import asyncio
 
-        limit = rate  # for the type checker, who does not follow it into a function
+        limit = rate  # type checkers do not narrow `rate` inside a function
         name = job_type.name
 
         @wraps(function)
@@ -82,7 +82,7 @@ class Throttle:
         gate = self._gates[name]
         with gate.lock:
             now = time.monotonic()
-            # Who has waited for a time asks before those who have just come.
+            # A job that was put off goes before those that have just come.
             if job.run_at is not None or gate.booked_until <= now:
                 if gate.leased and now < gate.leased_until:
                     gate.leased -= 1

@@ -1,4 +1,4 @@
-"""The job's own transaction: an effect that commits together with the completion."""
+"""The job's own transaction: its effect commits together with the completion."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class JobConnections:
 
         Args:
             types: the handlers, by the name of their type.
-            queries: of the schema.
-            owner: the process, as it owns origins.
+            queries: for the schema.
+            owner: the process that owns the origins.
             borrow: gives a connection, and takes it back.
             borrow_async: the same on the event loop.
             answer_within: seconds that the server has to answer our own statements.
-            keeps_server: whether a connection leads to one server as long as it lives.
-            role: in which the process owns them.
+            keeps_server: whether a connection always leads to the same server.
+            role: the role in which the process owns the origins.
         """
         self.forks = count_forks()
         self.borrow = borrow
@@ -83,16 +83,16 @@ class JobConnections:
         self._completion = queries["complete_own"].as_bytes(None)
 
     def lend(self, job: ClaimedJob) -> OwnTransaction:
-        """The transaction of a job."""
+        """Make the transaction of a job."""
         return OwnTransaction(self, job)
 
     @contextmanager
     def ask(self, what: str, done: str) -> Iterator[psycopg.Connection[Any]]:
-        """A connection for a question of our own, before the handler begins.
+        """Give a connection for a query of our own, before the handler begins.
 
         Args:
-            what: of the job is asked for.
-            done: what is being done with it, for the error.
+            what: what the query asks for, such as ``payload``, for the error.
+            done: what is done with it, such as ``read``, for the error.
 
         Raises:
             UnavailableError: there is no connection, or no answer in time.
@@ -114,15 +114,16 @@ class JobConnections:
         return self._borrow_async
 
     def opening(self, connection: Any, job: ClaimedJob) -> bytes:
-        """The text that begins a transaction; it asks for the server, if need be."""
+        """Make the text that begins a transaction, and may ask for the server."""
         known = self._keeps_server and getattr(connection, "server", None)
         return _BEGIN if known or not job.lane.server else self._begin_on_server
 
     def suspicion(self, connection: Any, job: ClaimedJob) -> dict[str, Any] | None:
-        """What to look for before the completion; None if nothing can be lost.
+        """Name the rows to check before the completion; None if no commit can be lost.
 
-        On another server than the one it was claimed on, commits may be lost: then the
-        job, and those that it carries along, must still be there, and be the first.
+        If another server answers than the one where the job was claimed, commits may be
+        lost. Then the job, and the jobs completed with it, must still exist and be the
+        first of their group.
         """
         lane = job.lane
         known = not lane.server or connection.server == lane.server
@@ -131,9 +132,10 @@ class JobConnections:
         return name_rows([*lane.done, job])
 
     def completion(self, connection: Any, job: ClaimedJob) -> bytes:
-        """The text that completes the job, and what ran before it in its group.
+        """Make the text that completes the job, and the jobs that ran before it.
 
-        What ran before must not be found unfinished after this job's effect is in.
+        Those of its group that ran before must not be unfinished when this job's effect
+        commits.
         """
         before = job.lane.done
         for done in before:
@@ -152,7 +154,7 @@ class JobConnections:
 
 
 class OwnTransaction:
-    """A context manager of both kinds: ``with`` and ``async with``."""
+    """A context manager for both ``with`` and ``async with``."""
 
     def __init__(self, connections: JobConnections, job: ClaimedJob) -> None:
         self._connections = connections
@@ -168,7 +170,7 @@ class OwnTransaction:
         try:
             with own_statement(connection, "opened", self._connections.answer_within):
                 opening = self._connections.opening(connection, self._job)
-                # The handlers before may have changed the connection's own factory.
+                # Earlier handlers may have changed the connection's row factory.
                 cursor = connection.cursor(row_factory=tuple_row)
                 opened = cursor.execute(opening, prepare=False)
                 if opened.nextset():
@@ -281,7 +283,7 @@ class OwnTransaction:
             )
 
     def _note_lost(self, error: BaseException | None) -> bool:
-        """Whether the connection has gone; says so with an error of our own."""
+        """Whether the connection was lost; notes it in an error of our own."""
         lost: bool = self._connection.broken
         if lost and isinstance(error, UnavailableError):
             error.lost_since = self._begun_at
@@ -289,7 +291,8 @@ class OwnTransaction:
 
     def _refuse_overtaken(self, found: Iterable[tuple[int, bool]]) -> None:
         job = self._job
-        # Even if those that came first again have run meanwhile: it was before them.
+        # Refuse even if the jobs that came first again have run since: the order is
+        # broken.
         if job.overtaken or any(
             replaced or job_id == job.id for job_id, replaced in found
         ):
@@ -327,9 +330,9 @@ def own_statement(
     *,
     what: str = "transaction",
 ) -> Iterator[None]:
-    """Tell a failure of our own statement from one of the handler's.
+    """Mark a statement as our own, not the handler's.
 
-    Ours burns no attempt, and must be answered in time.
+    If it fails, that costs no attempt; and it must be answered in time.
     """
     try:
         if connection is None:
@@ -346,7 +349,7 @@ def own_statement(
 
 @contextmanager
 def committing(connection: Any, answer_within: float | None) -> Iterator[None]:
-    """The same while committing, where a lost answer leaves the outcome open."""
+    """Mark the commit as our own; if its answer is lost, the outcome is unknown."""
     with own_statement(connection, "committed", answer_within), fenced():
         try:
             yield
@@ -362,10 +365,10 @@ def committing(connection: Any, answer_within: float | None) -> Iterator[None]:
 
 @contextmanager
 def rolling_back(connection: Any, answer_within: float | None) -> Iterator[None]:
-    """A rollback: where it fails, why it was made must not be hidden.
+    """Roll back; if that fails, do not hide the error that caused the rollback.
 
-    The driver may have raised an error, and not yet seen that the connection has gone;
-    this asks it. A connection that cannot even be asked counts as gone.
+    The driver may have raised an error without noticing that the connection is lost;
+    the rollback finds out. A connection that does not answer it counts as lost.
     """
     with suppress(psycopg.Error), _hurried(connection, answer_within):
         yield
@@ -383,30 +386,30 @@ def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
 
 
 def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
-    """Raise an UnavailableError if the handler failed for want of the database.
+    """Raise an UnavailableError if the handler failed because of the database.
 
     Args:
-        lost: whether the connection has gone.
-        error: what the handler raised.
-        since: when the transaction had begun.
+        lost: whether the connection was lost.
+        error: the handler's error.
+        since: when the transaction began.
     """
     if isinstance(error, psycopg.Error) and (lost or error.sqlstate in _AWAY):
         what = "the connection was lost" if lost else "the server refused a statement"
-        told = spell(error)
-        refusal = UnavailableError(f"{what} inside the job's transaction: {told}")
+        reason = spell(error)
+        refusal = UnavailableError(f"{what} inside the job's transaction: {reason}")
         refusal.lost_since = since if lost else -math.inf
         raise refusal from error
 
 
 def is_passing(error: psycopg.Error) -> bool:
-    """Whether an error of our own statement says nothing about the job.
+    """Whether an error of our own statement is temporary and not the job's fault.
 
-    One without a state is not the server's.
+    An error without a state does not come from the server.
     """
     passing = isinstance(error, psycopg.OperationalError)
     return passing or error.sqlstate is None or error.sqlstate in _AWAY
 
 
-# Read-only, no room, going down: whatever the statement was, it may work later. The
-# driver counts some of them as internal errors.
+# Read-only, no room, shutting down: any statement may work later. The driver counts
+# some of these as internal errors.
 _AWAY = {"25006", "25P03", "53100", "53200", "53300", "57P01", "57P02", "57P03"}

@@ -1,4 +1,4 @@
-"""Watches an event loop from outside: a loop that is blocked cannot watch itself."""
+"""Watches an event loop from outside: a blocked loop cannot watch itself."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 _TICK = 0.1
 _TIMED_TICK = 0.02
 _GRACE = 0.5
-"""Seconds that a handler has to end once it is cancelled."""
+"""Seconds that a cancelled handler has to end."""
 _LAG = 0.5
-"""Seconds without an answer of the loop that are told; then each time they double."""
+"""After this many seconds without an answer of the loop an event is emitted, and again
+each time the seconds have doubled."""
 
 
 class Watchdog:
-    """Ends attempts whose time is over, and tells when the loop does not answer."""
+    """Ends attempts whose time is over, and reports a loop that does not answer."""
 
     def __init__(
         self,
@@ -38,15 +39,15 @@ class Watchdog:
         """Prepare to watch.
 
         Args:
-            loop: what is watched.
-            running: what it runs, kept up to date by the loop.
+            loop: the workers to watch.
+            running: the jobs that it runs, kept up to date by the loop.
             timed: whether any job may have a time limit.
         """
         self._loop = loop
         self._running = running
         self._tick = _TIMED_TICK if timed else _TICK
         self._asked_at = 0.0
-        """When the loop was asked for a sign of life; 0 once it has given it."""
+        """When the loop was asked to answer; 0 once it has answered."""
         self._next_lag = _LAG
         self._watching = threading.Event()
         self._stopping = threading.Event()
@@ -64,11 +65,11 @@ class Watchdog:
         self._watching.set()
 
     def is_alive(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def wake(self) -> None:
-        """Something is about to run."""
+        """Start watching: a job is about to run."""
         self._watching.set()
 
     # The thread
@@ -78,7 +79,7 @@ class Watchdog:
             try:
                 self._watching.wait()
                 self._watching.clear()
-                # One look at least: what was put may not have begun.
+                # Check at least once: the job may not have begun yet.
                 while not self._stopping.wait(self._tick) and (
                     self._running or self._asked_at
                 ):
@@ -98,7 +99,7 @@ class Watchdog:
             telemetry.emit("loop.blocked", seconds=lag, stack=self._blocked_at())
 
     def _answer(self) -> None:
-        """Called by the loop."""
+        """Note the loop's answer; called by the loop."""
         self._asked_at = 0.0
 
     def _watch_limits(self) -> None:
@@ -115,7 +116,7 @@ class Watchdog:
                     telemetry.emit("job.stuck", job=job, stack=stack)
 
     def _lag(self) -> float:
-        """For how many seconds the loop has not answered."""
+        """The seconds for which the loop has not answered."""
         asked_at = self._asked_at
         return time.monotonic() - asked_at if asked_at else 0.0
 
@@ -124,7 +125,7 @@ class Watchdog:
 
 
 def read_stack(thread: int) -> str:
-    """Where a thread is; "" if that cannot be told: the code may be anybody's."""
+    """Read a thread's stack; "" if that fails, as it may with any code."""
     try:
         frame = sys._current_frames().get(thread)
         return "".join(traceback.format_stack(frame)) if frame else ""
@@ -133,7 +134,7 @@ def read_stack(thread: int) -> str:
 
 
 def _asleep_at(task: asyncio.Task[None]) -> str:
-    """The chain of what each coroutine awaits; the task itself knows the first only."""
+    """Follow what each coroutine awaits: the task itself knows only the first one."""
     frames = []
     coroutine: Any = task.get_coro()
     while frame := getattr(coroutine, "cr_frame", None):

@@ -1,4 +1,4 @@
-"""All that run jobs: threads for plain handlers, an event loop for async ones."""
+"""The workers that run jobs: threads for plain handlers, a loop for async ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPool:
-    """Takes jobs and lanes, and runs each where its handler belongs."""
+    """Takes jobs and lanes, and runs each on threads or on the event loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class WorkerPool:
         self._has_loop = any(t.is_async for t in types.values())
         self.size = workers + self._has_loop * async_workers
         """Jobs that may run at once."""
-        # A handler may take as long as it likes: its thread has to be there, no more.
+        # Handlers may take any time, so a pulse only checks that the threads exist.
         self.pulses = [
             Pulse("jobs_lib worker", lambda: self._workers.living >= workers)
         ]
@@ -92,7 +92,7 @@ class WorkerPool:
             pulse.away = True
 
     def find_busy(self) -> list[tuple[list[str], int]]:
-        """The types that wait since all workers for them are busy, and their number."""
+        """Find types whose workers are all busy, with the number of these workers."""
         busy = []
         for is_async, side in ((False, self._workers), (True, self._loop)):
             if not (side.is_starving or side.idle):
@@ -107,7 +107,7 @@ class WorkerPool:
             self._loop.start()
 
     def stop(self) -> None:
-        """Start nothing more, and cancel what runs on the loop."""
+        """Start no more jobs, and cancel those that run on the loop."""
         self._runner.stopping = True
         self._workers.stop()
         if self._has_loop:
@@ -116,23 +116,23 @@ class WorkerPool:
 
     @property
     def ran(self) -> int:
-        """How many jobs were begun."""
+        """The number of jobs that were begun."""
         return self._workers.ran + self._loop.ran
 
     @property
     def is_starving(self) -> bool:
-        """Whether nothing waits to be run."""
+        """Whether no job waits to be run."""
         return self._workers.is_starving and self._loop.is_starving
 
     @property
     def idle(self) -> int:
-        """Jobs that could run besides those that do, when nothing waits."""
+        """The number of jobs that could run in addition now; 0 if jobs wait."""
         return self._workers.idle + self._loop.idle if self.is_starving else 0
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
-        """Run these, in this order: ``first``, or after what waits."""
-        # Asked for each claim: for each job it would cost more than it is worth.
-        self._runner.is_told = telemetry.logger.isEnabledFor(logging.DEBUG)
+        """Run these in this order: ``first``, or after those that wait."""
+        # Checked once for each claim, because it costs too much for each job.
+        self._runner.is_logged = telemetry.logger.isEnabledFor(logging.DEBUG)
         if not self._has_loop:
             self._workers.put(items, first=first)
             return
@@ -144,11 +144,11 @@ class WorkerPool:
             self._workers.put(for_threads, first=first)
 
     def take_back(self, ended: Finished) -> list[Item]:
-        """What nobody has begun, of those that end there, oldest first."""
+        """Take back jobs of one dispatcher that have not begun, oldest first."""
         ours: list[Item] = []
         others: list[Item | Turn] = []
         for item in [*self._workers.take_back(), *self._loop.take_back()]:
-            # A turn has nothing of its own.
+            # A turn holds no jobs itself.
             if not isinstance(item, Turn) and _head(item).lane.finished is ended:
                 ours.append(item)
             else:
@@ -158,7 +158,7 @@ class WorkerPool:
         return sorted(ours, key=lambda item: _head(item).id)
 
     def cancel(self, job: ClaimedJob) -> None:
-        """Tell a running handler to stop, if it can be told."""
+        """Cancel a running handler, if it is async."""
         if self._runner.is_async(job):
             self._loop.cancel(job)
 

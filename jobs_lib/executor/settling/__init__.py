@@ -1,3 +1,3 @@
-"""Write what became of jobs."""
+"""Write the outcomes of jobs."""
 
 from __future__ import annotations

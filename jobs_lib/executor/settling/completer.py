@@ -1,4 +1,4 @@
-"""Write what became of jobs: completed, retried, discarded; each under the fence."""
+"""Write the outcomes of jobs: completed, retried, discarded; each under the fence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Settlement:
 
 
 class Completer:
-    """Prepares the writing of outcomes, and reads the answers; sends nothing."""
+    """Prepares statements that write outcomes, and reads the answers; sends nothing."""
 
     def __init__(
         self, owner: UUID, types: Mapping[str, JobType[Any]], role: str = EXECUTE
@@ -58,10 +58,10 @@ class Completer:
         outcomes: Iterable[Outcome],
         epochs: Mapping[str, int],
     ) -> list[Settlement]:
-        """The statements, one for each kind of outcome.
+        """Make the statements, one for each kind of outcome.
 
-        Safe to send again after a lost connection: what was written already is not
-        found again. Outcomes of origins that are no longer owned change nothing.
+        They can be sent again after a lost connection: jobs whose outcome is written
+        are not found again. Outcomes of origins no longer owned change nothing.
         """
         settlements = []
         left = [job for job in completed if not job.completed]
@@ -80,7 +80,7 @@ class Completer:
             parameters = self._address(jobs, epochs)
             if query == "retry":
                 parameters |= {
-                    # A whole number among them would make psycopg refuse the list.
+                    # All floats: psycopg refuses a list of floats and integers.
                     "delays": [float(outcome.delay) for outcome in batch],
                     "untils": [outcome.until for outcome in batch],
                     "failed": [o.result is Result.RETRIED for o in batch],
@@ -102,12 +102,12 @@ class Completer:
     def read(
         self, settlement: Settlement, rows: Iterable[tuple[int]], *, again: bool
     ) -> Sequence[ClaimedJob]:
-        """Tell what was written, and what was refused; returns the jobs of the former.
+        """Emit events for written and refused outcomes; return the jobs of the written.
 
         Args:
-            settlement: what was sent.
+            settlement: the statement that was sent.
             rows: its answer.
-            again: whether it may have been written before, with no answer coming.
+            again: whether it was sent before, but the answer was lost.
         """
         written = [row[0] for row in rows]
         if written:
@@ -124,14 +124,14 @@ class Completer:
     def _address(
         self, jobs: Sequence[ClaimedJob], epochs: Mapping[str, int]
     ) -> dict[str, Any]:
-        # What was claimed before the origin was given away, and came back, is nobody's.
+        # Jobs claimed before their origin was released and taken again find no row.
         origins = [
             job.lane.origin
             if epochs.get(job.lane.origin) == job.lane.epoch and not job.overtaken
             else ""
             for job in jobs
         ]
-        # Only the origins touched are locked: the lock's cost grows with their number.
+        # Lock only the origins of these jobs: the cost grows with their number.
         touched = sorted(set(origins) - {""})
         return {
             **self._owner,

@@ -1,4 +1,4 @@
-"""Tell which attempts have failed, why, and when the next one comes."""
+"""Report which attempts have failed, why, and when the next one comes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def tell_failures(outcomes: Iterable[Outcome]) -> None:
-    """Emit ``job.failed`` for those of some attempts that failed; they are written.
+    """Emit ``job.failed`` for failed attempts whose outcomes are written.
 
-    A payload that does not fit its handler is told, too, though it is only put off. A
-    statement of our own that failed is not: the loops tell of outages.
+    A job whose payload does not fit its handler is reported, too, though it is only put
+    off. A failed statement of our own is not: the loops report outages.
     """
     for outcome in outcomes:
         if outcome.kind is None:

@@ -1,15 +1,15 @@
-"""Jobs that lose the connection of their own transaction: whose fault is it?
+"""Decide whether a job is to blame when its own transaction loses the connection.
 
-A server that restarts, or a network that fails, cuts all connections of a process; a
-statement that kills its backend, or a handler that lets its transaction idle for too
-long, cuts its own. So a loss counts as a failed attempt when it is not the job's first
-in a row, and the dispatcher's connection, which is older than the job's transaction,
-still serves to write it. A backend that crashes takes all connections along, which
-looks like a restart: what always befalls the same job is believed to be its fault.
+A restart of the server or a network failure cuts all connections of a process. A job
+cuts only its own if its statement kills the backend, or if its handler lets the
+transaction idle for too long. So a loss counts as a failed attempt if it is not the
+job's first in a row, and if the dispatcher's connection is older than the job's
+transaction and still works. A crash of a backend cuts all connections, like a restart:
+if it always happens with the same job, the job is blamed.
 
-A server that has no room, or is read-only, refuses a handler's statement and cuts
-nothing. That never counts, since the dispatcher's own writes are small and succeed on a
-full disk. But the pauses grow.
+A server that has no room, or is read-only, refuses a handler's statement and cuts no
+connection. That never counts: the dispatcher's own writes are small and succeed even on
+a full disk, so they prove nothing. But the pauses grow.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.type import JobType
 
 _ALONE = 2
-"""So many losses in a row are the job's fault where no other connection was lost."""
+"""Losses in a row that are the job's fault if no other connection was lost."""
 _TOGETHER = 5
-"""So many are in any case."""
+"""Losses in a row that are the job's fault in any case."""
 _MOST = 10_000
 _LOSS = "lost connection"
-"""What takes the place of the error's class."""
+"""Stands in place of the error's class."""
 
 
 class Losses:
-    """The losses of each job in a row, in this process; used by one thread."""
+    """Counts each job's losses in a row, in this process; used by one thread."""
 
     def __init__(self, types: Mapping[str, JobType[Any]]) -> None:
         self._types = types
         self._counts: dict[int, int] = {}
 
     def judge(self, outcomes: Iterable[Outcome], connected_at: float) -> list[Outcome]:
-        """What to write. Nothing is noted yet: the connection may be gone.
+        """Decide what to write. Nothing is counted yet: the write may fail.
 
         Args:
-            outcomes: of attempts that have ended.
-            connected_at: since when the connection is there that will write them.
+            outcomes: the outcomes of attempts that have ended.
+            connected_at: when the connection was made that will write them.
         """
         return [
             outcome
@@ -59,7 +59,7 @@ class Losses:
         ]
 
     def note(self, completed: Iterable[ClaimedJob], judged: Iterable[Outcome]) -> None:
-        """These are written."""
+        """Count the losses: these outcomes are written now."""
         for outcome in judged:
             job = outcome.job
             if outcome.lost_since is None:

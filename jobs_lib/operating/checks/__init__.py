@@ -1,4 +1,4 @@
-"""Look for what is set up wrong: every check names what it found, and a way out."""
+"""Look for faults in the setup: every check names what it found, and a way out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 
 from jobs_lib.errors import JobsError, SchemaVersionError
 from jobs_lib.operating.checks import kafka, outbox, server, tables, work
-from jobs_lib.operating.checks.finding import Finding, Limits, Look
+from jobs_lib.operating.checks.finding import Finding, Limits, Target
 from jobs_lib.operating.session import bounded
 from jobs_lib.postgres.migrate import latest_version
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKS", "Finding", "Limits", "check"]
 
-CHECKS: dict[str, Callable[[Look], Iterator[Finding]]] = {
+CHECKS: dict[str, Callable[[Target], Iterator[Finding]]] = {
     "privileges": server.check_privileges,
     "functions": server.check_functions,
     "autovacuum": server.check_autovacuum,
@@ -37,7 +37,7 @@ CHECKS: dict[str, Callable[[Look], Iterator[Finding]]] = {
     "topics": kafka.check_topics,
 }
 
-# One looks at what happens between transactions, the other waits for Kafka.
+# Not in one bounded transaction: the first needs several, the second waits for Kafka.
 _UNBOUNDED = {"pooler", "topics"}
 
 
@@ -48,13 +48,13 @@ def check(
     role: str | None = None,
     limits: Limits | None = None,
 ) -> list[Finding]:
-    """Run every check; what is in order gets one finding of level ``ok``.
+    """Run every check; a check without findings gives one of level ``ok``.
 
     Args:
-        database: what to look at.
-        settings: of the service: where Kafka is, and when a process counts as dead.
-        role: whose privileges are checked. Defaults to the role that connects.
-        limits: from when on something is wrong. Defaults to ``Limits()``.
+        database: the database to check.
+        settings: the service's: where Kafka is, and when a process counts as dead.
+        role: the role whose privileges are checked. Defaults to the connecting role.
+        limits: the values from which something is wrong. Defaults to ``Limits()``.
 
     Raises:
         UnavailableError: the database does not answer.
@@ -65,22 +65,20 @@ def check(
         return [Finding("error", "schema", str(error), "jobs-lib migrate")]
     found = [Finding("ok", "schema", f"the tables have version {version}")]
     with database.connect("check") as connection:
-        look = Look(connection, database, settings, limits or Limits(), role)
+        target = Target(connection, database, settings, limits or Limits(), role)
         for name, one in CHECKS.items():
-            found += _run(look, name, one) or [Finding("ok", name, "in order")]
+            found += _run(target, name, one) or [Finding("ok", name, "in order")]
     return found
 
 
 def _run(
-    look: Look, name: str, one: Callable[[Look], Iterator[Finding]]
+    target: Target, name: str, one: Callable[[Target], Iterator[Finding]]
 ) -> list[Finding]:
     try:
         if name in _UNBOUNDED:
-            return list(one(look))
-        with bounded(look.connection, look.database):
-            return list(one(look))
+            return list(one(target))
+        with bounded(target.connection, target.database):
+            return list(one(target))
     except (JobsError, psycopg.Error) as error:
         reason = str(error).strip().splitlines()[0]
-        return [
-            Finding("error", name, f"could not be looked at: {reason}", "see there")
-        ]
+        return [Finding("error", name, f"could not be checked: {reason}", "see there")]

@@ -1,4 +1,4 @@
-"""What a check finds, where it looks, and from when on it complains."""
+"""A check's findings, its target, and the limits from which it complains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Level = Literal["ok", "warn", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check about one thing."""
 
     level: Level
     check: str
@@ -26,45 +26,45 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From when on something is wrong."""
+    """The values from which something is wrong."""
 
     old_transaction: float = 60.0
     """Seconds; ten times as old is an error."""
     naptime: float = 60.0
-    """Seconds between two looks of autovacuum at a database."""
+    """Seconds between two runs of autovacuum on a database."""
     dead_rows: int = 50_000
-    """Dead rows in a table, where they are also more than the live ones."""
+    """Dead rows in a table, if they also outnumber the live ones."""
     index_bytes: int = 64 * 2**20
     index_growth: float = 4.0
     """How many times larger than expected an index may be."""
     unanalyzed_rows: int = 10_000
     """Rows of a table without fresh statistics."""
     multixacts: float = 0.8
-    """Of the age at which autovacuum vacuums every table. 2.5 times as old, and twice
-    that age at the least, is an error."""
+    """The share of the age at which autovacuum vacuums every table. 2.5 times as old,
+    and at least twice that age, is an error."""
     behind: int = 100
     """Jobs of a group behind a head that has failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What the checks look at, through one connection."""
+class Target:
+    """The target of the checks, reached through one connection."""
 
     connection: psycopg.Connection[Any]
     database: Database
     settings: Settings
     limits: Limits
     role: str | None
-    """Whose privileges are checked; None: those of the connection's own role."""
+    """The role whose privileges are checked; None for the connecting role."""
 
     def rows(self, query: str, **values: object) -> list[tuple[Any, ...]]:
-        """The rows of a named query."""
+        """Read the rows of a named query."""
         return self.connection.execute(
             self.database.queries[query], values, prepare=False
         ).fetchall()
 
 
 def names(found: list[str], limit: int = 5) -> str:
-    """Some names as text, and how many more there are."""
+    """Write some names as text, and how many more there are."""
     more = len(found) - limit
     return ", ".join(found[:limit]) + (f" and {more} more" if more > 0 else "")

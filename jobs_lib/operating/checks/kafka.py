@@ -1,4 +1,4 @@
-"""Kafka: the declared topics are there, and their records lie where murmur2 says."""
+"""Check Kafka: declared topics exist, and records lie in the partitions of murmur2."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from jobs_lib.partitioner import murmur2
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.operating.checks.finding import Look
+    from jobs_lib.operating.checks.finding import Target
     from jobs_lib.settings import Settings
 
-# Of each topic, so many partitions, and so many records of each.
+# The sample: partitions of each topic, and records of each partition.
 _PARTITIONS = 16
 _RECORDS = 20
-# librdkafka's way to say "so many before the end".
+# librdkafka's offset for this number of records before the end.
 _TAIL = -2_000 - _RECORDS
 _FIRST_SECONDS = 3.0
 _QUIET_SECONDS = 1.0
 _SECONDS = 10.0
 
 
-def check_topics(look: Look) -> Iterator[Finding]:
-    """The topics that were declared exist and have as many partitions as recorded."""
-    if not look.settings.kafka_bootstrap_servers:
+def check_topics(target: Target) -> Iterator[Finding]:
+    """Check that declared topics exist and have as many partitions as recorded."""
+    if not target.settings.kafka_bootstrap_servers:
         return
     counts: dict[str, int] = {}
     grown: set[str] = set()
-    for topic, declared, home in look.rows("read_topics"):
+    for topic, declared, home in target.rows("read_topics"):
         if topic == "local":
             continue  # the home of services without Kafka
-        there = count_partitions(look.settings, topic)
+        there = count_partitions(target.settings, topic)
         if not there:
             yield Finding(
                 "error",
@@ -60,7 +60,7 @@ def check_topics(look: Look) -> Iterator[Finding]:
         counts[topic] = there
         if there != declared:
             grown.add(topic)
-    yield from _check_records(look.settings, counts, grown)
+    yield from _check_records(target.settings, counts, grown)
 
 
 def _check_records(
@@ -76,7 +76,7 @@ def _check_records(
         yield Finding(
             "warn" if topic in grown else "error",
             "partitioner",
-            f"{len(found)} of {keyed[topic]} records looked at of {topic} lie in other "
+            f"{len(found)} of {keyed[topic]} sampled records of {topic} lie in other "
             f"partitions than murmur2 gives their keys: {names(found)}",
             "set partitioner=murmur2_random where they are produced, or has the topic "
             "grown since?",
@@ -86,7 +86,7 @@ def _check_records(
 def _sample(
     settings: Settings, counts: dict[str, int]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """The topics, partitions and keys of some of the latest records."""
+    """Yield topics, partitions and keys of some of the latest records."""
     if not counts:
         return
     consumer = make_consumer(settings, "jobs_lib-check")
@@ -99,7 +99,7 @@ def _sample(
                 for n in range(min(count, _PARTITIONS))
             ]
         )
-        # The end is not waited for: it may be a transaction's mark, not a record.
+        # Do not wait for the last offset: it may be a transaction's marker, no record.
         deadline, patience = time.monotonic() + _SECONDS, _FIRST_SECONDS
         while time.monotonic() < deadline:
             message = consumer.poll(patience)

@@ -1,4 +1,4 @@
-"""The outbox: nobody else changes its rows, and no trigger that writes them is off."""
+"""Check the outbox: only the library changes rows, and all capture triggers are on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jobs_lib.postgres.values import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.operating.checks.finding import Look
+    from jobs_lib.operating.checks.finding import Target
 
 
-def check_outbox(look: Look) -> Iterator[Finding]:
-    """Every row that was written is relayed as it was."""
-    for operation, role, application, times, at in look.rows("check_touched"):
+def check_outbox(target: Target) -> Iterator[Finding]:
+    """Check that every row is relayed as it was written."""
+    for operation, role, application, times, at in target.rows("check_touched"):
         yield Finding(
             "warn",
             "outbox",
@@ -23,10 +23,10 @@ def check_outbox(look: Look) -> Iterator[Finding]:
             f"{operation} {times:,} times, the last at {at:%Y-%m-%d %H:%M:%S} UTC: "
             "consumers may lack what was committed",
             "export again what they lack, then delete from "
-            f"{quote(look.database.schema)}.touched",
+            f"{quote(target.database.schema)}.touched",
         )
-    for trigger, namespace, table in look.rows(
-        "check_triggers", schema=look.database.schema
+    for trigger, namespace, table in target.rows(
+        "check_triggers", schema=target.database.schema
     ):
         yield Finding(
             "error",

@@ -1,4 +1,4 @@
-"""The server: privileges, autovacuum, old transactions, and what lies in between."""
+"""Check the server: privileges, autovacuum, old transactions, and poolers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from jobs_lib.postgres.values import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.operating.checks.finding import Look
+    from jobs_lib.operating.checks.finding import Target
 
 _TRIES = 5
 
 
-def check_privileges(look: Look) -> Iterator[Finding]:
-    """The role of a running service may do what it needs."""
-    ((current, there),) = look.rows("check_role", role=look.role)
-    role = look.role or current
-    if look.role is not None and not there:
+def check_privileges(target: Target) -> Iterator[Finding]:
+    """Check that the role of a running service has the rights that it needs."""
+    ((current, there),) = target.rows("check_role", role=target.role)
+    role = target.role or current
+    if target.role is not None and not there:
         yield Finding(
             "error", "privileges", f"there is no role {role!r}", "create role …"
         )
         return
     lacking = [
         f"{privilege} on {thing}"
-        for privilege, thing in look.rows(
-            "check_privileges", role=role, schema=look.database.schema
+        for privilege, thing in target.rows(
+            "check_privileges", role=role, schema=target.database.schema
         )
     ]
     if lacking:
@@ -40,13 +40,15 @@ def check_privileges(look: Look) -> Iterator[Finding]:
         )
 
 
-def check_functions(look: Look) -> Iterator[Finding]:
-    """No function takes another table for ours, or gives everybody its owner's rights.
+def check_functions(target: Target) -> Iterator[Finding]:
+    """Check that functions use our tables only, and lend nobody their owner's rights.
 
-    `jobs-lib migrate` settles both; somebody has changed them by hand since.
+    `jobs-lib migrate` sets both; a finding means that they were changed by hand since.
     """
-    schema = quote(look.database.schema)
-    for kind, name, owner in look.rows("check_functions", schema=look.database.schema):
+    schema = quote(target.database.schema)
+    for kind, name, owner in target.rows(
+        "check_functions", schema=target.database.schema
+    ):
         what, way_out = {
             "path": (
                 f"the function {name} finds a session's temporary tables before ours",
@@ -64,9 +66,9 @@ def check_functions(look: Look) -> Iterator[Finding]:
         yield Finding("error", "functions", what, way_out)
 
 
-def check_autovacuum(look: Look) -> Iterator[Finding]:
-    """Autovacuum is on, often enough, for every table."""
-    settings = dict(look.rows("check_settings"))
+def check_autovacuum(target: Target) -> Iterator[Finding]:
+    """Check that autovacuum runs often enough, for every table."""
+    settings = dict(target.rows("check_settings"))
     for name in ("autovacuum", "track_counts"):
         if settings.get(name) == "off":
             yield Finding(
@@ -76,16 +78,16 @@ def check_autovacuum(look: Look) -> Iterator[Finding]:
                 f"alter system set {name} = on; select pg_reload_conf()",
             )
     naptime = float(settings.get("autovacuum_naptime", 0))
-    if naptime > look.limits.naptime:
+    if naptime > target.limits.naptime:
         yield Finding(
             "warn",
             "autovacuum",
-            f"autovacuum_naptime is {naptime:g} s: what finished meanwhile is in the "
-            "way of all that comes",
+            f"autovacuum_naptime is {naptime:g} s: dead rows of jobs that finished "
+            "meanwhile slow down all others",
             "alter system set autovacuum_naptime = '10s'; select pg_reload_conf()",
         )
-    for (table,) in look.rows("check_table_options", schema=look.database.schema):
-        name = f"{quote(look.database.schema)}.{quote(table)}"
+    for (table,) in target.rows("check_table_options", schema=target.database.schema):
+        name = f"{quote(target.database.schema)}.{quote(table)}"
         yield Finding(
             "error",
             "autovacuum",
@@ -94,31 +96,31 @@ def check_autovacuum(look: Look) -> Iterator[Finding]:
         )
 
 
-def check_transactions(look: Look) -> Iterator[Finding]:
-    """No transaction is so old that dead rows pile up behind it."""
-    for kind, age, who, application, state in look.rows("check_transactions"):
-        if age < look.limits.old_transaction:
+def check_transactions(target: Target) -> Iterator[Finding]:
+    """Check that no transaction is so old that dead rows pile up behind it."""
+    for kind, age, who, application, state in target.rows("check_transactions"):
+        if age < target.limits.old_transaction:
             continue
         prepared = kind != "transaction"
         yield Finding(
-            "error" if age >= 10 * look.limits.old_transaction else "warn",
+            "error" if age >= 10 * target.limits.old_transaction else "warn",
             "oldest transaction",
             f"{kind} {who} of {application} is open for {age:,.0f} s ({state}): dead "
-            "rows stay as long",
+            "rows stay as long as it is",
             f"rollback prepared '{who}'"
             if prepared
             else "end it there, or select pg_terminate_backend("
             f"{who}); set idle_in_transaction_session_timeout for its role",
         )
-    ((sees,),) = look.rows("check_sight")
+    ((sees,),) = target.rows("check_sight")
     if not sees:
         yield Finding(
             "warn",
             "oldest transaction",
             "this role does not see the transactions of other roles",
-            f"grant pg_read_all_stats to {look.connection.info.user}",
+            f"grant pg_read_all_stats to {target.connection.info.user}",
         )
-    slots = [slot for (slot,) in look.rows("check_slots")]
+    slots = [slot for (slot,) in target.rows("check_slots")]
     if slots:
         yield Finding(
             "warn",
@@ -128,14 +130,14 @@ def check_transactions(look: Look) -> Iterator[Finding]:
         )
 
 
-def check_multixacts(look: Look) -> Iterator[Finding]:
-    """No vacuum of the whole database is about to be forced."""
-    ((age, forced),) = look.rows("check_multixacts")
+def check_multixacts(target: Target) -> Iterator[Finding]:
+    """Check that no vacuum of the whole database will soon be forced."""
+    ((age, forced),) = target.rows("check_multixacts")
     share = age / forced
-    if share < look.limits.multixacts:
+    if share < target.limits.multixacts:
         return
     yield Finding(
-        "error" if share >= max(2.0, 2.5 * look.limits.multixacts) else "warn",
+        "error" if share >= max(2.0, 2.5 * target.limits.multixacts) else "warn",
         "multixacts",
         f"the database's oldest multixact is {age:,} old. From {forced:,} on "
         "(autovacuum_multixact_freeze_max_age) autovacuum reads every table",
@@ -143,27 +145,27 @@ def check_multixacts(look: Look) -> Iterator[Finding]:
     )
 
 
-def check_pooler(look: Look) -> Iterator[Finding]:
+def check_pooler(target: Target) -> Iterator[Finding]:
     """Name a pooler, and what it changes."""
     served: dict[int, set[int]] = {}
-    with look.database.connect("check") as other:
+    with target.database.connect("check") as other:
         for n in range(2 * _TRIES):
-            connection = (look.connection, other)[n % 2]
+            connection = (target.connection, other)[n % 2]
             row = connection.execute(
-                look.database.queries["backend_pid"], prepare=False
+                target.database.queries["backend_pid"], prepare=False
             ).fetchone()
             served.setdefault(row[0] if row else 0, set()).add(n % 2)
-    # Both were open all the time: one server can only have served both if a pooler
-    # takes it away at the end of each transaction.
+    # Both connections were open all the time: one backend can only have served both if
+    # a pooler reassigns it at the end of each transaction.
     transaction = any(len(which) == 2 for which in served.values())
-    direct = look.connection.info.backend_pid in served
+    direct = target.connection.info.backend_pid in served
     if transaction:
         yield Finding(
             "warn",
             "pooler",
             "a pooler in transaction mode (PgBouncer) lies in between: settings of a "
             "session, prepared statements and LISTEN do not outlast a transaction",
-            ("set JOBS_LIB_PGBOUNCER=true; " if look.database.prepares else "")
+            ("set JOBS_LIB_PGBOUNCER=true; " if target.database.prepares else "")
             + "set timeouts and jit = off with alter role … set; let PgBouncer be "
             "1.21 or newer with max_prepared_statements above 0",
         )

@@ -1,4 +1,4 @@
-"""The tables: dead rows, indexes that have grown, statistics."""
+"""Check the tables: dead rows, indexes that have grown, statistics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jobs_lib.postgres.values import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.operating.checks.finding import Look
+    from jobs_lib.operating.checks.finding import Target
 
 
-def check_bloat(look: Look) -> Iterator[Finding]:
-    """Tables and indexes are about as large as what they hold."""
-    schema = look.database.schema
-    for table, live, dead in look.rows(
-        "check_dead_rows", schema=schema, dead=look.limits.dead_rows
+def check_bloat(target: Target) -> Iterator[Finding]:
+    """Check that tables and indexes are about as large as their contents."""
+    schema = target.database.schema
+    for table, live, dead in target.rows(
+        "check_dead_rows", schema=schema, dead=target.limits.dead_rows
     ):
         yield Finding(
             "warn",
@@ -25,10 +25,10 @@ def check_bloat(look: Look) -> Iterator[Finding]:
             f"the table {table} has {dead:,} dead rows and {live:,} live ones",
             f"look for an old transaction, then vacuum {quote(schema)}.{quote(table)}",
         )
-    for index, size, expected in look.rows(
-        "check_indexes", schema=schema, bytes=look.limits.index_bytes
+    for index, size, expected in target.rows(
+        "check_indexes", schema=schema, bytes=target.limits.index_bytes
     ):
-        if size > look.limits.index_growth * expected:
+        if size > target.limits.index_growth * expected:
             yield Finding(
                 "warn",
                 "bloat",
@@ -38,11 +38,11 @@ def check_bloat(look: Look) -> Iterator[Finding]:
             )
 
 
-def check_statistics(look: Look) -> Iterator[Finding]:
-    """The planner knows the tables as they are."""
-    schema = look.database.schema
-    for table, rows, changed, at in look.rows(
-        "check_statistics", schema=schema, rows=look.limits.unanalyzed_rows
+def check_statistics(target: Target) -> Iterator[Finding]:
+    """Check that the planner has fresh statistics of the tables."""
+    schema = target.database.schema
+    for table, rows, changed, at in target.rows(
+        "check_statistics", schema=schema, rows=target.limits.unanalyzed_rows
     ):
         yield Finding(
             "warn",

@@ -1,4 +1,4 @@
-"""The work: groups that are stuck, and origins that nobody works on."""
+"""Check the work: groups that are stuck, and origins without a live owner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs_lib.partitioner import choose_origin, choose_shard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib.operating.checks.finding import Look
+    from jobs_lib.operating.checks.finding import Target
 
 _HEADS = 1_000
 _COUNTED = 10_000
@@ -18,10 +18,10 @@ _SAMPLE = 1_000
 _EACH = 20
 
 
-def check_groups(look: Look) -> Iterator[Finding]:
-    """No group has piled up behind a job that fails again and again."""
-    for group, origin, job, attempt, error, behind in look.rows(
-        "check_blocked", heads=_HEADS, counted=_COUNTED, behind=look.limits.behind
+def check_groups(target: Target) -> Iterator[Finding]:
+    """Check that no group waits behind a job that fails again and again."""
+    for group, origin, job, attempt, error, behind in target.rows(
+        "check_blocked", heads=_HEADS, counted=_COUNTED, behind=target.limits.behind
     ):
         count = f"{behind:,}" + (" or more" if behind >= _COUNTED else "")
         yield Finding(
@@ -29,13 +29,13 @@ def check_groups(look: Look) -> Iterator[Finding]:
             "blocked groups",
             f"{count} jobs of group {group!r} in {origin} wait behind job {job}, which "
             f"has failed {attempt} times: {error}",
-            f"mend what it says, or jobs-lib jobs cancel {job}",
+            f"repair the cause, or jobs-lib jobs cancel {job}",
         )
 
 
-def check_owners(look: Look) -> Iterator[Finding]:
-    """Every origin with jobs has a live owner."""
-    rows = look.rows("check_owners", stale_after=look.settings.stale_after)
+def check_owners(target: Target) -> Iterator[Finding]:
+    """Check that every origin with jobs has a live owner."""
+    rows = target.rows("check_owners", stale_after=target.settings.stale_after)
     undeclared = [origin for origin, declared, _ in rows if not declared]
     if undeclared:
         yield Finding(
@@ -55,10 +55,10 @@ def check_owners(look: Look) -> Iterator[Finding]:
         )
 
 
-def check_types(look: Look) -> Iterator[Finding]:
-    """Somebody alive knows the types of the jobs that wait, and may run them."""
-    for type_, nobody, another in look.rows(
-        "check_types", stale_after=look.settings.stale_after, each=_SAMPLE
+def check_types(target: Target) -> Iterator[Finding]:
+    """Check that a live executor knows the type of each waiting job and may run it."""
+    for type_, nobody, another in target.rows(
+        "check_types", stale_after=target.settings.stale_after, each=_SAMPLE
     ):
         if nobody:
             yield Finding(
@@ -79,9 +79,9 @@ def check_types(look: Look) -> Iterator[Finding]:
             )
 
 
-def check_placement(look: Look) -> Iterator[Finding]:
-    """Groups lie in their origins, and keys in their shards."""
-    configured = look.settings.kafka.get("partitioner")
+def check_placement(target: Target) -> Iterator[Finding]:
+    """Check that groups are in their origins, and keys in their shards."""
+    configured = target.settings.kafka.get("partitioner")
     if configured not in (None, "murmur2_random"):
         yield Finding(
             "error",
@@ -92,28 +92,28 @@ def check_placement(look: Look) -> Iterator[Finding]:
         )
     strays = [
         f"{group} in {origin}"
-        for group, origin, topic, count in look.rows("check_groups", each=_EACH)
+        for group, origin, topic, count in target.rows("check_groups", each=_EACH)
         if origin != choose_origin(group, topic, count)
     ]
     if strays:
         yield Finding(
             "warn",
             "partitioner",
-            f"{len(strays)} groups of those looked at lie in other origins than "
-            f"murmur2 gives: {names(strays)}",
+            f"{len(strays)} of the sampled groups lie in other origins than murmur2 "
+            f"gives: {names(strays)}",
             "was an origin given by hand, or the count of partitions changed? Such a "
             "group may run in two origins at once",
         )
     astray = [
         f"{topic} {key}"
-        for topic, key, shard, shards in look.rows("check_shards", rows=_SAMPLE)
+        for topic, key, shard, shards in target.rows("check_shards", rows=_SAMPLE)
         if shard != choose_shard(topic, key, shards)
     ]
     if astray:
         yield Finding(
             "error",
             "partitioner",
-            f"{len(astray)} outbox rows of those looked at lie in other shards than "
+            f"{len(astray)} of the sampled outbox rows lie in other shards than "
             f"SHA-256 of topic and key gives: {names(astray)}",
             "write them with topic.send(): their keys' order is not kept",
         )
