@@ -57,7 +57,14 @@ class AsyncWorkers:
         self._thread = threading.Thread(
             target=self._serve, name="jobs_lib loop", daemon=True
         )
-        self._watchdog = Watchdog(self, self._running, timed=bool(limits))
+        self._watchdog = Watchdog(
+            self._running,
+            call=self._call,
+            cancel=self.cancel,
+            give_up=self._give_up,
+            find_thread=lambda: self._thread.ident or 0,
+            timed=bool(limits),
+        )
 
     def start(self) -> None:
         """Start the thread."""
@@ -114,17 +121,12 @@ class AsyncWorkers:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel_one, job)
 
-    def call(self, function: Callable[[], object]) -> None:
+    def _call(self, function: Callable[[], object]) -> None:
         """Let the loop call this as soon as it can."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(function)
 
-    @property
-    def thread(self) -> int:
-        """The id of the loop's thread."""
-        return self._thread.ident or 0
-
-    def give_up(self, task: asyncio.Task[None], job: ClaimedJob) -> bool:
+    def _give_up(self, task: asyncio.Task[None], job: ClaimedJob) -> bool:
         """End an attempt whose handler goes on; False if it has ended meanwhile.
 
         The handler cannot be stopped. Its work can no longer commit, because the
@@ -139,7 +141,7 @@ class AsyncWorkers:
             job.lane.failed = True
             job.lane.finished.add_lane(job.lane)
             job.lane.finished.wake()
-        self.call(self._add_task)
+        self._call(self._add_task)
         return True
 
     # The loop's thread

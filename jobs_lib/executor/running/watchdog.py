@@ -12,10 +12,9 @@ from jobs_lib import telemetry
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from jobs_lib.executor.lane import ClaimedJob
-    from jobs_lib.executor.running.event_loop import AsyncWorkers
 
 _TICK = 0.1
 _TIMED_TICK = 0.02
@@ -31,20 +30,30 @@ class Watchdog:
 
     def __init__(
         self,
-        loop: AsyncWorkers,
         running: Mapping[asyncio.Task[None], ClaimedJob],
         *,
+        call: Callable[[Callable[[], object]], None],
+        cancel: Callable[[ClaimedJob], None],
+        give_up: Callable[[asyncio.Task[None], ClaimedJob], bool],
+        find_thread: Callable[[], int],
         timed: bool,
     ) -> None:
         """Prepare to watch.
 
         Args:
-            loop: the workers to watch.
-            running: the jobs that it runs, kept up to date by the loop.
+            running: the jobs that the loop runs, kept up to date by the loop.
+            call: lets the loop call a function as soon as it can.
+            cancel: cancels a running handler.
+            give_up: ends an attempt whose handler goes on; returns False if it has
+                ended meanwhile.
+            find_thread: returns the id of the loop's thread.
             timed: whether any job may have a time limit.
         """
-        self._loop = loop
         self._running = running
+        self._call = call
+        self._cancel = cancel
+        self._give_up = give_up
+        self._find_thread = find_thread
         self._tick = _TIMED_TICK if timed else _TICK
         self._asked_at = 0.0
         """When the loop was asked to answer; 0 once it has answered."""
@@ -93,7 +102,7 @@ class Watchdog:
         lag = self._lag()
         if not lag:
             self._asked_at, self._next_lag = time.monotonic(), _LAG
-            self._loop.call(self._answer)
+            self._call(self._answer)
         elif lag >= self._next_lag:
             self._next_lag *= 2
             telemetry.emit("loop.blocked", seconds=lag, stack=self._blocked_at())
@@ -109,10 +118,10 @@ class Watchdog:
                 continue
             if not job.timed_out:
                 job.timed_out = True
-                self._loop.cancel(job)
+                self._cancel(job)
             elif now >= job.deadline + _GRACE:
                 stack = _asleep_at(task) if self._lag() < _LAG else self._blocked_at()
-                if self._loop.give_up(task, job):
+                if self._give_up(task, job):
                     telemetry.emit("job.stuck", job=job, stack=stack)
 
     def _lag(self) -> float:
@@ -121,7 +130,7 @@ class Watchdog:
         return time.monotonic() - asked_at if asked_at else 0.0
 
     def _blocked_at(self) -> str:
-        return read_stack(self._loop.thread)
+        return read_stack(self._find_thread())
 
 
 def read_stack(thread: int) -> str:
