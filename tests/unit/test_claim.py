@@ -23,7 +23,7 @@ def claimer():
 
 def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
     claimer.take({OTHER: 1})
-    claimer.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
+    claimer.wanted.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
     claimer.pause({"origin": frozenset([OTHER])})
     claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
@@ -31,8 +31,8 @@ def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
 
 
 def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
-    claimer.extra = {3: ORIGIN}
-    claimer.hurry({7: ORIGIN, 9: OTHER})
+    claimer.wanted.extra = {3: ORIGIN}
+    claimer.wanted.hurry({7: ORIGIN, 9: OTHER})
     assert claimer.prepare(1) is None
     claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
@@ -42,7 +42,7 @@ def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
 def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
     lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.finished)
     claimer.take_back(make_claimed(lane, 7))
-    assert claimer.extra == {}
+    assert claimer.wanted.extra == {}
     claimer.in_flight.late[8] = OTHER
     claimer.prepare(1)
-    assert claimer.extra == {}
+    assert claimer.wanted.extra == {}
