@@ -89,12 +89,11 @@ def test_each_column_of_a_row_comes_to_its_place(claimer, by_value):
     assert lane.more
 
 
-def test_a_row_that_is_no_job_says_by_its_name_what_it_tells(claimer):
+def test_a_window_is_told_in_columns_that_only_jobs_need(claimer):
     window = ROW._replace(kind=WINDOW, attempt=12, priority=1, cut=False)
     found = read_rows(
         [window[:-1]], claimer.cursors, claimer.in_flight, claimer._open_lane,
         by_value=False,
     )  # fmt: skip
-    (row,) = found.seen
-    assert (row.rows, row.level, row.is_plain) == (12, 1, False)
+    assert found.windows == [(ORIGIN, 1, 7, 12, False)]
     assert (found.jobs, found.claimed) == ([], False)

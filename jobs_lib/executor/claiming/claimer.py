@@ -20,7 +20,7 @@ from jobs_lib.executor.claiming.in_flight import InFlight
 from jobs_lib.executor.claiming.next_groups import NextGroups
 from jobs_lib.executor.claiming.passed import Passed
 from jobs_lib.executor.claiming.refills import Refills
-from jobs_lib.executor.claiming.rows import FULL, UNKNOWN, WAITING, WINDOW
+from jobs_lib.executor.claiming.rows import FULL, UNKNOWN, WAITING
 from jobs_lib.executor.claiming.scope import Scope
 from jobs_lib.executor.claiming.suspects import Suspects
 from jobs_lib.executor.claiming.wanted import WantedRows
@@ -33,7 +33,7 @@ from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping, Set
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
     from jobs_lib.executor.claiming.cursor import Cursor
@@ -316,22 +316,18 @@ class Claimer:
             for job in found.jobs
             if (job.lane.origin, job.group) not in self.next_groups.asked
         }
+        for origin, level, furthest, count, plain in found.windows:
+            if origin in self.cursors:
+                barren = (origin, 0) not in taken
+                self.windows.note(
+                    origin, level, furthest, count, plain=plain, barren=barren
+                )
         for row in found.seen:
             if row.origin in self.cursors:
-                self._note(row, taken)
+                self._note(row)
 
-    def _note(self, row: ClaimRow, taken: Set[tuple[str, int]]) -> None:
-        if row.kind == WINDOW:
-            barren = (row.origin, 0) not in taken
-            self.windows.note(
-                row.origin,
-                row.level,
-                row.id,
-                row.rows,
-                plain=row.is_plain,
-                barren=barren,
-            )
-        elif row.kind == UNKNOWN:
+    def _note(self, row: ClaimRow) -> None:
+        if row.kind == UNKNOWN:
             self.scope.report_unknown(row.type, row.origin, row.rows)
         elif row.kind == WAITING:
             self._suspects.add(row.id, row.origin)

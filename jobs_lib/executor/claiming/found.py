@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.executor.claiming.rows import NEWER, SKIPPED, ClaimRow
+from jobs_lib.executor.claiming.rows import NEWER, SKIPPED, WINDOW, ClaimRow
 from jobs_lib.executor.claiming.suspects import SUSPECT
 from jobs_lib.executor.lane import ClaimedJob, Lane
 
@@ -31,8 +31,11 @@ class Found:
         self.newer: dict[Group, int] = {}
         """Groups whose lane begins with what runs last only: the id of the next one of
         its type, out of sight."""
+        self.windows: list[tuple[str, int, int | None, int, bool]] = []
+        """How far it has looked: origin, level of priority, the highest id, how many
+        rows there were, and whether all of them were plain."""
         self.seen: list[ClaimRow] = []
-        """The other rows: where it has looked, and what it has passed over."""
+        """The other rows: what it has passed over."""
         self.skipped: set[str] = set()
         """Origins at which it has not looked."""
         self.claimed = False
@@ -68,7 +71,10 @@ def read_rows(
             run_at, enqueued, headers, cut, delayed, age, place,
         ) = row[:-1] if by_value else row  # fmt: skip
         if kind:
-            if kind == SKIPPED:
+            if kind == WINDOW:
+                # Its figures stand in columns that only a job needs.
+                found.windows.append((origin, priority, job_id, failures, bool(cut)))
+            elif kind == SKIPPED:
                 found.skipped.add(origin)
             elif kind == NEWER:
                 found.newer[origin, group] = job_id

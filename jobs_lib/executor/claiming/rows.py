@@ -61,22 +61,10 @@ class ClaimRow(NamedTuple):
     value: str | None = None
     """Where a limit counts by value: the job's. Other claims have no such column."""
 
-    # What is not a job has figures of its own in columns that it does not need.
-
     @property
     def rows(self) -> int:
-        """Of a window, or an unknown type: how many rows there were."""
+        """Of an unknown type: how many rows there were."""
         return self.attempt
-
-    @property
-    def level(self) -> int:
-        """Of a window: which priority it is for."""
-        return self.priority
-
-    @property
-    def is_plain(self) -> bool:
-        """Of a window: whether ``claim_plain`` could claim all of it."""
-        return bool(self.cut)
 
 
 class JumpRow(NamedTuple):
