@@ -9,48 +9,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import UnavailableError
-from jobs_lib.executor.claiming.claimer import SKIP_PAUSE
+from jobs_lib.executor.batch import Batch
 from jobs_lib.executor.claiming.in_flight import name_rows
 from jobs_lib.executor.claiming.polling import Poller
-from jobs_lib.executor.lane import Result
+from jobs_lib.executor.claiming.rows import JumpRow
+from jobs_lib.executor.claiming.scope import SKIP_PAUSE
+from jobs_lib.executor.hand_over import Commands, HandOver
 from jobs_lib.executor.round_trip import RoundTrip
-from jobs_lib.executor.settling.failures import tell_failures
-from jobs_lib.executor.settling.losses import Losses
+from jobs_lib.executor.settling.settler import SETTLE_WITHIN, Settler
 from jobs_lib.postgres.values import int_array
 from jobs_lib.postgres.wakeup import Wakeup
 from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from jobs_lib.executor.claiming.claimer import Claimer, Item
+    from jobs_lib.executor.claiming.claimer import Claimer
+    from jobs_lib.executor.claiming.next_groups import Shared
     from jobs_lib.executor.claiming.pace import Pace
-    from jobs_lib.executor.lane import ClaimedJob, Lane, Outcome
+    from jobs_lib.executor.claiming.rows import Due
+    from jobs_lib.executor.lane import ClaimedJob, Item
     from jobs_lib.executor.limiting.limiter import Limiter
     from jobs_lib.executor.meter import Meter
-    from jobs_lib.executor.round_trip import Answer, Statement
+    from jobs_lib.executor.round_trip import Statement
     from jobs_lib.executor.running.workers import WorkerPool
     from jobs_lib.executor.section import Section
-    from jobs_lib.executor.settling.completer import Completer, Settlement
+    from jobs_lib.executor.settling.completer import Completer
     from jobs_lib.postgres.database import Database
 
-    Share = Callable[
-        [
-            "Dispatcher",
-            Sequence[tuple[str, str, str | None]],
-            Sequence[tuple[str, int, str | None, str]],
-        ],
-        None,
-    ]
+    Share = Callable[["Dispatcher", Sequence[Shared], Sequence[Due]], None]
 
-_SETTLE_WITHIN = 0.005
-_WAITING = {Result.RETRIED, Result.SNOOZED, Result.DISCARDED, Result.DROPPED}
 _BARRED = 0.05
 """Seconds between two looks whether the process has its lease back."""
 _HOARDED = 1.0
@@ -58,7 +52,11 @@ _HOARDED = 1.0
 
 
 class Dispatcher:
-    """Claims and settles the jobs of some origins."""
+    """Claims and settles the jobs of some origins.
+
+    In each round the settler, the limiter, the poller and the claimer make batches. The
+    dispatcher sends them together, and each of these reads what it has asked for.
+    """
 
     def __init__(
         self,
@@ -96,7 +94,6 @@ class Dispatcher:
         """
         self._database = database
         self._claimer = claimer
-        self._completer = completer
         self._workers: WorkerPool | Limiter = limiter or workers
         self._limiter = limiter
         self._takes_slots = limiter is not None and takes_slots
@@ -106,36 +103,19 @@ class Dispatcher:
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.channel if listens else None)
         self._turns = 0
+        """Of the connection for hints: each time that it came up or broke off."""
         self._hinted = hinted
         self._hears = hears
         self._meter = meter
         self._finished = claimer.finished
         self._finished.wake = self._wakeup.set
-        self._commands: deque[Callable[[], None]] = deque()
-        self._completed: list[ClaimedJob] = []
-        self._outcomes: list[Outcome] = []
-        self._early: list[Outcome] = []
-        """What a claim settled without a run; for the next round."""
-        self._ended_lanes: list[Lane] = []
-        self._losses = Losses(completer.types)
-        self._connected_at = time.monotonic()
-        self._judged: list[Outcome] = []
-        """The outcomes as they are to be written."""
-        self._doubtful = False
-        """Whether what is to be settled may have been written already."""
-        self._leaving: list[threading.Event] = []
-        """Told as soon as what was given back is written."""
-        self._told: set[int] = set()
-        """Jobs in flight that were told as dropped."""
-        self._trimmed = 0
-        """How many of those given back are being taken out of their claims."""
-        self._waits_until = 0.0
-        """Until when a few completed jobs wait for more of them."""
+        self._settler = Settler(claimer, completer, pace, meter)
         self._put_at = 0.0
-        self._quiescing = False
-        self._cut_off = False
-        """Whether the time of what runs is over: nobody waits for it once more."""
         self._stopping = threading.Event()
+        self._commands = Commands(self._wakeup.set)
+        self._hand_over = HandOver(
+            self._commands, claimer, self._settler, self._poller, self._stopping
+        )
         self._thread = threading.Thread(
             target=self._dispatch, name="jobs_lib dispatcher", daemon=True
         )
@@ -161,90 +141,66 @@ class Dispatcher:
         # Listed at once: its own thread may change it meanwhile.
         return [job for job in [*self._claimer.in_flight.jobs.values()] if job.started]
 
+    # Asked by any thread
+
     def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
-
-        def join() -> None:
-            self._claimer.take(origins)
-            if self._quiescing:
-                self._claimer.stop_claiming(origins)
-            # Look first: something may be paused.
-            self._poller.poll_soon(0.0)
-
-        self._do(join)
-
-    def hurry(self, jobs: Mapping[int, str]) -> None:
-        """Claim these first: ids, with their origins."""
-        self._do(lambda: self._claimer.hurry(jobs))
+        self._hand_over.take(origins)
 
     def quiesce(self, deadline: float) -> Callable[[], list[int]]:
         """Claim nothing more; the function returned waits for what is running."""
-        quiet = threading.Event()
-        unfinished: list[int] = []
-        self._quiescing = True
-
-        def begin() -> None:
-            # Whoever stops this process by force must not burn what it interrupts.
-            self._claimer.given_back += self._claimer.stop_claiming(
-                self._claimer.epochs
-            )
-            leave()
-
-        def leave() -> None:
-            jobs = self._claimer.stop_claiming(self._claimer.epochs)
-            unfinished[:] = [job.id for job in jobs if job.started]
-            if unfinished and time.monotonic() < deadline:
-                self._commands.append(leave)
-            else:
-                self._cut_off = bool(unfinished)
-                quiet.set()
-
-        def wait() -> list[int]:
-            quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
-            return unfinished
-
-        self._do(begin)
-        return wait
+        return self._hand_over.quiesce(deadline)
 
     def release(self, origins: frozenset[str], deadline: float) -> Callable[[], None]:
         """Stop claiming from origins; the function returned waits for what is running.
 
         What of them has ended by then is settled.
         """
-        quiet = threading.Event()
-        # At once: the dispatcher may be waiting for the database.
-        self._claimer.stop_claiming(origins)
-
-        def leave() -> None:
-            jobs = self._claimer.stop_claiming(origins)
-            running = any(job.started for job in jobs) and not self._cut_off
-            if running and time.monotonic() < deadline and not self._stopping.is_set():
-                # Again after the next outcome: settled under the epoch we still have.
-                self._commands.append(leave)
-            else:
-                self._claimer.given_back += self._claimer.release(origins)
-                self._leaving.append(quiet)
-
-        def wait() -> None:
-            # A dispatcher that cannot reach the database must not hold up a hand-over.
-            quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
-
-        self._do(leave)
-        return wait
+        return self._hand_over.release(origins, deadline)
 
     def lose(self, origins: frozenset[str]) -> None:
-        """Begin nothing more of origins that others have taken: a release follows.
+        """Begin nothing more of origins that others have taken: a release follows."""
+        self._hand_over.lose(origins)
 
-        At once: the dispatcher may be waiting for the database.
+    def hurry(self, jobs: Mapping[int, str]) -> None:
+        """Claim these first: ids, with their origins."""
+        self._commands.add(lambda: self._claimer.wanted.hurry(jobs))
+
+    def hint(self, origin: str) -> None:
+        """Somebody says that there is something new in an origin."""
+        self._commands.add(lambda: self._claimer.windows.hint(origin))
+
+    def follow(self, groups: Sequence[tuple[str, str, bool]]) -> None:
+        """Another section says that these may go on here.
+
+        Args:
+            groups: origin, group, and whether its next job is of this section.
         """
-        jobs = self._claimer.stop_claiming(origins)
-        late = {job.id for job in jobs if not job.started}
-        # Those that have landed by then were told before.
-        self._do(lambda: self._tell_dropped(late & self._claimer.in_flight.jobs.keys()))
 
-    def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        self._wakeup.set()
+        def follow() -> None:
+            for origin, group, at_once in groups:
+                self._claimer.follow(origin, group, at_once=at_once)
+
+        self._commands.add(follow)
+
+    def take_due(self, rows: Sequence[Due]) -> None:
+        """Another section has found these due."""
+        self._commands.add(lambda: self._claimer.take_due(rows))
+
+    @property
+    def hears(self) -> bool:
+        """Whether it can hear hints now."""
+        return self._wakeup.hears
+
+    @property
+    def section(self) -> Section:
+        """The types that it claims."""
+        return self._claimer.section
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether jobs that it has claimed wait for their limit."""
+        return self._limiter is not None and self._limiter.lacks_slots
 
     # The dispatcher's thread
 
@@ -254,7 +210,7 @@ class Dispatcher:
             self.pulse.beat()
             try:
                 with self._database.connect("executor", impatient=True) as connection:
-                    self._connected_at = time.monotonic()
+                    self._settler.note_connected()
                     round_trip = RoundTrip(
                         connection,
                         self._database.queries,
@@ -267,7 +223,7 @@ class Dispatcher:
                     self._round(round_trip)
             except BaseException as error:
                 failures += 1
-                self._doubtful = True
+                self._settler.doubt()
                 self._collect()
                 telemetry.emit("loop.failed", loop="executor", error=error)
                 self._stopping.wait(RECONNECT.delay(failures))
@@ -310,127 +266,76 @@ class Dispatcher:
 
     def _round(self, round_trip: RoundTrip) -> None:
         self.pulse.beat()
-        for _ in range(len(self._commands)):
-            self._commands.popleft()()
+        self._commands.run()
         self._collect()
         polls = self._poller.prepare(
             busy=len(self._claimer.in_flight) > 0, hinted=self._hears()
         )
         claim, jump = self._prepare_claim()
-        slots = []
+        slots = Batch()
         if self._limiter and self._takes_slots:
             slots = self._limiter.prepare()
-        hurried = bool(self._leaving) or self._stopping.is_set()
+        hurried = self._hand_over.is_awaited or self._stopping.is_set()
         idle = not (polls or claim or jump or slots or hurried)
-        if idle and self._is_too_little():
+        if idle and self._settler.is_too_little(starving=self._workers.is_starving):
             self._sleep()
             return
-        self._judged = self._losses.judge(self._outcomes, self._connected_at)
-        settlements = self._completer.prepare(
-            self._completed, self._judged, self._claimer.epochs
-        )
-        settle: list[Statement] = [(s.query, s.parameters) for s in settlements]
-        settle += self._trim_claims()
-        if not settle:
-            # Committed in a job's own transaction, or dropped: nothing to write.
-            self._settled([], [])
-        if settle or polls or claim or hurried:
-            settle += self._end_claims()
+        settle = self._prepare_settle(also_claims=bool(polls or claim or hurried))
         # The claim sees what the jump has seen.
         batches = [b for b in (settle, slots, *polls, jump, claim) if b]
         if not batches:
             self._sleep()
             return
-        answers, failure = round_trip.exchange(*batches, meanwhile=self._measure)
-        answers += [None] * (len(batches) - len(answers))
-        found = dict(zip(map(id, batches), answers, strict=True))
+        answers, failure = round_trip.exchange(
+            *[batch.statements for batch in batches], meanwhile=self._measure
+        )
+        # What comes behind a failure is not sent, and has no answer.
+        for batch, answer in zip(batches, answers, strict=False):
+            batch.answer = answer
         # The claim first: what it passed over belongs to lanes that may have ended.
-        if claim and (answer := found[id(claim)]) is not None:
-            self._claimed(answer)
-        if jump and (answer := found[id(jump)]) is not None:
-            self._claimer.read_jump(jump[0][1], answer[0][0])
-        if settle and (answer := found[id(settle)]) is not None:
-            self._settled(settlements, answer)
-        if self._limiter and slots and (answer := found[id(slots)]) is not None:
-            self._limiter.read(slots, answer)
-        for batch in polls:
-            if (answer := found[id(batch)]) is not None:
-                self._poller.read(batch, answer)
-        if self._share and (self._claimer.shared or self._poller.due):
-            self._share(self, self._claimer.shared, self._poller.due)
-            self._claimer.shared, self._poller.due = [], []
+        for batch in (claim, jump, settle, slots, *polls):
+            batch.read()
+        self._tell_others()
         if self._poller.cancelled:
             self._cancel()
         if failure:
             raise failure
 
     def _collect(self) -> None:
-        completed, outcomes, lanes = self._finished.take()
-        self._completed += completed
-        self._outcomes += outcomes + self._early
-        self._ended_lanes += lanes
-        self._early = []
-        self._tell_dropped(_find_late(outcomes))
-        self._pace.note(len(completed) + len(outcomes))
-        self._finished.wake_at = max(1, self._pace.limit // 8)
+        self._settler.collect()
 
-    def _tell_dropped(self, ids: set[int]) -> None:
-        """Tell, once, what was in memory and did not begin: others may have it."""
-        if fresh := ids - self._told:
-            self._told |= fresh
-            telemetry.emit("jobs.dropped", ids=sorted(fresh))
+    def _prepare_settle(self, *, also_claims: bool) -> Batch:
+        """What writes the outcomes, with what is not worth a round trip alone.
 
-    def _is_too_little(self) -> bool:
-        """Whether what has ended may wait for company while others run.
-
-        A round trip for one job takes half of the time of one for hundreds.
+        Args:
+            also_claims: whether there is a round trip anyway.
         """
-        few = 0 < len(self._completed) < self._finished.wake_at and not self._outcomes
-        if not few or self._ended_lanes or self._workers.is_starving:
-            self._waits_until = 0.0
-            return False
-        now = time.monotonic()
-        self._waits_until = self._waits_until or now + _SETTLE_WITHIN
-        return now < self._waits_until
+        settle = self._settler.prepare()
+        settle.then = self._settled
+        if not settle:
+            # Committed in a job's own transaction, or dropped: nothing to write.
+            self._settled()
+        if settle or also_claims:
+            settle.questions += self._settler.end_claims()
+        return settle
 
-    def _trim_claims(self) -> list[Statement]:
-        """Take out of the claims what does not run under them."""
-        # What waits for another attempt must not pay when this process dies before the
-        # others of its claim have ended.
-        waiting = [o.job for o in self._outcomes if o.result in _WAITING]
-        # Nor what stands behind it: who cancels it sees by the claims that its group
-        # stands still, in the same moment.
-        behind = [j for job in waiting if job.group for j in list(job.lane.jobs)]
-        given_back = self._claimer.given_back + waiting + behind
-        self._trimmed = len(self._claimer.given_back)
-        if not given_back:
-            return []
-        # A look from the start on, such as after a pause, finds what is in flight once
-        # more, and names it in another claim.
-        seqs = {job.lane.seq for job in given_back}.union(
-            self._claimer.in_flight.claims
-        )
-        ids = [job.id for job in given_back]
-        parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
-        return [("trim_claims", {"owner": self._claimer.owner, **parameters})]
+    def _tell_others(self) -> None:
+        """Tell the other sections what was met that concerns them."""
+        groups = self._claimer.next_groups
+        if self._share and (groups.shared or self._poller.due):
+            due, self._poller.due = self._poller.due, []
+            self._share(self, groups.take_shared(), due)
 
-    def _end_claims(self) -> list[Statement]:
-        """Remove the claims whose jobs have ended; not worth a round trip alone."""
-        seqs = self._claimer.in_flight.ended_claims()
-        if not seqs:
-            return []
-        return [("end_claims", {"owner": self._claimer.owner, "seqs": int_array(seqs)})]
-
-    def _prepare_claim(self) -> tuple[list[Statement], list[Statement]]:
+    def _prepare_claim(self) -> tuple[Batch, Batch]:
         """A claim, and a jump past what cannot run; either may be empty."""
         if self._claimer.is_barred:
-            return [], []
+            return Batch(), Batch()
         # What has ended lands in this same round trip.
-        ended = len(self._completed) + len(self._outcomes)
-        limit, flying = self._pace.limit, len(self._claimer.in_flight) - ended
+        flying = len(self._claimer.in_flight) - len(self._settler)
+        limit = self._pace.limit
         if self._limiter and (stuck := self._limiter.count_stuck(self._finished)):
             if stuck >= self._pace.most:
-                return [], []
+                return Batch(), Batch()
             # They wait for their own values, and keep back no others.
             flying -= stuck
         # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
@@ -438,68 +343,33 @@ class Dispatcher:
         # Few and large claims: a trickle of small ones costs a round trip each.
         few = room <= 0 or (room < limit // 2 and not self._workers.is_starving)
         # They wait at the head of the queue: no more of them than workers.
-        hurried = 2 * self._workers.size - flying if self._claimer.hurried else 0
+        hurried = 2 * self._workers.size - flying if self._claimer.wanted.hurried else 0
         if few and hurried <= 0:
-            return [], []
+            return Batch(), Batch()
         claim = self._claimer.prepare(0 if few else room, hurried)
         jump = None if few else self._claimer.prepare_jump(room)
-        return [claim] if claim else [], [jump] if jump else []
+        return (
+            Batch([(claim, self._read_claim)] if claim else ()),
+            Batch([(jump, partial(self._read_jump, jump))] if jump else ()),
+        )
 
-    def _settled(self, settlements: list[Settlement], answer: Answer) -> None:
-        for settlement, rows in zip(settlements, answer, strict=False):
-            jobs = self._completer.read(settlement, rows, again=self._doubtful)
-            if self._meter:
-                self._meter.add_written(settlement.result.value, jobs)
-        if self._meter:
-            self._add_ended(self._meter)
-        self._losses.note(self._completed, self._judged)
-        tell_failures(self._judged)
-        in_flight = self._claimer.in_flight
-        for job in self._completed:
-            in_flight.remove(job)
-        freed: list[Lane] = []
-        for outcome in self._outcomes:
-            in_flight.remove(outcome.job)
-            if outcome.frees is not None:
-                freed.append(outcome.frees)
-            if outcome.result is Result.DROPPED:
-                self._claimer.look_again(outcome.job)
-            elif outcome.result is Result.RETRIED:
-                self._claimer.note_failed(outcome.job)
-        # What the claim of this same round has given back is still to be told.
-        del self._claimer.given_back[: self._trimmed]
-        self._trimmed = 0
-        for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
-            # What stood behind a failed job has not run: a crash is not its business.
-            self._claimer.given_back += [j for j in lane.jobs if j.id in in_flight.jobs]
-            in_flight.end_lane(lane)
-        self._completed, self._outcomes, self._ended_lanes = [], [], []
-        self._told &= in_flight.jobs.keys()
-        self._claimer.note_ended()
-        self._doubtful = False
-        if startable := [lane for lane in freed if lane.jobs]:
+    def _settled(self) -> None:
+        """What had ended is written, or there was nothing to write."""
+        if startable := self._settler.settle():
             self._put(startable)
-        for event in self._leaving:
-            event.set()
-        self._leaving.clear()
+        self._hand_over.note_written()
 
     def _measure(self) -> None:
         if self._meter:
             self._meter.measure()
 
-    def _add_ended(self, meter: Meter) -> None:
-        """Count what its own transaction has completed, and time all that has ended."""
-        own = Result.COMMITTED
-        committed = [o.job for o in self._outcomes if o.result is own]
-        meter.add_written("completed", committed)
-        meter.add_ended(self._completed)
-        ran = (outcome.job for outcome in self._outcomes if outcome.ran)
-        meter.add_ended([job for job in ran if job.ended])
+    def _read_jump(self, jump: Statement, rows: list[tuple[Any, ...]]) -> None:
+        self._claimer.read_jump(jump[1], JumpRow(*rows[0]))
 
-    def _claimed(self, answer: Answer) -> None:
-        items, outcomes = self._claimer.read(answer[0])
-        self._early += outcomes
-        if self._claimer.was_skipped:
+    def _read_claim(self, rows: list[tuple[Any, ...]]) -> None:
+        items, outcomes = self._claimer.read(rows)
+        self._settler.early += outcomes
+        if self._claimer.scope.was_skipped:
             self._poller.poll_soon(SKIP_PAUSE)
         urgent = self._claimer.urgent
         if items or urgent:
@@ -523,8 +393,8 @@ class Dispatcher:
         seconds = self._poller.seconds_left()
         if self._limiter and self._takes_slots:
             seconds = min(seconds, self._limiter.seconds_left())
-        if self._finished or self._waits_until:
-            seconds = min(seconds, _SETTLE_WITHIN)
+        if self._finished or self._settler.waits_until:
+            seconds = min(seconds, SETTLE_WITHIN)
         elif self._claimer.is_barred:
             seconds = min(seconds, _BARRED)
         for origin in self._wakeup.wait(seconds):
@@ -541,49 +411,13 @@ class Dispatcher:
             self._hinted(origin)
             _yield()
 
-    @property
-    def hears(self) -> bool:
-        """Whether it can hear hints now; asked from any thread."""
-        return self._wakeup.hears
-
-    def follow(self, groups: Sequence[tuple[str, str, bool]]) -> None:
-        """Another section says that these may go on here, from any thread.
-
-        Args:
-            groups: origin, group, and whether its next job is of this section.
-        """
-
-        def follow() -> None:
-            for origin, group, at_once in groups:
-                self._claimer.follow(origin, group, at_once=at_once)
-
-        self._do(follow)
-
-    def take_due(self, rows: Sequence[tuple[str, int, str | None, str]]) -> None:
-        """Another section has found these due, from any thread."""
-        self._do(lambda: self._claimer.take_due(rows))
-
-    @property
-    def section(self) -> Section:
-        """The types that it claims."""
-        return self._claimer.section
-
-    @property
-    def lacks_slots(self) -> bool:
-        """Whether jobs that it has claimed wait for their limit."""
-        return self._limiter is not None and self._limiter.lacks_slots
-
-    def hint(self, origin: str) -> None:
-        """Somebody says that there is something new in an origin, from any thread."""
-        self._do(lambda: self._claimer.windows.hint(origin))
-
     def _take_back(self) -> None:
         """What has waited for long may run elsewhere, and is not cut off by a crash."""
         self._put_at = time.monotonic()
         for item in self._workers.take_back(self._finished):
             self._claimer.take_back(item)
         for lane in self._claimer.in_flight.lanes.values():
-            self._claimer.shorten(lane)
+            self._claimer.in_flight.shorten(lane)
 
     def _cancel(self) -> None:
         """Tell running jobs that somebody asked them to stop."""
@@ -592,13 +426,6 @@ class Dispatcher:
             if job is not None and not job.cancel_requested:
                 job.cancel_requested = True
                 self._workers.cancel(job)
-
-
-def _find_late(outcomes: Iterable[Outcome]) -> set[int]:
-    """What did not begin since the lease was over, and what stands behind it."""
-    late = [o.job for o in outcomes if o.result is Result.DROPPED and o.error]
-    behind = (job.id for one in late for job in one.lane.jobs.copy())
-    return {job.id for job in late}.union(behind) if late else set()
 
 
 def _yield() -> None:

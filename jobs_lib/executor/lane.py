@@ -10,7 +10,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from jobs_lib.jobs.job import Job
 from jobs_lib.ownership.lease import UNLIMITED, Lease, NotBegun
@@ -108,6 +108,10 @@ class ClaimedJob(Job):
     """When an executor began to run it, by the clock of this process."""
     ended: float = field(default=0.0, repr=False)
     """When its handler had ended, where that is measured."""
+
+
+Item: TypeAlias = ClaimedJob | Lane
+"""What a worker takes: a job without a group, or a group's lane."""
 
 
 class Result(Enum):

@@ -54,7 +54,7 @@ class Side:
 
     def take_shared(self) -> list[tuple[str, str | None]]:
         """The groups that are told to others, and the type that is next there."""
-        shared, self.claimer.shared = self.claimer.shared, []
+        shared = self.claimer.next_groups.take_shared()
         return [(group, type_) for _, group, type_ in shared]
 
 

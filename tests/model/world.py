@@ -74,7 +74,7 @@ class World:
         for origin, epoch in origins.items():
             if before := self.owners.get(origin):
                 claimer = before[0].claimer
-                cut = {*claimer.in_flight.jobs.values(), *claimer.given_back}
+                cut = {*claimer.in_flight.jobs.values(), *claimer.in_flight.given_back}
                 for job in cut:
                     known = self.jobs[job.id]
                     if job.origin == origin and known.end is None:
@@ -195,14 +195,14 @@ class BookedPod(Pod):
         ended = self.world.ended.pop(self, [])
         flying = set(self.claimer.in_flight.jobs)
         groups = {name for kind, name in self.world.pauses if kind == "group"}
-        known = {**self.claimer._paused, "group": groups}
+        known = {**self.claimer.scope.paused, "group": groups}
 
         def written() -> None:
             self.world.write(self, ended)
             after()
 
         super().round(before, written)
-        for outcome in self.dispatcher._early:
+        for outcome in self.dispatcher._settler.early:
             assert outcome.job.crashes >= 3
             self.world.ended[self].append(Ended(outcome.job, outcome.result, ran=False))
         for job in self.claimer.in_flight.jobs.values():

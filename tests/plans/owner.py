@@ -34,13 +34,14 @@ class Owner:
         """Look once; returns how many rows the look has found."""
         self.poller._next_at = 0.0
         batches = self.poller.prepare(busy=False, hinted=False)
-        answers, failure = self.round_trip.exchange(*batches)
+        answers, failure = self.round_trip.exchange(*[b.statements for b in batches])
         assert failure is None
         rows = 0
         for batch, answer in zip(batches, answers, strict=True):
             assert answer is not None
-            self.poller.read(batch, answer)
-            if batch[0][0] == "look":
+            batch.answer = answer
+            batch.read()
+            if batch.statements[0][0] == "look":
                 rows = len(answer[0])
         return rows
 

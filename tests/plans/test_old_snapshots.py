@@ -55,11 +55,11 @@ def look(database, poller):
             poller._late_commits._next_at = math.inf
             poller._depth._complete_at = 0.0 if complete else math.inf
             (batch,) = poller.prepare(busy=False, hinted=False)
-            ((_, parameters),) = batch
+            ((_, parameters),) = batch.statements
             pages = count_pages(connection, database.queries["look"], parameters)
-            (answer,), failure = round_trip.exchange(batch)
+            (batch.answer,), failure = round_trip.exchange(batch.statements)
             assert failure is None
-            poller.read(batch, answer)
+            batch.read()
             return pages
 
         yield look
@@ -123,7 +123,7 @@ def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
     (batch,) = poller.prepare(busy=False, hinted=False)
     with database.connect("test", impatient=True) as connection:
         pages = count_pages(
-            connection, database.queries["promote"], dict(batch)["promote"]
+            connection, database.queries["promote"], dict(batch.statements)["promote"]
         )
     assert pages < 400
 

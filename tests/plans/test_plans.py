@@ -216,8 +216,9 @@ def use_jobs(database, connection) -> None:
     send(jump)
     send(("payload", {"origin": HOME[0], "id": 1}))
     plain = claimer.windows.prepare_plain(HOME[0], 100)
-    who = {"owner": OWNER, "role": "execute", "seq": 2, "types": claimer.types}
-    send(("claim_plain", who | plain | claimer._list_full()))
+    who = {"owner": OWNER, "role": "execute", "seq": 2, "types": claimer.scope.types}
+    limits = claimer.scope.parameters() | claimer.refills.parameters([])
+    send(("claim_plain", who | plain | limits))
     for job in jobs:
         claimer.in_flight.remove(job)
     for lane in list(claimer.in_flight.lanes.values()):
@@ -226,7 +227,8 @@ def use_jobs(database, connection) -> None:
     send(("trim_claims", trimmed))
     poller._next_at = poller._due_at = poller._late_commits._next_at = 0
     for batch in poller.prepare(busy=True, hinted=False):
-        poller.read(batch, send(*batch))
+        batch.answer = send(*batch.statements)
+        batch.read()
 
 
 def use_outbox(database, connection) -> None:

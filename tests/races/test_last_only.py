@@ -129,9 +129,9 @@ def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     jobs = [last(scene) for _ in range(3)]
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
-    if not pod.dispatcher._early:
+    if not pod.dispatcher._settler.early:
         pod.round()
-    assert len(pod.dispatcher._early) == 2
+    assert len(pod.dispatcher._settler.early) == 2
     heir.take_over(ORIGIN)
     pod.rounds()
     # The old owner ended none of them; whatever it still starts cannot commit.

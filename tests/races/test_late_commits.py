@@ -118,7 +118,7 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     pod.finish(job, RetryAfter(3600))
     # What waits behind its head fills the slices, and nobody asks for it.
     assert run(pod, 10) == []
-    assert pod.claimer.extra == {}
+    assert pod.claimer.wanted.extra == {}
     slow.commit()
     assert run(pod, 20) == [late]
     cursor = pod.claimer.cursors[ORIGIN]

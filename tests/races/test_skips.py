@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def lock(scene, monkeypatch):
     """A connection that locks the origin as a cancel does, from `lock()` on."""
-    monkeypatch.setattr("jobs_lib.executor.claiming.claimer.SKIP_PAUSE", 0.0)
+    monkeypatch.setattr("jobs_lib.executor.claiming.scope.SKIP_PAUSE", 0.0)
 
     def lock():
         holder = scene.begin()
@@ -94,7 +94,7 @@ def test_a_plain_claim_that_skips_asks_again(scene, lock):
     assert row[0] == 5
     pod.claimer.read([row])
     assert cursor.may_have_more
-    assert pod.claimer.was_skipped
+    assert pod.claimer.scope.was_skipped
     holder.rollback()
     assert run(pod) == [job]
 

@@ -66,13 +66,13 @@ def watch(last: str) -> None:
     before(JobConnections, "completion", "completion")
     settled = Dispatcher._settled
 
-    def settle(self: Any, *args: Any) -> None:
-        some = bool(self._completed or self._outcomes)
-        settled(self, *args)
+    def settle(self: Any) -> None:
+        some = len(self._settler) > 0
+        settled(self)
         if some:
             die("settled")
 
-    Dispatcher._settled = settle  # type: ignore[method-assign, assignment]
+    Dispatcher._settled = settle  # type: ignore[method-assign]
     telemetry.listen(listen)
 
 

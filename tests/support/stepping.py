@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from jobs_lib.executor.claiming.claimer import Claimer
 from jobs_lib.executor.claiming.pace import Pace
 from jobs_lib.executor.dispatcher import Dispatcher
-from jobs_lib.executor.lane import ClaimedJob, Lane, Outcome
+from jobs_lib.executor.lane import ClaimedJob, Item, Lane, Outcome
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.executor.running.runner import Runner
 from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.executor.claiming.claimer import Item
     from jobs_lib.executor.round_trip import Answer, Statement
     from jobs_lib.executor.running.transaction import Borrow
     from jobs_lib.jobs.type import JobType

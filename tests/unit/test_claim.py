@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
 
 from jobs_lib.executor.claiming.claimer import Claimer
+from jobs_lib.executor.claiming.found import read_rows
+from jobs_lib.executor.claiming.rows import JOB, WINDOW, ClaimRow
 from jobs_lib.executor.lane import Lane
 from tests.support.claimed import make_claimed
 
@@ -23,7 +26,7 @@ def claimer():
 
 def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
     claimer.take({OTHER: 1})
-    claimer.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
+    claimer.wanted.extra = {1: OTHER, 2: OTHER, 3: ORIGIN}
     claimer.pause({"origin": frozenset([OTHER])})
     claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
@@ -31,8 +34,8 @@ def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
 
 
 def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
-    claimer.extra = {3: ORIGIN}
-    claimer.hurry({7: ORIGIN, 9: OTHER})
+    claimer.wanted.extra = {3: ORIGIN}
+    claimer.wanted.hurry({7: ORIGIN, 9: OTHER})
     assert claimer.prepare(1) is None
     claimer.cursors[ORIGIN].seen = True
     _, asked = claimer.prepare(1)
@@ -42,7 +45,55 @@ def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
 def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
     lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.finished)
     claimer.take_back(make_claimed(lane, 7))
-    assert claimer.extra == {}
+    assert claimer.wanted.extra == {}
     claimer.in_flight.late[8] = OTHER
     claimer.prepare(1)
-    assert claimer.extra == {}
+    assert claimer.wanted.extra == {}
+
+
+ROW = ClaimRow(
+    kind=JOB,
+    origin=ORIGIN,
+    id=7,
+    type="work",
+    group="g",
+    attempt=2,
+    crashes=1,
+    priority=-1,
+    payload="{}",
+    run_at=datetime(2026, 1, 1, tzinfo=UTC),
+    enqueued=3.5,
+    headers={"a": "b"},
+    cut=True,
+    delayed=True,
+    age=4.5,
+    place="(5,6)",
+    value="v",
+)
+"""Where no column has the value of another one."""
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_each_column_of_a_row_comes_to_its_place(claimer, by_value):
+    row = tuple(ROW) if by_value else ROW[:-1]
+    found = read_rows(
+        [row], claimer.cursors, claimer.in_flight, claimer._open_lane, by_value=by_value
+    )
+    (job,), (lane,) = found.jobs, found.lanes.values()
+    assert (job.origin, job.id, job.type, job.group) == (ORIGIN, 7, "work", "g")
+    assert (job.attempt, job.crashes, job.priority) == (4, 1, -1)
+    assert (job.payload, job.run_at, job.enqueued) == ("{}", ROW.run_at, 3.5)
+    assert (job.headers, job.place) == ({"a": "b"}, "(5,6)")
+    assert job.value == ("v" if by_value else None)
+    assert found.ages == {7: (True, 4.5)}
+    assert lane.more
+
+
+def test_a_window_is_told_in_columns_that_only_jobs_need(claimer):
+    window = ROW._replace(kind=WINDOW, attempt=12, priority=1, cut=False)
+    found = read_rows(
+        [window[:-1]], claimer.cursors, claimer.in_flight, claimer._open_lane,
+        by_value=False,
+    )  # fmt: skip
+    assert found.windows == [(ORIGIN, 1, 7, 12, False)]
+    assert (found.jobs, found.claimed) == ([], False)

@@ -8,6 +8,7 @@ import pytest
 
 from jobs_lib.executor.claiming.group_starts import GroupStarts
 from jobs_lib.executor.claiming.in_flight import InFlight
+from jobs_lib.executor.claiming.rows import JumpRow
 from jobs_lib.executor.claiming.windows import Windows
 from jobs_lib.executor.lane import Finished, Lane
 
@@ -34,7 +35,8 @@ def jump(windows, found: list[int], furthest: int | None, count: int | None = No
     """A jump that finds something; returns how far it might have gone, and what."""
     asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     limit = asked["limit"]
-    row = (found, furthest, limit if count is None else count)
+    seen = limit if count is None else count
+    row = JumpRow(found, furthest, seen, [], [])
     return limit, windows.read_jump(asked, row, InFlight())
 
 
@@ -83,6 +85,6 @@ def test_past_a_jump_lanes_reach_what_it_passed_over(windows):
     flight.lanes[busy] = lane = Lane("local/0", 1, "g", 1, UUID(int=1), Finished())
     fill_in_vain(windows, ORIGINS[0])
     asked = windows.prepare_jump(windows.cursors, 10, [busy], GroupStarts())
-    windows.read_jump(asked, ([500], 600, 640), flight)
+    windows.read_jump(asked, JumpRow([500], 600, 640, [], []), flight)
     assert windows.cursors[ORIGINS[0]].at == 499
     assert lane.more

@@ -10,7 +10,10 @@ WIDEST = 100_000
 
 @dataclass(slots=True)
 class Descent:
-    """A look down through the ids of an origin, in as many slices as it takes."""
+    """A look down through the ids of an origin, in as many slices as it takes.
+
+    While it goes on, ``floor < at <= top``, and ``top`` is not above the cursor.
+    """
 
     top: int = 0
     """Where it began."""
@@ -37,10 +40,38 @@ class Descent:
             self.floor, self.wanted = min(self.wanted, cursor), None
         return self.at
 
+    def choose_start(self, span: int) -> int:
+        """Behind which id the next slice begins.
+
+        Args:
+            span: ids that a slice has at least.
+        """
+        # Each slice as long as all before it: there are large gaps between old ids.
+        return max(self.floor, self.at - max(span, self.top - self.at))
+
+    def reach(self, end: int, reached: int) -> None:
+        """All between these ids has been looked at, ``end`` the higher one."""
+        # Where the cursor was rewound meanwhile, this is another descent.
+        if self.at == end:
+            self.at = reached if reached > self.floor else 0
+
 
 @dataclass(slots=True)
 class Cursor:
-    """How far one origin has been looked at."""
+    """How far one origin has been looked at.
+
+    Its marks are ids, and at all times
+
+        ``swept_below <= sweep_target <= no_commits_below <= at``
+
+    While a pass of the sweep goes on, ``swept_below < sweep_at <= sweep_target``;
+    else ``sweep_at`` is 0. The two descents keep what :class:`Descent` says. So the
+    sweep never looks at what windows have still to come to, and nothing counts as swept
+    in which a row can still appear.
+
+    Of the marks only a rewind lowers ``at`` and ``no_commits_below``; it makes all of
+    them 0 at once.
+    """
 
     epoch: int
     at: int = 0
@@ -83,3 +114,54 @@ class Cursor:
         self.levels = {1: 0, -1: 0}
         self.near, self.far = Descent(), Descent()
         self.may_have_more, self.jump_factor = True, 1
+
+    # The marks
+
+    def advance(self, furthest: int) -> None:
+        """All up to this id has been looked at."""
+        self.at = max(self.at, furthest)
+
+    def close(self, mark: int) -> None:
+        """Up to this id no row can still appear."""
+        # What lies above the cursor is not the sweep's business.
+        mark = min(mark, self.at)
+        self.no_commits_below = max(self.no_commits_below, mark)
+
+    @property
+    def is_ripe(self) -> bool:
+        """Whether the sweep has something to look at once more, and for good."""
+        return self.swept_below < self.no_commits_below
+
+    def begin_pass(self) -> int:
+        """Go on, or begin at the mark; returns the highest id to look at."""
+        if not self.sweep_at:
+            self.sweep_at = self.sweep_target = self.no_commits_below
+        return self.sweep_at
+
+    def choose_start(self, span: int) -> int:
+        """Behind which id the next slice of the pass begins.
+
+        Args:
+            span: ids that a slice has at least.
+        """
+        # As in a descent.
+        below = max(span, self.sweep_target - self.sweep_at)
+        return max(self.swept_below, self.sweep_at - below)
+
+    def reach(self, end: int, reached: int) -> None:
+        """The pass has looked at all between these ids, ``end`` the higher one.
+
+        When it has ended, all up to its target is swept.
+        """
+        # Where the cursor was rewound meanwhile, that pass is over.
+        if self.sweep_at != end:
+            return
+        self.sweep_at = reached if reached > self.swept_below else 0
+        if not self.sweep_at:
+            self.swept_below = self.sweep_target
+
+    def sweep_all_again(self) -> None:
+        """Sweep from the start: somebody may have changed rows by hand."""
+        # A pass that takes so long goes on, or it would never end.
+        if not self.sweep_at:
+            self.swept_below = 0

@@ -38,6 +38,8 @@ class InFlight:
         self.lingering: dict[int, ClaimedJob] = {}
         """Jobs without a group that run on after their origin was given up. They are
         not in flight, and must not begin again beside themselves."""
+        self.given_back: list[ClaimedJob] = []
+        """Claimed, but they will not run under this claim."""
         self._left: dict[int, int] = {}
         """Jobs still in flight of each claim, by its number."""
 
@@ -77,6 +79,21 @@ class InFlight:
                 self.late[lane.late] = lane.origin
         for job in lane.jobs:
             self.remove(job)
+
+    def give_back(self, job: ClaimedJob) -> None:
+        """A claimed job will not run now: take it out of its claim."""
+        self.remove(job)
+        self.given_back.append(job)
+
+    def shorten(self, lane: Lane) -> None:
+        """Give back what waits behind a lane's running job."""
+        while True:
+            try:
+                job = lane.jobs.pop()
+            except IndexError:
+                return
+            lane.more, lane.last = True, job.id - 1
+            self.give_back(job)
 
     def release(self, origins: frozenset[str]) -> list[ClaimedJob]:
         """Forget what is in flight of these origins; returns it.

@@ -57,8 +57,9 @@ class LateCommits:
         """Where this sweep looks."""
         self._shrunk = 1
         """How many times smaller the slices are than they might be."""
-        self._starts: dict[str, int] = {}
-        """Down to where each origin is being swept."""
+        self._slices: dict[str, tuple[int, int]] = {}
+        """The slice of each origin that is being swept: behind the first id, up to the
+        second."""
         self._cursor_ids: dict[str, int] = {}
         self._marks: deque[tuple[float, int, dict[str, int]]] = deque()
         # (taken at, first transaction id not yet given out, cursors then)
@@ -71,8 +72,7 @@ class LateCommits:
     def due_at(self, cursors: Mapping[str, Cursor]) -> float:
         """When another one should follow by itself; infinite if nothing is left."""
         left = any(
-            p.near.goes_on or p.far.goes_on or p.swept_below < p.no_commits_below
-            for p in cursors.values()
+            p.near.goes_on or p.far.goes_on or p.is_ripe for p in cursors.values()
         )
         return self._next_at if left else math.inf
 
@@ -84,20 +84,18 @@ class LateCommits:
         if self._started_at > self._next_full_at:
             self._next_full_at = self._started_at + _FULL_PAUSE
             for cursor in cursors.values():
-                # A pass that takes so long goes on, or it would never end.
-                if not cursor.sweep_at:
-                    cursor.swept_below = 0
+                cursor.sweep_all_again()
         ends = self._choose_ends(cursors)
         # A claim in the same round trip comes after the horizon and moves the cursors:
         # what was enqueued in between is younger than the horizon.
         self._cursor_ids = {origin: p.at for origin, p in cursors.items()}
         if not ends:
-            self._starts = {}
+            self._slices = {}
             self._next_at = self._started_at + _PAUSE
             return None
         span = max(1, _SPAN // self._shrunk)
-        self._starts = {
-            origin: self._choose_start(cursors[origin], end, span)
+        self._slices = {
+            origin: (self._find_look(cursors[origin]).choose_start(span), end)
             for origin, end in ends.items()
         }
         busy = [key for key in in_flight.lanes if key[0] in ends]
@@ -105,7 +103,7 @@ class LateCommits:
             "busy_origins": text_array([origin for origin, _ in busy]),
             "busy_groups": text_array([group for _, group in busy]),
             "origins": text_array(list(ends)),
-            "starts": int_array(self._starts.values()),
+            "starts": int_array(start for start, _ in self._slices.values()),
             "ends": int_array(ends.values()),
             "highs": int_array(cursors[origin].levels[1] for origin in ends),
             "batches": int_array(cursors[origin].levels[-1] for origin in ends),
@@ -147,10 +145,11 @@ class LateCommits:
             else:
                 lane.more = True
         limit = self._limit
-        for origin, start in self._starts.items():
+        for origin, (start, end) in self._slices.items():
             if cursor := cursors.get(origin):
                 count, last = seen.get(origin, (0, 0))
-                self._reach(cursor, last - 1 if count >= limit else start)
+                reached = last - 1 if count >= limit else start
+                self._find_look(cursor).reach(end, reached)
         self._rest(took)
         return late
 
@@ -174,37 +173,20 @@ class LateCommits:
         return ends
 
     def _find_ends(self, cursors: Mapping[str, Cursor]) -> dict[str, int]:
-        if self._kind != RIPE:
-            descents = {o: self._find_descent(p) for o, p in cursors.items()}
-            return {
-                origin: descent.begin(cursors[origin].at)
-                for origin, descent in descents.items()
-                if descent.goes_on
-            }
-        ripe = {o: p for o, p in cursors.items() if p.swept_below < p.no_commits_below}
-        for cursor in ripe.values():
-            if not cursor.sweep_at:
-                cursor.sweep_at = cursor.sweep_target = cursor.no_commits_below
-        return {origin: cursor.sweep_at for origin, cursor in ripe.items()}
+        if self._kind == RIPE:
+            return {o: p.begin_pass() for o, p in cursors.items() if p.is_ripe}
+        return {
+            origin: descent.begin(cursor.at)
+            for origin, cursor in cursors.items()
+            if (descent := self._find_descent(cursor)).goes_on
+        }
 
     def _find_descent(self, cursor: Cursor) -> Descent:
         return cursor.near if self._kind == NEAR else cursor.far
 
-    def _choose_start(self, cursor: Cursor, end: int, span: int) -> int:
-        # Each slice as long as all before it: there are large gaps between old ids.
-        if self._kind == RIPE:
-            return max(cursor.swept_below, end - max(span, cursor.sweep_target - end))
-        descent = self._find_descent(cursor)
-        return max(descent.floor, end - max(span, descent.top - end))
-
-    def _reach(self, cursor: Cursor, reached: int) -> None:
-        if self._kind != RIPE:
-            descent = self._find_descent(cursor)
-            descent.at = reached if reached > descent.floor else 0
-            return
-        cursor.sweep_at = reached if reached > cursor.swept_below else 0
-        if not cursor.sweep_at:
-            cursor.swept_below = cursor.sweep_target
+    def _find_look(self, cursor: Cursor) -> Descent | Cursor:
+        """What goes down through the origin in this sweep."""
+        return cursor if self._kind == RIPE else self._find_descent(cursor)
 
     def _look_back(
         self, following: int, running: Iterable[int], cursors: Mapping[str, Cursor]
@@ -246,8 +228,6 @@ class LateCommits:
             self._marks.popleft()
             for origin, mark in marks.items():
                 if cursor := cursors.get(origin):
-                    cursor.no_commits_below = max(
-                        cursor.no_commits_below, min(mark, cursor.at)
-                    )
+                    cursor.close(mark)
         if not self._marks or now - self._marks[-1][0] > _MARK_PAUSE:
             self._marks.append((now, following, self._cursor_ids))

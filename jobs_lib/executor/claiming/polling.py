@@ -6,15 +6,16 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.executor.batch import Batch
 from jobs_lib.executor.claiming.late_commits import LateCommits
 from jobs_lib.executor.claiming.poll_depth import PollDepth
+from jobs_lib.executor.claiming.rows import HorizonRow
 from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from jobs_lib.executor.batch import Question
     from jobs_lib.executor.claiming.claimer import Claimer
-    from jobs_lib.executor.round_trip import Answer, Statement
+    from jobs_lib.executor.claiming.rows import Due
 
 _BUSY_PAUSE = 0.05
 _SHORTEST_PAUSE = 0.006
@@ -37,7 +38,7 @@ class Poller:
     def __init__(self, claimer: Claimer, poll_interval: float) -> None:
         self.cancelled: frozenset[int] = frozenset()
         """Jobs that were asked to stop."""
-        self.due: list[tuple[str, int, str | None, str]] = []
+        self.due: list[Due] = []
         """What is due of other sections' types, to be passed on."""
         self._many_cancelled = False
         self._claimer = claimer
@@ -64,8 +65,8 @@ class Poller:
         """Until the next look."""
         return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
 
-    def prepare(self, *, busy: bool, hinted: bool) -> list[list[Statement]]:
-        """The statements that are due now, in batches; none if it is not time yet.
+    def prepare(self, *, busy: bool, hinted: bool) -> list[Batch]:
+        """The questions that are due now, in batches; none if it is not time yet.
 
         Args:
             busy: whether jobs are in flight.
@@ -76,14 +77,15 @@ class Poller:
             self.poll_soon(0.0)
         active = self._claimer.active()
         now = time.monotonic()
-        batches: list[list[Statement]] = []
+        batches: list[Batch] = []
         if not self._claimer.cursors:
             self._next_at = now + self._longest
             return batches
         # Where every origin is paused, it is the look that tells when one no longer is.
         if now >= self._due_at:
             self._due_at = math.inf
-            batches.append([("promote", self._prepare_promote())])
+            promote = "promote", self._prepare_promote()
+            batches.append(Batch([(promote, self._read_promoted)]))
         if now >= self._next_at:
             # Whoever enqueues sends one hint in five milliseconds: one look after that
             # finds what came behind the last hint. Without hints the pauses double.
@@ -94,38 +96,14 @@ class Poller:
             )
             self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
             look = {**self._depth.prepare(active), "cancelled": _MANY_CANCELLED + 1}
-            batches.append([("look", look)])
+            questions: list[Question] = [(("look", look), self._read_look)]
             if self._many_cancelled:
-                ids = int_array(self._claimer.in_flight.jobs)
-                batches[-1].append(("find_cancelled", {"ids": ids}))
+                ids = {"ids": int_array(self._claimer.in_flight.jobs)}
+                questions.append((("find_cancelled", ids), self._read_cancelled))
             if self._late_commits.is_due():
-                batches[-1] += self._prepare_sweep()
+                questions += self._prepare_sweep()
+            batches.append(Batch(questions))
         return batches
-
-    def read(self, batch: Sequence[Statement], answer: Answer) -> None:
-        """Take note of the answers to a batch."""
-        for (name, _), rows in zip(batch, answer, strict=True):
-            if name == "look":
-                self._read_look(rows)
-            elif name == "find_cancelled":
-                self.cancelled = frozenset(job_id for (job_id,) in rows)
-            elif name == "promote":
-                self._read_promoted(rows)
-            elif name == "horizon":
-                oldest, following, running = rows[0]
-                self._late_commits.note_horizon(
-                    oldest, following, running, self._claimer.cursors
-                )
-            else:
-                claimer = self._claimer
-                late = self._late_commits.read(
-                    rows, claimer.active(), claimer.in_flight, claimer.group_starts
-                )
-                passed = claimer.passed
-                claimer.extra |= {i: o for i, o in late.items() if i not in passed}
-                # What is left of it is not put off until the next look.
-                due_at = self._late_commits.due_at(claimer.active())
-                self._next_at = min(self._next_at, due_at)
 
     def _prepare_promote(self) -> dict[str, Any]:
         active = self._claimer.active()
@@ -138,14 +116,16 @@ class Poller:
             "limit": _PROMOTE_LIMIT,
         }
 
-    def _prepare_sweep(self) -> list[Statement]:
+    def _prepare_sweep(self) -> list[Question]:
         claimer = self._claimer
         parameters = self._late_commits.prepare(
-            claimer.active(), claimer.types, claimer.in_flight
+            claimer.active(), claimer.scope.types, claimer.in_flight
         )
-        if parameters is None:
-            return [("horizon", {})]
-        return [("horizon", {}), ("sweep", parameters | claimer.lasts)]
+        questions: list[Question] = [(("horizon", {}), self._read_horizon)]
+        if parameters is not None:
+            sweep = "sweep", parameters | claimer.early_ends.parameters()
+            questions.append((sweep, self._read_sweep))
+        return questions
 
     def _read_look(self, rows: list[tuple[Any, ...]]) -> None:
         paused: dict[str, set[str]] = {}
@@ -191,8 +171,32 @@ class Poller:
             {kind: frozenset(names) for kind, names in paused.items()}, resumes
         )
 
-    def _read_promoted(self, rows: list[tuple[str, int, str | None, str]]) -> None:
+    def _read_cancelled(self, rows: list[tuple[int]]) -> None:
+        self.cancelled = frozenset(job_id for (job_id,) in rows)
+
+    def _read_promoted(self, rows: list[Due]) -> None:
         self._claimer.take_due(rows)
-        self.due += [row for row in rows if row[3] in self._claimer.section.others]
+        others = self._claimer.section.others
+        self.due += [
+            (origin, job_id, group, type_)
+            for origin, job_id, group, type_ in rows
+            if type_ in others
+        ]
         # None: somebody has locked the origins, and will have done so for a moment.
         self.poll_soon(0.0 if rows else _SHORTEST_PAUSE)
+
+    def _read_horizon(self, rows: list[tuple[Any, ...]]) -> None:
+        horizon = HorizonRow(*rows[0])
+        self._late_commits.note_horizon(
+            horizon.oldest, horizon.following, horizon.running, self._claimer.cursors
+        )
+
+    def _read_sweep(self, rows: list[tuple[Any, ...]]) -> None:
+        claimer = self._claimer
+        late = self._late_commits.read(
+            rows, claimer.active(), claimer.in_flight, claimer.group_starts
+        )
+        claimer.take_late(late)
+        # What is left of it is not put off until the next look.
+        due_at = self._late_commits.due_at(claimer.active())
+        self._next_at = min(self._next_at, due_at)

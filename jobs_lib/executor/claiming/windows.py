@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.executor.claiming.group_starts import GroupStarts
     from jobs_lib.executor.claiming.in_flight import Group, InFlight
+    from jobs_lib.executor.claiming.rows import JumpRow
 
 _BATCH_SHARE = 16
 _NORMAL_SHARE = 4
@@ -177,7 +178,7 @@ class Windows:
             if level > 0:
                 cursor.urgent = full
         else:
-            cursor.at = max(cursor.at, furthest or 0)
+            cursor.advance(furthest or 0)
             cursor.all_plain = plain
             # What is not plain stops a plain claim: another one takes it.
             full = full or not furthest or not plain
@@ -237,30 +238,30 @@ class Windows:
     def read_jump(
         self,
         asked: Mapping[str, Any],
-        row: tuple[list[int], int | None, int],
+        row: JumpRow,
         in_flight: InFlight,
     ) -> dict[int, str]:
         """What a jump has found, and their origin; the cursor goes behind them.
 
         Args:
             asked: the query's parameters.
-            row: the ids that it has found, the furthest that it has seen, how many.
+            row: what it has found and seen.
             in_flight: where groups are in flight.
         """
         origin = asked["origin"]
         cursor = self.cursors.get(origin)
-        found, furthest, count = row
+        found = row.ids
         if cursor is None:
             return {}
         # Where there is more than room for, windows are the better way to go on.
         full = len(found) >= asked["room"]
-        passed = found[-1] if full else furthest or 0
+        passed = found[-1] if full else row.furthest or 0
         if self.prioritized and found:
             # By id they would run beside the higher ones; windows know shares.
             full, passed, found = True, found[0] - 1, []
-        stuck = not full and count >= asked["limit"]
+        stuck = not full and row.seen >= asked["limit"]
         cursor.jump_factor = min(cursor.jump_factor * _FURTHER, WIDEST) if stuck else 1
-        cursor.at = max(cursor.at, passed)
+        cursor.advance(passed)
         cursor.may_have_more |= stuck or full or self.prioritized
         # What it has passed over of groups in flight, their lanes reach.
         for (lies, _), lane in in_flight.lanes.items():

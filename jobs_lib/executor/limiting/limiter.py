@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from jobs_lib.executor.batch import Batch, ignore
 from jobs_lib.executor.lane import Lane
 from jobs_lib.executor.limiting.slots import note_asked, note_released
 from jobs_lib.executor.limiting.turn import FEW, Line, Turn
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.batch import Reader
     from jobs_lib.executor.claiming.passed import Passed
-    from jobs_lib.executor.lane import ClaimedJob, Finished
+    from jobs_lib.executor.lane import ClaimedJob, Finished, Item
     from jobs_lib.executor.limiting.slots import Slots
-    from jobs_lib.executor.round_trip import Answer, Statement
     from jobs_lib.executor.running.workers import WorkerPool
 
 _LEAST, _MANY = 2, 2_000
@@ -148,14 +148,14 @@ class Limiter:
 
     # Slots
 
-    def prepare(self) -> list[Statement]:
-        """Make the statements about slots that are due now."""
+    def prepare(self) -> Batch:
+        """Make the statements about slots that are due now, with their readers."""
         if self._slots.is_barred:
-            return []
+            return Batch()
         with self._lock:
             if recount := self._slots.recount():
                 self._halt()
-                return [recount]
+                return Batch([(recount, self._read_count)])
             turns = self._choose_idle()
             self._asked = {}
             if time.monotonic() >= self._check_at:
@@ -163,21 +163,28 @@ class Limiter:
             holds = any(line.held.count for line in self._lines.values())
         if turns:
             self._workers.put(turns)
-        return self._slots.prepare(self._idle, self._asked, holds=holds)
+        statements = self._slots.prepare(self._idle, self._asked, holds=holds)
+        readers: dict[str, Reader] = {
+            "take_slots": self._read_taken,
+            "watch_slots": self._read_watched,
+        }
+        return Batch((one, readers.get(one[0], ignore)) for one in statements)
 
-    def read(self, statements: Sequence[Statement], answer: Answer) -> None:
-        """Read the answer to the prepared statements."""
-        turns: list[Turn] = []
+    def _read_count(self, rows: list[tuple[str, int]]) -> None:
         with self._lock:
-            for (name, _), rows in zip(statements, answer, strict=True):
-                if name == "count_slots":
-                    turns += self._count(dict(rows))
-                elif name == "take_slots":
-                    turns += self._take(dict(rows))
-                elif name == "watch_slots":
-                    self._note_watched(dict(rows))
+            turns = self._count(dict(rows))
         if turns:
             self._workers.put(turns)
+
+    def _read_taken(self, rows: list[tuple[str, int]]) -> None:
+        with self._lock:
+            turns = self._take(dict(rows))
+        if turns:
+            self._workers.put(turns)
+
+    def _read_watched(self, rows: list[tuple[str | None, int]]) -> None:
+        with self._lock:
+            self._note_watched(dict(rows))
 
     @property
     def lacks_slots(self) -> bool:

@@ -10,7 +10,7 @@ from jobs_lib.executor.limiting.slots import Holding
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.lane import Item
 
 _LONGEST = 50
 """Jobs and lanes of a turn, before other work gets the same worker."""

@@ -17,7 +17,7 @@ from jobs_lib.executor.running.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.lane import Item
     from jobs_lib.executor.running.runner import Runner
 
 _YIELD_AFTER = 50

@@ -16,7 +16,7 @@ from jobs_lib.executor.running.watchdog import read_stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from jobs_lib.executor.claiming.claimer import Item
+    from jobs_lib.executor.lane import Item
     from jobs_lib.executor.running.runner import Runner
 
 _TICK = 0.002

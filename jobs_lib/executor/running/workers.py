@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.executor.claiming.claimer import Item
-    from jobs_lib.executor.lane import ClaimedJob, Finished
+    from jobs_lib.executor.lane import ClaimedJob, Finished, Item
     from jobs_lib.jobs.hooks import Around
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.type import JobType

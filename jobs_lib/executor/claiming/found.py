@@ -1,0 +1,157 @@
+"""What a claim has found: its rows, made into jobs and lanes."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.claiming.rows import NEWER, SKIPPED, WINDOW, ClaimRow
+from jobs_lib.executor.claiming.suspects import SUSPECT
+from jobs_lib.executor.lane import ClaimedJob, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from jobs_lib.executor.claiming.cursor import Cursor
+    from jobs_lib.executor.claiming.in_flight import Group, InFlight
+    from jobs_lib.executor.lane import Item
+
+
+class Found:
+    """What one claim has found."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        """For the workers, in order."""
+        self.jobs: list[ClaimedJob] = []
+        """All that were not in flight yet."""
+        self.lanes: dict[Group, Lane] = {}
+        self.ages: dict[int, tuple[bool, float]] = {}
+        """Of what runs last only: is it delayed, and seconds since its enqueue."""
+        self.newer: dict[Group, int] = {}
+        """Groups whose lane begins with what runs last only: the id of the next one of
+        its type, out of sight."""
+        self.windows: list[tuple[str, int, int | None, int, bool]] = []
+        """How far it has looked: origin, level of priority, the highest id, how many
+        rows there were, and whether all of them were plain."""
+        self.seen: list[ClaimRow] = []
+        """The other rows: what it has passed over."""
+        self.skipped: set[str] = set()
+        """Origins at which it has not looked."""
+        self.claimed = False
+        """Whether any row was a job."""
+
+
+def read_rows(
+    rows: Iterable[tuple[Any, ...]],
+    cursors: Mapping[str, Cursor],
+    in_flight: InFlight,
+    open_lane: Callable[[str, str | None], Lane],
+    *,
+    by_value: bool,
+) -> Found:
+    """Make jobs and lanes of the rows that are jobs; one pass, for each job.
+
+    Args:
+        rows: as :class:`ClaimRow` says.
+        cursors: of the owned origins; what lies in others is left out.
+        in_flight: what is in flight already; the jobs that are found are added.
+        open_lane: makes a lane, of an origin and a group.
+        by_value: whether the rows have the column ``value``.
+    """
+    found = Found()
+    jobs, items, lanes, ages = found.jobs, found.items, found.lanes, found.ages
+    flying, open_lanes = in_flight.jobs, in_flight.lanes
+    lingering = in_flight.lingering
+    free: dict[str, Lane] = {}
+    for row in rows:
+        # As in ClaimRow, which would be an object more for each job.
+        (
+            kind, origin, job_id, type_, group, failures, crashes, priority, payload,
+            run_at, enqueued, headers, cut, delayed, age, place,
+        ) = row[:-1] if by_value else row  # fmt: skip
+        if kind:
+            if kind == WINDOW:
+                # Its figures stand in columns that only a job needs.
+                found.windows.append((origin, priority, job_id, failures, bool(cut)))
+            elif kind == SKIPPED:
+                found.skipped.add(origin)
+            elif kind == NEWER:
+                found.newer[origin, group] = job_id
+            else:
+                found.seen.append(ClaimRow(*row))
+            continue
+        found.claimed = True
+        if job_id in flying or origin not in cursors or job_id in lingering:
+            continue
+        if headers is not None and type(headers) is not dict:
+            headers = None  # past all doors, SQL writes what it likes
+        if group is None:
+            lane = free.get(origin)
+            if lane is None:
+                lane = free[origin] = open_lane(origin, None)
+        else:
+            key = (origin, group)
+            lane = lanes.get(key)
+            if lane is None:
+                if key in open_lanes:
+                    continue
+                lane = lanes[key] = open_lane(origin, group)
+                items.append(lane)
+            # A suspect is alone in its lane, whatever stands behind it.
+            lane.more = cut or crashes >= SUSPECT
+        job = ClaimedJob(
+            job_id, type_, group, failures + crashes + 1, crashes, priority,
+            payload, run_at, enqueued, headers, lane.origin, lane.installation,
+            lane, place,
+        )  # fmt: skip
+        if by_value:
+            job.value = row[-1]
+        jobs.append(job)
+        flying[job_id] = job
+        if group is None:
+            items.append(job)
+        else:
+            lane.jobs.append(job)
+            if age is not None:
+                ages[job_id] = delayed, age
+    for lane in chain(free.values(), lanes.values()):
+        # Only now: if the origin was given up meanwhile, these are in flight then.
+        if cursors[lane.origin].leaving:
+            lane.dropped = True
+    return found
+
+
+def put_in_order(
+    items: list[Item], asked: Collection[int], *, prioritized: bool
+) -> tuple[list[Item], list[Item]]:
+    """What comes before all that waits for a worker, and the others, each in order.
+
+    Args:
+        items: as the claim has found them.
+        asked: ids that the claim has asked for.
+        prioritized: whether there are jobs that are not of normal priority.
+    """
+    if asked:
+        # They came before what the windows have found.
+        ids = {*asked}
+        items.sort(key=lambda item: not ((h := find_head(item)) and h.id in ids))
+    if prioritized:
+        items.sort(key=_rank)
+    if not asked:
+        return [], items
+    urgent = [i for i in items if (h := find_head(i)) and h.crashes]
+    return urgent, [i for i in items if not ((h := find_head(i)) and h.crashes)]
+
+
+def find_head(item: Item) -> ClaimedJob | None:
+    """The job with which an item begins; None where nothing of a lane is left."""
+    if isinstance(item, Lane):
+        return item.jobs[0] if item.jobs else None
+    return item
+
+
+def _rank(item: Item) -> int:
+    """High before normal before batch; a lane ranks by its head."""
+    head = find_head(item)
+    return -head.priority if head else 0

@@ -1,0 +1,167 @@
+"""Groups whose next lane is asked for by name: their last one has just ended."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.executor.claiming.rows import BEHIND, ENDS, FOREIGN, PASSED
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from jobs_lib.executor.claiming.cursor import Cursor
+    from jobs_lib.executor.claiming.early_ends import EarlyEnds
+    from jobs_lib.executor.claiming.group_starts import GroupStarts
+    from jobs_lib.executor.claiming.in_flight import Group, InFlight
+    from jobs_lib.executor.claiming.rows import ClaimRow
+    from jobs_lib.executor.lane import Lane
+
+_LEAST = 8
+"""Groups of which one claim asks for the next lane, at least."""
+
+Shared = tuple[str, str, str | None]
+"""A group that is another section's business: origin, group, and the type with which it
+goes on; None where it may just have more behind what is in flight. The group ""
+stands for all of the origin."""
+
+
+class NextGroups:
+    """Where groups go on, here and in other sections; used by one thread."""
+
+    def __init__(
+        self, in_flight: InFlight, group_starts: GroupStarts, others: Container[str]
+    ) -> None:
+        """Ask for no group yet.
+
+        Args:
+            in_flight: the lanes of groups, and where groups go on behind them.
+            group_starts: up to where nothing of a group is left.
+            others: the types of other sections.
+        """
+        self.asked: dict[Group, int] = {}
+        """Groups that the last claim asks for by name, behind an id; 0 is from their
+        floor on."""
+        self.shared: list[Shared] = []
+        """What is to be told to other sections."""
+        self._in_flight = in_flight
+        self._group_starts = group_starts
+        self._others = others
+
+    def choose(
+        self, active: Mapping[str, Cursor], room: int
+    ) -> list[tuple[str, str, int]]:
+        """Origins and groups that go on, and the ids behind which they do.
+
+        Args:
+            active: the origins that may be claimed from.
+            room: for how many jobs there is room.
+        """
+        if room <= 0:
+            return []
+        found = (
+            (origin, group, at)
+            for (origin, group), at in self._in_flight.behind.items()
+            if origin in active
+        )
+        # Few and long lanes cost least; the others come with the next claim.
+        return list(islice(found, max(_LEAST, room // _LEAST)))
+
+    def ask(self, behind: list[tuple[str, str, int]]) -> None:
+        """The claim that is being made asks for these."""
+        self.asked = {(o, g): at for o, g, at in behind}
+
+    def parameters(self, touched: list[str], early_ends: EarlyEnds) -> dict[str, Any]:
+        """The parameters of the query ``claim`` that say what is known of groups.
+
+        Args:
+            touched: the origins that are looked at.
+            early_ends: says in which groups only the last job runs.
+        """
+        # Groups that are asked for anyway need no look for their heads.
+        busy = self._in_flight.lanes.keys() | self.asked
+        floors = self._group_starts.choose(touched, busy)
+        return {
+            "busy_origins": text_array([o for o, _ in busy]),
+            "busy_groups": text_array([g for _, g in busy]),
+            "floor_origins": text_array([o for o, _, _ in floors]),
+            "floor_groups": text_array([g for _, g, _ in floors]),
+            "floor_ids": int_array(floor for _, _, floor in floors),
+            "next_origins": text_array([o for o, _ in self.asked]),
+            "next_groups": text_array([g for _, g in self.asked]),
+            "next_ids": int_array(
+                at or self._group_starts.find(key) for key, at in self.asked.items()
+            ),
+            "next_piles": [early_ends.is_pile(key) for key in self.asked],
+        }
+
+    def forget_asked(self, skipped: Container[str]) -> None:
+        """What the claim asked for has been asked for, but for these origins."""
+        for key in self.asked:
+            if key[0] not in skipped:
+                self._in_flight.behind.pop(key, None)
+
+    def note_lanes(
+        self, lanes: Mapping[Group, Lane], cursors: Mapping[str, Cursor]
+    ) -> None:
+        """Note where the groups of new lanes begin."""
+        for key, lane in lanes.items():
+            # Behind any other id the claim has not looked for the head of the group.
+            if not self.asked.get(key):
+                low = cursors[key[0]].swept_below
+                self._group_starts.note(key, lane.jobs[0].id, len(lane.jobs), low)
+
+    def note(self, row: ClaimRow, seq: int) -> None:
+        """Note what a claim tells of a group.
+
+        Args:
+            row: of which kind it is says what it tells.
+            seq: the claim.
+        """
+        key = row.origin, str(row.group)
+        lane = self._in_flight.lanes.get(key)
+        if row.kind == PASSED:
+            if lane:
+                flying = row.id in self._in_flight.jobs
+                # A lane of this same claim has read what there is behind its rows.
+                lane.more |= not (flying and lane.seq == seq)
+                if row.id < lane.last and not flying:
+                    lane.late = row.id
+        elif row.kind == ENDS:
+            if lane:
+                lane.more = True
+        elif row.kind == FOREIGN:
+            # Another app finds by itself where its groups go on.
+            if row.type in self._others:
+                self.shared.append((*key, row.type))
+        elif row.kind == BEHIND and self._others:
+            self.shared.append((*key, None))
+
+    def note_jump(self, origin: str) -> None:
+        """A jump has passed over groups whose head others may have in flight."""
+        if self._others:
+            # Only they reach what stands behind it.
+            self.shared.append((origin, "", None))
+
+    def take_shared(self) -> list[Shared]:
+        """What is to be told to other sections, once."""
+        shared, self.shared = self.shared, []
+        return shared
+
+    def follow(self, origin: str, group: str, *, at_once: bool) -> None:
+        """Another section says that a group may go on here.
+
+        Args:
+            origin: of the group, owned.
+            group: its name; "" for all that are in flight there.
+            at_once: whether its next job is one of this section's types.
+        """
+        lanes = self._in_flight.lanes
+        if lane := lanes.get((origin, group)):
+            lane.more = True
+        elif not group:
+            for (lies, _), lane in lanes.items():
+                lane.more |= lies == origin
+        if at_once and (origin, group) not in lanes:
+            self._in_flight.behind.setdefault((origin, group), 0)

@@ -1,0 +1,72 @@
+"""Ask again for what was passed over, where fewer jobs of its value wait by now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.postgres.values import int_array, text_array
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from jobs_lib.executor.claiming.passed import Passed
+
+
+class Refills:
+    """The jobs that are asked for by id since their value has room; for one thread."""
+
+    def __init__(self, passed: Passed, parameter: str | None) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            passed: what was passed over.
+            parameter: the field of the payload whose values are limited; None where no
+                limit counts by value.
+        """
+        self.parameter = parameter
+        self._passed = passed
+        self._asked: dict[int, str] = {}
+        """Ids and their values."""
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of queries that limit by value: see ``_read_queries``."""
+        return "_limited" if self.parameter else ""
+
+    def choose(self, active: Container[str]) -> dict[int, str]:
+        """Ids to ask for, with their origins.
+
+        Args:
+            active: the origins that may be claimed from.
+        """
+        taken = self._passed.take(active, {*self._asked.values()})
+        self._asked |= {job_id: value for value, _, job_id in taken}
+        return {job_id: origin for _, origin, job_id in taken}
+
+    def parameters(self, ids: Iterable[int]) -> dict[str, Any]:
+        """The parameters of the part ``unfull``: of which values enough wait here.
+
+        Args:
+            ids: what the claim asks for by id.
+        """
+        if not self.parameter:
+            return {"field": None}
+        full = {*self._passed.full(), *self._passed.values}
+        refilled = int_array(i for i in ids if i in self._asked)
+        return {
+            "field": self.parameter,
+            "full": text_array([*full]),
+            "refilled": refilled,
+        }
+
+    def forget_asked(self, left: Container[int]) -> None:
+        """What a claim asked for has been asked for, but for what is ``left``."""
+        if self._asked:
+            # Some may have ended since: then there is still room for more.
+            asked = {v for i, v in self._asked.items() if i not in left}
+            self._passed.hungry.update(asked)
+            self._asked = {i: v for i, v in self._asked.items() if i in left}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._asked.clear()

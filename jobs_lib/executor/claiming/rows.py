@@ -1,0 +1,97 @@
+"""What the rows of the claim's statements hold, column by column.
+
+The statements stand in ``jobs_lib/sql``; a test holds that their select lists have
+these names, in this order. No object is made of a row that is a job: the loop that
+reads them, in ``found.py``, unpacks the same columns in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+JOB, WINDOW, PASSED, UNKNOWN, WAITING, SKIPPED, NEWER, FOREIGN, ENDS, BEHIND, FULL = (
+    range(11)
+)
+"""What a row of a claim tells:
+
+- ``JOB``: a job, which this claim takes.
+- ``WINDOW``: how far a window went, and how many rows it held.
+- ``PASSED``: a row was passed over, since its group is in flight.
+- ``UNKNOWN``: jobs of a type that no app knows.
+- ``WAITING``: a suspect, which waits for its turn.
+- ``SKIPPED``: an origin that somebody had locked, or that is not ours any more.
+- ``NEWER``: behind a lane that begins with what runs last only, the next of its type.
+- ``FOREIGN``: a group goes on with a type of another section or app.
+- ``ENDS``: the same, behind a lane of this claim.
+- ``BEHIND``: a group was passed over, since others may have its head in flight.
+- ``FULL``: a job was passed over for its value alone.
+"""
+
+
+class ClaimRow(NamedTuple):
+    """A row of ``claim`` and ``claim_plain``; what is not told is None."""
+
+    kind: int
+    origin: str
+    id: int
+    """Of a window: the highest id in it; None if nothing of it counts."""
+    type: str
+    group: str | None
+    attempt: int
+    """Failed attempts of a job."""
+    crashes: int
+    priority: int
+    payload: str | None
+    """None for one that is read when the job starts."""
+    run_at: datetime | None
+    enqueued: float
+    """Seconds since 1970."""
+    headers: dict[str, str] | None
+    cut: bool
+    """Whether the lane may go on behind the rows that were read."""
+    delayed: bool
+    """Whether a job that runs last only is still waiting for its time."""
+    age: float | None
+    """Of a job that runs last only: seconds since its enqueue."""
+    place: str
+    """Where the row lies, as PostgreSQL's ctid."""
+    value: str | None = None
+    """Where a limit counts by value: the job's. Other claims have no such column."""
+
+    @property
+    def rows(self) -> int:
+        """Of an unknown type: how many rows there were."""
+        return self.attempt
+
+
+class JumpRow(NamedTuple):
+    """The row of ``jump``."""
+
+    ids: list[int]
+    """What may be claimed, in the order of the ids."""
+    furthest: int | None
+    """The highest id that was seen; None if there is nothing."""
+    seen: int
+    """How many rows were looked at."""
+    full_ids: list[int]
+    """What was passed over for its value alone,"""
+    full_values: list[str]
+    """and those values."""
+
+
+class HorizonRow(NamedTuple):
+    """The row of ``horizon``: which transactions are open."""
+
+    oldest: int
+    """The oldest transaction that is still open."""
+    following: int
+    """The first transaction id that is not given out yet."""
+    running: list[int]
+    """The transactions that are open."""
+
+
+Due: TypeAlias = "tuple[str, int, str | None, str]"
+"""A row of ``promote``, a job that is due: origin, id, group and type."""

@@ -1,0 +1,109 @@
+"""Rows that are claimed by their ids: nothing else leads to them.
+
+They lie behind the cursors: promoted, committed late, found by a jump, or given back.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
+    from jobs_lib.executor.claiming.cursor import Cursor
+
+_PATIENCE = 4
+"""Of so many claims one looks behind the cursors, whatever is asked for by id."""
+
+
+class WantedRows:
+    """Ids with their origins, in the order in which they came; used by one thread."""
+
+    def __init__(
+        self, cursors: Mapping[str, Cursor], in_flight: Container[int]
+    ) -> None:
+        """Want nothing yet.
+
+        Args:
+            cursors: of the owned origins; what lies in others is not wanted.
+            in_flight: jobs that are not asked for once more.
+        """
+        self.extra: dict[int, str] = {}
+        """Promoted, late, found by a jump."""
+        self.hurried: dict[int, str] = {}
+        """Before all others: they had begun when their process died."""
+        self.asked: list[int] = []
+        """What the last claim asks for."""
+        self._cursors = cursors
+        self._in_flight = in_flight
+        self._left_none = 0
+        """So many claims in a row had no room for what lies behind the cursors."""
+
+    def add(self, rows: Mapping[int, str]) -> None:
+        """Claim these, if their origin was not given away meanwhile."""
+        self.extra |= {i: o for i, o in rows.items() if o in self._cursors}
+
+    def hurry(self, rows: Mapping[int, str]) -> None:
+        """Claim these before all others."""
+        self.hurried |= {i: o for i, o in rows.items() if o in self._cursors}
+
+    def choose(
+        self, active: Mapping[str, Cursor], room: int, hurried: int
+    ) -> list[tuple[str, int]]:
+        """Origins and ids to ask for now.
+
+        Args:
+            active: the origins that may be claimed from.
+            room: for how many jobs there is room.
+            hurried: for how many there is, if they are to be hurried.
+        """
+        # Chosen first and counted then: those that must wait hold up no other.
+        rows = list(islice(self._find(self.hurried, active), max(room, hurried, 0)))
+        rows += islice(self._find(self.extra, active), max(room - len(rows), 0))
+        return rows
+
+    def _find(
+        self, rows: Mapping[int, str], active: Mapping[str, Cursor]
+    ) -> Iterator[tuple[str, int]]:
+        return (
+            (origin, job_id)
+            for job_id, origin in rows.items()
+            if job_id not in self._in_flight
+            and origin in active
+            # Before the first look nobody knows what is paused.
+            and active[origin].seen
+        )
+
+    def leave(self, room: int, asked: int) -> int:
+        """Room for what lies behind the cursors: it came after what is asked for by id.
+
+        Of that there may always be more, so some claims leave some all the same.
+
+        Args:
+            room: for how many jobs there is room.
+            asked: for how many a claim asks by id.
+        """
+        left = room - asked
+        self._left_none = self._left_none + 1 if left <= 0 else 0
+        if left <= 0 and self._left_none % _PATIENCE == 0:
+            return max(1, room // 2)
+        return max(0, left)
+
+    def forget_asked(self, skipped: Container[str]) -> None:
+        """What the last claim asked for has been asked for, but for these origins."""
+        for job_id in self.asked:
+            for rows in (self.hurried, self.extra):
+                if rows.get(job_id) not in skipped:
+                    rows.pop(job_id, None)
+
+    def release(self, origins: Container[str]) -> None:
+        """Forget those of origins that are given away."""
+        self.extra = {i: o for i, o in self.extra.items() if o not in origins}
+        self.hurried = {i: o for i, o in self.hurried.items() if o not in origins}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.extra.clear()
+        self.hurried.clear()
+        self.asked = []

@@ -1,0 +1,79 @@
+-- What claims ask besides where a type is limited by a field of its payload. Each part is
+-- empty in a plain query, and `x_limited` stands for `x` in `claim_limited` and the like.
+
+-- part: read_value
+
+-- part: read_value_limited
+-- Where a type is limited by a field of its payload: see `claim_limited`. All other
+-- claims pay nothing for it.
+, {value_of_field} as value, {unfull} as unfull
+
+-- part: able_if_unfull
+
+-- part: able_if_unfull_limited
+and q.unfull
+
+-- part: plain_if_unfull
+
+-- part: plain_if_unfull_limited
+and r.unfull
+
+-- part: value
+
+-- part: value_limited
+, value
+
+-- part: no_value
+
+-- part: no_value_limited
+, null
+
+-- part: passed_for_value
+
+-- part: passed_for_value_limited
+union all
+-- Passed over for their value alone: they come back when fewer of it wait.
+select 10, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
+    null, null, null, l.value
+from (
+    select origin, id, type, state, value, unfull from looked
+    union all
+    select origin, id, type, state, value, unfull from lanes
+) l
+where not l.unfull and l.state = 'available' and l.type = any (%(types)s::text[])
+
+-- part: full_of_value
+'{{}}'::bigint[] as full_ids, '{{}}'::text[] as full_values
+
+-- part: full_of_value_limited
+-- Passed over for their value alone, and those values.
+array(select unnest(f.full_ids) from first f where f.full_ids is not null) as full_ids,
+array(select unnest(f.full_values) from first f where f.full_ids is not null)
+    as full_values
+
+-- part: gather_full
+
+-- part: gather_full_limited
+, array_agg(r.id order by r.id) filter (where r.full) as full_ids
+, array_agg(r.value order by r.id) filter (where r.full) as full_values
+
+-- part: read_full
+
+-- part: read_full_limited
+, {value_of_field} as value
+, j.state = 'available' and j.priority = 0
+    and j.type <> all (%(skipped_types)s::text[]) and not ({unfull}) as full
+
+-- part: unfull
+true
+
+-- part: unfull_limited
+-- Not of a value of which as many wait in memory as may: what is passed over so comes
+-- back by its id, as `refilled`. By a hash, since there may be very many of them.
+case when cardinality(%(full)s::text[]) = 0 then true else
+    j.id = any (%(refilled)s::bigint[])
+    or {value_of_field} not in (select unnest(%(full)s::text[]))
+end
+
+-- part: value_of_field
+coalesce(j.payload ->> %(field)s::text, '')
