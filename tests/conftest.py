@@ -25,6 +25,7 @@ from tests import support
 from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
+from tests.support.hangs import Hangs
 from tests.support.roles import as_role
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
+    config.pluginmanager.register(Hangs(), "jobs_lib_hangs")
     watch.install()
 
 
