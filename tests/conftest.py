@@ -5,6 +5,7 @@ Servers are started when the first test needs one, and never outlive the run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -226,7 +227,7 @@ def wait_for() -> Callable[..., object]:
 def run_process() -> Iterator[Callable[..., Worker]]:
     """A function that starts `python *args` as a process of its own.
 
-    `run_process("-m", "tests.races.worker", url, env={…})` returns a
+    `run_process("-m", "jobs_lib.cli", "relay", env={…})` returns a
     `tests.support.Worker`; what still runs at the end is killed.
     """
     workers: list[Worker] = []
@@ -239,3 +240,21 @@ def run_process() -> Iterator[Callable[..., Worker]]:
     yield run
     for worker in workers:
         worker.close()
+
+
+@pytest.fixture
+def start_process(run_process: Callable[..., Worker]) -> Callable[..., Worker]:
+    """A function that starts an app of `tests/support/processes` in its own process.
+
+    `start_process("relay", url, topic="states")`: the options are those of the kind,
+    and settings of its app. With `dies_at={"block.produced": 2}` the process kills
+    itself at the second such event.
+    """
+
+    def start(
+        kind: str, url: str, env: Mapping[str, str] | None = None, **options: object
+    ) -> Worker:
+        module = "tests.support.processes"
+        return run_process("-m", module, kind, url, json.dumps(options), env=env)
+
+    return start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from datetime import timedelta
 
 import psycopg
@@ -11,6 +10,7 @@ import pytest
 
 from tests.faults.helpers import count, effects, enqueue
 from tests.support.apps import make_app
+from tests.support.clock import faketime
 
 
 # libfaketime refuses to sleep for no time at all, as dispatchers do.
@@ -45,18 +45,3 @@ def test_times_and_backoff_follow_the_database(
     ).fetchone()
     assert age is not None
     assert 0 <= age[0] < 2
-
-
-def faketime(seconds: int) -> dict[str, str]:
-    """The environment in which a process's clock is some seconds off."""
-    shown = subprocess.run(
-        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return {
-        "LD_PRELOAD": shown.stdout.strip(),
-        "FAKETIME": f"{seconds:+}s",
-        "DONT_FAKE_MONOTONIC": "1",
-    }

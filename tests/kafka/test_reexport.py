@@ -242,25 +242,30 @@ def test_the_rate_holds_in_every_window_at_the_topic(
 @pytest.mark.slow
 @pytest.mark.guarantee("W32")
 def test_killed_pods_cost_a_few_repeats_and_no_key(
-    shop, database, admin, bootstrap_servers, database_url, run_process, wait_for
+    shop, database, admin, bootstrap_servers, database_url, start_process, wait_for
 ):
     count = 8_000
     fill(admin, count)
     (items,) = shop.topics.values()
-    command = (
-        "-m", "tests.support.reexport_worker", database_url, bootstrap_servers,
-        items.name,
-    )  # fmt: skip
+
+    def start():
+        return start_process(
+            "reexport",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            topic=items.name,
+        )
+
     reexport.start(database, shop.entities["items"], rate=600_000)
     for enough in (500, 2_000, 4_000):
-        worker = run_process(*command)
+        worker = start()
         wait_for(
             lambda enough=enough: reexport.status(database, "items").sent > enough,
             timeout=60,
             what=lambda worker=worker: f"some are sent\n{worker.output}",
         )
         worker.kill()
-    worker = run_process(*command)
+    worker = start()
     wait_for(
         lambda: reexport.status(database, "items").state == "finished",
         timeout=60,
