@@ -27,6 +27,7 @@ from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.hangs import Hangs
+from tests.support.order import read_long_files, start_long_first
 from tests.support.roles import as_role
 
 if TYPE_CHECKING:
@@ -63,14 +64,23 @@ def pytest_configure(config: pytest.Config) -> None:
     watch.install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse names of tests that differ between the processes that share a run."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Make the tests fit to be shared by several processes.
+
+    Names that differ between the processes are refused. What takes long comes first,
+    after pytest-randomly has made the order.
+    """
     for item in items:
         if _ADDRESS.search(item.nodeid):
             raise pytest.UsageError(
                 f"the name of {item.nodeid} holds an address in memory: give its "
                 "parameters `ids`"
             )
+    if hasattr(config, "workerinput"):
+        long_files = read_long_files(config.rootpath / "pyproject.toml")
+        items[:] = start_long_first(items, long_files)
 
 
 @pytest.fixture(autouse=True)
