@@ -19,7 +19,7 @@ METHOD = PROJECT["tool"]["pytest"]["ini_options"]["timeout_method"]
 CONFIGURATION = """
 from tests.support import hangs
 
-hangs.GRACE = 0.5
+hangs.GRACE = {grace}
 
 def pytest_configure(config):
     config.pluginmanager.register(hangs.Hangs())
@@ -44,10 +44,12 @@ def hangs_at_the_end():
     yield
     threading.Event().wait()
 
+@pytest.mark.timeout(60)
 def test_before(): ...
 
 """
 END = """
+@pytest.mark.timeout(60)
 def test_after(): ...
 """
 SIGNAL = """
@@ -96,15 +98,21 @@ def test_hangs_again_at_its_end(hangs_at_the_end):
 def run_tests(tmp_path):
     """A function that runs tests: returns what each failed by, and the output."""
 
-    def run(tests: str, *options: str) -> tuple[dict[str, str], str]:
-        (tmp_path / "conftest.py").write_text(CONFIGURATION, encoding="utf-8")
+    def run(tests: str, *options: str, grace: float) -> tuple[dict[str, str], str]:
+        configuration = CONFIGURATION.format(grace=grace)
+        (tmp_path / "conftest.py").write_text(configuration, encoding="utf-8")
         file, report = tmp_path / "test_hanging.py", tmp_path / "report.xml"
         file.write_text(START + tests + END, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
+        command = [sys.executable, "-m", "pytest", *options]
         command += ["--timeout=0.5", f"--timeout-method={METHOD}"]
         done = subprocess.run(
             [*command, f"--junit-xml={report}", str(file)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTEST_PLUGINS": "pytest_timeout,xdist.plugin",
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -125,14 +133,14 @@ def names(tests: str) -> list[str]:
 
 
 def test_a_signal_ends_a_test_alone(run_tests):
-    ended, output = run_tests(SIGNAL)
+    ended, output = run_tests(SIGNAL, grace=60)
     assert [*ended] == ["test_before", *names(SIGNAL), "test_after"], output
     for name, message in ended.items():
         assert ("Timeout (>0.5s)" in message) == (name in names(SIGNAL)), output
 
 
 def test_another_process_takes_the_place_of_one_that_no_signal_ends(run_tests):
-    ended, output = run_tests(PROCESS, "-n", "1")
+    ended, output = run_tests(PROCESS, "-n", "1", grace=1.5)
     assert {*ended} == {"test_before", *names(PROCESS), "test_after"}, output
     for name in names(PROCESS):
         told = rf"worker 'gw\d' crashed while running .*{name}"

@@ -75,7 +75,12 @@ def test_a_folder_is_told_the_cpu_of_its_everyday_tests(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "tests"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist.plugin",
+        },
         capture_output=True,
         text=True,
         check=True,
