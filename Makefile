@@ -1,10 +1,13 @@
 # Needs make and Python 3.11 or newer. All else is installed into .venv, by pip alone.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check test test-all demo bench-peers bench-jobs bench-ownership bench-relay docs clean
+.PHONY: help venv check test test-all stress demo docs clean \
+	bench-peers bench-jobs bench-ownership bench-relay
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
+TIMES ?= 20
+BUSY ?= 8
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 
@@ -34,6 +37,9 @@ test: check ## check, and the everyday tests (report: build/junit.xml)
 
 test-all: check ## test, and what is slow or needs system packages (apt, when root)
 	$(BIN)/python -m scripts.tests --all
+
+stress: venv ## TESTS="file …" many times beside busy processes; TIMES=20 BUSY=8
+	$(BIN)/python -m scripts.stress --times $(TIMES) --busy $(BUSY) $(TESTS)
 
 demo: venv ## The example on real data; FLIGHTS=n takes only n flights
 	$(BIN)/python -m examples.flights.demo

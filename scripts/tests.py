@@ -22,8 +22,10 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own.
+# Each process has a PostgreSQL and a Kafka of its own. tests/support/order.py says in
+# which order the files are started.
 SHARED = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+SHARED += ["--no-loadscope-reorder"]
 
 # Tests of what does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]

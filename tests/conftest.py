@@ -5,6 +5,7 @@ Servers are started when the first test needs one, and never outlive the run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -25,6 +26,8 @@ from tests import support
 from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
+from tests.support.hangs import Hangs
+from tests.support.order import read_long_files, start_long_first
 from tests.support.roles import as_role
 
 if TYPE_CHECKING:
@@ -57,17 +60,27 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
+    config.pluginmanager.register(Hangs(), "jobs_lib_hangs")
     watch.install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse names of tests that differ between the processes that share a run."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Make the tests fit to be shared by several processes.
+
+    Names that differ between the processes are refused. What takes long comes first,
+    after pytest-randomly has made the order.
+    """
     for item in items:
         if _ADDRESS.search(item.nodeid):
             raise pytest.UsageError(
                 f"the name of {item.nodeid} holds an address in memory: give its "
                 "parameters `ids`"
             )
+    if hasattr(config, "workerinput"):
+        long_files = read_long_files(config.rootpath / "pyproject.toml")
+        items[:] = start_long_first(items, long_files)
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +239,7 @@ def wait_for() -> Callable[..., object]:
 def run_process() -> Iterator[Callable[..., Worker]]:
     """A function that starts `python *args` as a process of its own.
 
-    `run_process("-m", "tests.races.worker", url, env={…})` returns a
+    `run_process("-m", "jobs_lib.cli", "relay", env={…})` returns a
     `tests.support.Worker`; what still runs at the end is killed.
     """
     workers: list[Worker] = []
@@ -239,3 +252,21 @@ def run_process() -> Iterator[Callable[..., Worker]]:
     yield run
     for worker in workers:
         worker.close()
+
+
+@pytest.fixture
+def start_process(run_process: Callable[..., Worker]) -> Callable[..., Worker]:
+    """A function that starts an app of `tests/support/processes` in its own process.
+
+    `start_process("relay", url, topic="states")`: the options are those of the kind,
+    and settings of its app. With `dies_at={"block.produced": 2}` the process kills
+    itself at the second such event.
+    """
+
+    def start(
+        kind: str, url: str, env: Mapping[str, str] | None = None, **options: object
+    ) -> Worker:
+        module = "tests.support.processes"
+        return run_process("-m", module, kind, url, json.dumps(options), env=env)
+
+    return start

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("binary", "avro", "otel", "metrics", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: What the tests below need besides, in any version that goes with the rest.
-TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "sqlalchemy[asyncio]"]
-TOOLS += ["asyncpg", "avro", "psycopg2-binary", "trustme"]
+TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
+TOOLS += ["sqlalchemy[asyncio]", "asyncpg", "avro", "psycopg2-binary", "trustme"]
 TESTS = ["tests/unit", "tests/security/test_values.py"]
 TESTS += [
     f"tests/integration/test_{name}.py"

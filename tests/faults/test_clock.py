@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from datetime import timedelta
 
 import psycopg
@@ -11,6 +10,10 @@ import pytest
 
 from tests.faults.helpers import count, effects, enqueue
 from tests.support.apps import make_app
+from tests.support.clock import faketime
+
+MINUTES = timedelta(minutes=10)
+"""More than a busy machine makes of a second, and far from the hour of the clock."""
 
 
 # libfaketime refuses to sleep for no time at all, as dispatchers do.
@@ -35,28 +38,14 @@ def test_times_and_backoff_follow_the_database(
     wait_for(lambda: count(url) == 0, what=lambda: f"both ran\n{worker.output}")
     assert effects(url) == [0, 1]
     at = dict(admin.execute("select n, at from effects").fetchall())
-    # After a backoff of 0.05 s at the most, not of an hour; and not an hour early.
-    assert at[0] < due
-    assert due <= at[1] < due + timedelta(seconds=2)
+    # After a backoff of 0.05 s at the most, not of an hour; and not an hour early. On a
+    # busy machine either may take seconds.
+    assert now <= at[0] < now + MINUTES
+    assert due <= at[1] < due + MINUTES
     # Nor do others take its heart for dead, or for that of tomorrow.
     age = admin.execute(
         "select extract(epoch from clock_timestamp() - heartbeat_at)::float8"
         " from jobs_lib.processes"
     ).fetchone()
     assert age is not None
-    assert 0 <= age[0] < 2
-
-
-def faketime(seconds: int) -> dict[str, str]:
-    """The environment in which a process's clock is some seconds off."""
-    shown = subprocess.run(
-        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return {
-        "LD_PRELOAD": shown.stdout.strip(),
-        "FAKETIME": f"{seconds:+}s",
-        "DONT_FAKE_MONOTONIC": "1",
-    }
+    assert 0 <= age[0] < MINUTES.total_seconds()

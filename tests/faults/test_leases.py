@@ -82,7 +82,7 @@ def test_a_pod_that_is_cut_off_from_its_database_begins_nothing_more(
 @pytest.mark.guarantee("FP16", "I4")
 @pytest.mark.expects("origins.lost", "jobs.fenced", "loop.failed")
 def test_a_pod_that_was_frozen_begins_nothing_that_it_had_in_memory(
-    url, connect, run_process, tmp_path, wait_for
+    url, connect, start_process, tmp_path, wait_for
 ):
     app = make_app(url)
 
@@ -101,14 +101,16 @@ def test_a_pod_that_was_frozen_begins_nothing_that_it_had_in_memory(
         with connect(autocommit=True) as admin:
             return admin.execute("select count(*) from jobs_lib.jobs").fetchone()[0]
 
-    worker = "tests.support.lease_worker"
-    frozen = run_process("-m", worker, url, "frozen", str(tmp_path))
+    def start(pod: str):
+        return start_process("notes_starts", url, pod=pod, folder=str(tmp_path))
+
+    frozen = start("frozen")
     enqueue(["a", "b"], 8)
     wait_for(lambda: len(frozen.lines) == 2, what=lambda: f"two run\n{frozen.output}")
     frozen.pause()
     running = starts("frozen")
     (tmp_path / "heir may end").touch()
-    heir = run_process("-m", worker, url, "heir", str(tmp_path))
+    heir = start("heir")
     wait_for(lambda: left() == 0, timeout=60, what=lambda: f"all ended\n{heir.output}")
     assert len(starts("heir")) == 16
     (tmp_path / "frozen may end").touch()

@@ -1,4 +1,4 @@
-"""An app on the fresh database."""
+"""An app on the fresh database, and a job type of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ import pytest
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:
-    from jobs_lib import App
+    from jobs_lib import App, Job
+    from jobs_lib.jobs.type import JobType
 
 
 @pytest.fixture
 def app(database_url: str) -> App:
     """An app with quick settings, to which a test adds its types."""
     return make_app(database_url)
+
+
+@pytest.fixture
+def notify(app: App) -> JobType[...]:
+    """A job type with a group."""
+
+    @app.job(group="customer")
+    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
+
+    return notify

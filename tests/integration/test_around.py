@@ -10,14 +10,7 @@ from opentelemetry import trace
 
 from jobs_lib import Draft, Job, PayloadError
 from tests.support.apps import make_app
-
-TRACE = trace.SpanContext(
-    trace_id=0x0AF7651916CD43DD8448EB211C80319C,
-    span_id=0xB7AD6B7169203331,
-    is_remote=False,
-    trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-)
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+from tests.support.tracing import TRACE, TRACEPARENT
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from psycopg import IsolationLevel
 from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
-from jobs_lib.outbox.relay import Relay
 from tests.support.apps import make_app
+from tests.support.outbox.steps import RelaySteps, own_shards
 
 OWNER = UUID(int=7)
 MIB = 2**20
@@ -24,20 +24,13 @@ CALM = 0.1
 @pytest.fixture
 def owned(admin):
     """Shard 0 has an owner."""
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('relay', 'shard/0', %s, 1)",
-        [OWNER],
-    )
+    own_shards(admin, OWNER, [0])
 
 
 @pytest.fixture
 def relay(database, owned):
     """That owner's relay, which does nothing by itself."""
-    settings = make_app(database.url).settings
-    return Relay(
-        database, settings, OWNER, UUID(int=1), entities={}, topics={}, source="test"
-    )
+    return RelaySteps(make_app(database.url), OWNER)
 
 
 @pytest.fixture
@@ -263,11 +256,11 @@ def test_who_has_lost_the_shard_deletes_nothing(
 ):
     write(1, 2, 3)
     with database.connect("test") as connection:
-        block = relay._reader.read(connection, 0, 1)
+        block = relay.read(connection, 0)
         block.reexports |= reexports
         admin.execute(f"update jobs_lib.origins set {taken}")
         with pytest.raises(FencedError, match="3 of 3 rows of shard 0"):
-            relay._senders[0]._delete(connection, 0, 1, block)
+            relay.delete(connection, 0, block)
     assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (3,)
 
 
@@ -276,14 +269,14 @@ def test_who_has_lost_the_shard_deletes_nothing(
 def test_rows_that_came_meanwhile_stay(database, admin, write, relay, reexports):
     write(1, 2, 3)
     with database.connect("test") as connection:
-        block = relay._reader.read(connection, 0, 1)
+        block = relay.read(connection, 0)
         block.reexports |= reexports
         # In the place of another, even: what was there is deleted where it lies now.
         write(4)
         admin.execute("vacuum full jobs_lib.outbox")
-        newest = relay._reader.read(connection, 0, 1).records[-1]
+        newest = relay.read(connection, 0).records[-1]
         block.records[0].place = newest.place
-        relay._senders[0]._delete(connection, 0, 1, block)
+        relay.delete(connection, 0, block)
     left = admin.execute("select id from jobs_lib.outbox").fetchall()
     assert left == [(newest.row_id,)]
 
@@ -294,17 +287,17 @@ def test_rows_that_were_read_from_another_server_are_not_deleted_here(
     database, admin, write, relay, reexports
 ):
     write(1, 2, 3)
-    sender = relay._senders[0]
     with database.connect("test") as connection:
-        block = relay._reader.read(connection, 0, 1)
+        block = relay.read(connection, 0)
         block.reexports |= reexports
         # No server was started one microsecond after the epoch.
-        sender._server = 1
+        relay.be_of_server(1)
         with pytest.raises(FencedError, match="3 of 3 rows of shard 0"):
-            sender._delete(connection, 0, 1, block)
+            relay.delete(connection, 0, block)
         assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (3,)
-        ((_, sender._server),) = sender._starts.find_pending(connection, [0])
-        sender._delete(connection, 0, 1, block)
+        ((_, server),) = relay.starts.find_pending(connection, [0])
+        relay.be_of_server(server)
+        relay.delete(connection, 0, block)
     assert admin.execute("select count(*) from jobs_lib.outbox").fetchone() == (0,)
 
 
@@ -390,7 +383,6 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
     database, admin, write, relay
 ):
     write(1, 1)
-    sender = relay._senders[0]
     ahead = "update jobs_lib.holds set retry_at = now() + %s * interval '1 second'"
     shown = "select attempts, retry_at - now() < '11 seconds' from jobs_lib.holds"
     with database.connect("test") as connection:
@@ -399,9 +391,9 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
             query = database.queries["due_holds"]
             return connection.execute(query, {"shards": [0]}).fetchall()
 
-        first, second = relay._reader.read(connection, 0, 1).records
+        first, second = relay.read(connection, 0).records
         kept = Block([], refusals=[Refusal(first, "too large")], behind=[*second.rows])
-        sender._hold(connection, 0, 1, kept)
+        relay.hold(connection, 0, kept)
         before = admin.execute(shown).fetchone()[0]
         # The longest pause.
         admin.execute(ahead, (600,))
@@ -409,6 +401,6 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
         admin.execute(ahead, (3600,))
         assert [row_id for *_, row_id in find_due()] == [first.row_id]
         # It is refused again, and waits from now on.
-        sender._hold(connection, 0, 1, kept)
+        relay.hold(connection, 0, kept)
         assert admin.execute(shown).fetchone() == (before + 1, True)
         assert not find_due()

@@ -238,16 +238,6 @@ def app_with_one(database_url):
     app.close()
 
 
-@pytest.fixture
-def notify(app):
-    """A job type with a group."""
-
-    @app.job(group="customer")
-    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
-
-    return notify
-
-
 @pytest.mark.guarantee("S2", "J1", "FJ14")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_jobs_and_messages_follow_the_callers_transaction(app, notify, connect, way):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from jobs_lib import Cancel, Job
 from tests.support.apps import HOME, executing
+
+if TYPE_CHECKING:
+    from jobs_lib.jobs.type import JobType
 
 
 def ended(admin) -> int:
@@ -45,14 +49,28 @@ def test_what_is_paused_stays_and_the_others_run_until_it_is_resumed(
     assert ran[-1] == "held"
 
 
-def ask_to_cancel(admin, job_id: int) -> None:
-    admin.execute(
-        "insert into jobs_lib.cancellations (id, origin) values (%s, 'local/1')",
-        (job_id,),
-    )
+@pytest.fixture
+def cancel_inside(app, admin, connect, wait_for):
+    """`cancel_inside(work, inside)`: runs a job, and cancels it when that is set."""
+
+    def cancel(work: JobType[[]], inside: threading.Event) -> None:
+        with connect() as connection:
+            job_id = work.options(origin="local/1").enqueue(connection)
+        with executing(app, HOME):
+            assert inside.wait(10)
+            admin.execute(
+                "insert into jobs_lib.cancellations (id, origin)"
+                " values (%s, 'local/1')",
+                (job_id,),
+            )
+            wait_for(lambda: ended(admin) == 1, what="it ended")
+        row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
+        assert row == (job_id, "cancelled")
+
+    return cancel
 
 
-def test_a_running_async_handler_is_cancelled(app, admin, connect, wait_for):
+def test_a_running_async_handler_is_cancelled(app, admin, cancel_inside):
     inside = threading.Event()
 
     @app.job()
@@ -60,19 +78,12 @@ def test_a_running_async_handler_is_cancelled(app, admin, connect, wait_for):
         inside.set()
         await asyncio.sleep(600)
 
-    with connect() as connection:
-        job_id = work.options(origin="local/1").enqueue(connection)
-    with executing(app, HOME):
-        assert inside.wait(10)
-        ask_to_cancel(admin, job_id)
-        wait_for(lambda: ended(admin) == 1, what="it ended")
-    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
-    assert row == (job_id, "cancelled")
+    cancel_inside(work, inside)
     assert admin.execute("select * from jobs_lib.cancellations").fetchall() == []
     assert admin.execute("select * from jobs_lib.jobs").fetchall() == []
 
 
-def test_a_request_among_very_many_is_heard(app, admin, connect, wait_for):
+def test_a_request_among_very_many_is_heard(app, admin, cancel_inside):
     inside = threading.Event()
 
     @app.job()
@@ -85,17 +96,10 @@ def test_a_request_among_very_many_is_heard(app, admin, connect, wait_for):
         "insert into jobs_lib.cancellations (id, origin)"
         " select -n, 'local/1' from generate_series(1, 2000) n"
     )
-    with connect() as connection:
-        job_id = work.options(origin="local/1").enqueue(connection)
-    with executing(app, HOME):
-        assert inside.wait(10)
-        ask_to_cancel(admin, job_id)
-        wait_for(lambda: ended(admin) == 1, what="it ended")
-    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
-    assert row == (job_id, "cancelled")
+    cancel_inside(work, inside)
 
 
-def test_a_running_plain_handler_sees_a_flag(app, admin, connect, wait_for):
+def test_a_running_plain_handler_sees_a_flag(app, wait_for, cancel_inside):
     inside = threading.Event()
 
     @app.job()
@@ -104,14 +108,7 @@ def test_a_running_plain_handler_sees_a_flag(app, admin, connect, wait_for):
         wait_for(lambda: job.cancel_requested, what="the flag")
         raise Cancel
 
-    with connect() as connection:
-        job_id = work.options(origin="local/1").enqueue(connection)
-    with executing(app, HOME):
-        assert inside.wait(10)
-        ask_to_cancel(admin, job_id)
-        wait_for(lambda: ended(admin) == 1, what="it ended")
-    row = admin.execute("select id, outcome from jobs_lib.history").fetchone()
-    assert row == (job_id, "cancelled")
+    cancel_inside(work, inside)
 
 
 def test_high_runs_before_normal_before_batch_but_batch_never_starves(

@@ -16,8 +16,6 @@ from tests.support.djangos import on_database
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jobs_lib import Job
-
 
 @pytest.fixture
 def handler(database_url) -> Iterator[db.utils.ConnectionHandler]:
@@ -32,16 +30,6 @@ def app(database_url):
     app = make_app(database_url)
     yield app
     app.close()
-
-
-@pytest.fixture
-def notify(app):
-    """A job type with a group."""
-
-    @app.job(group="customer")
-    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
-
-    return notify
 
 
 class UndoError(Exception):

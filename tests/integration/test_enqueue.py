@@ -34,17 +34,6 @@ def locked_out(connect, wait_for):
     return wait
 
 
-@pytest.fixture
-def notify(database_url):
-    """A job type with a group."""
-    app = make_app(database_url)
-
-    @app.job(group="customer")
-    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
-
-    return notify
-
-
 @pytest.mark.guarantee("S8")
 def test_the_origin_is_the_groups_else_the_handled_records(connect, notify):
     with connect() as connection:

@@ -11,17 +11,6 @@ from jobs_lib import EnqueueError, Job, PayloadError
 from tests.support.apps import make_app
 
 
-@pytest.fixture
-def notify(database_url):
-    """A job type with a group."""
-    app = make_app(database_url)
-
-    @app.job(group="customer")
-    def notify(job: Job, order: int, customer: str | None = None) -> None: ...
-
-    return notify
-
-
 @pytest.mark.parametrize("groups", [3, 200])
 def test_a_bulk_enqueue_waits_for_its_groups_too(connect, notify, groups):
     first = connect()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -273,41 +274,60 @@ def test_the_jobs_transaction_commits_with_its_completion(
     assert effects == [(n,) for n in range(20)]
 
 
-@pytest.mark.expects("origins.lost")
-def test_a_stale_owner_can_neither_commit_nor_complete(
-    app, admin, connect, wait_for, caplog
-):
+@dataclass
+class Inside:
+    """A job of `local/0` whose first run waits inside its transaction."""
+
+    job_id: int
+    begun: threading.Event
+    may_end: threading.Event
+    refused: list[FencedError]
+    """By which its commits were refused."""
+
+
+@pytest.fixture
+def inside(app, admin, connect) -> Inside:
+    """The job, and the table `effects` that it writes to."""
     admin.execute("create table effects (job bigint)")
-    inside, taken = threading.Event(), threading.Event()
-    refused: list[BaseException] = []
+    begun, may_end = threading.Event(), threading.Event()
+    refused: list[FencedError] = []
 
     @app.job()
     def work(job: Job) -> None:
         try:
             with job.transaction() as connection:
                 connection.execute("insert into effects values (%s)", (job.id,))
-                if not inside.is_set():
-                    inside.set()
-                    assert taken.wait(10)
+                if not begun.is_set():
+                    begun.set()
+                    assert may_end.wait(10)
         except FencedError as error:
             refused.append(error)
             raise
 
     with connect() as connection:
         job_id = work.options(origin="local/0").enqueue(connection)
+    return Inside(job_id, begun, may_end, refused)
+
+
+@pytest.mark.expects("origins.lost")
+def test_a_stale_owner_can_neither_commit_nor_complete(
+    app, admin, inside, wait_for, caplog
+):
     with executing(app, ["local/0"]):
-        assert inside.wait(10)
+        assert inside.begun.wait(10)
         # Another pod takes over while the handler is inside its transaction: it need
         # not wait for the handler, and the handler's commit is refused.
         with heard("jobs.fenced") as fenced, executing(app, ["local/0"]):
             wait_for(lambda: count(admin, "history") == 1, what="the new owner ran it")
-            taken.set()
-            wait_for(lambda: refused, what="the old owner is refused")
+            inside.may_end.set()
+            wait_for(lambda: inside.refused, what="the old owner is refused")
             wait_for(lambda: fenced, what="that is told")
-            assert [fields["ids"] for _, fields in fenced] == [[job_id]]
-            assert f"jobs.fenced ids=[{job_id}]" in caplog.text
-    assert "no longer" in str(refused[0])
-    assert admin.execute("select job from effects").fetchall() == [(job_id,)]
+            assert [fields["ids"] for _, fields in fenced] == [[inside.job_id]]
+            # Listeners hear of it before it is logged.
+            logged = f"jobs.fenced ids=[{inside.job_id}]"
+            wait_for(lambda: logged in caplog.text, what="that is logged")
+    assert "no longer" in str(inside.refused[0])
+    assert admin.execute("select job from effects").fetchall() == [(inside.job_id,)]
 
 
 def test_what_ran_before_in_the_group_is_complete_when_an_effect_commits(
@@ -382,36 +402,18 @@ def test_jobs_survive_a_database_that_restarts(
 
 
 @pytest.mark.expects("jobs.fenced", "origins.lost")
-def test_the_epoch_alone_refuses_a_stale_owner(app, admin, connect, wait_for):
+def test_the_epoch_alone_refuses_a_stale_owner(app, admin, inside, wait_for):
     # Nobody has run the job meanwhile: only the fence can tell.
-    admin.execute("create table effects (job bigint)")
-    inside, taken = threading.Event(), threading.Event()
-    refused: list[BaseException] = []
-
-    @app.job()
-    def work(job: Job) -> None:
-        try:
-            with job.transaction() as connection:
-                connection.execute("insert into effects values (%s)", (job.id,))
-                if not inside.is_set():
-                    inside.set()
-                    assert taken.wait(10)
-        except FencedError as error:
-            refused.append(error)
-            raise
-
-    with connect() as connection:
-        job_id = work.options(origin="local/0").enqueue(connection)
     with executing(app, ["local/0"]):
-        assert inside.wait(10)
+        assert inside.begun.wait(10)
         admin.execute(
             "update jobs_lib.origins set epoch = epoch + 1, owner = gen_random_uuid()"
         )
-        taken.set()
-        wait_for(lambda: refused, what="the commit at the old epoch is refused")
+        inside.may_end.set()
+        wait_for(lambda: inside.refused, what="the commit at the old epoch is refused")
         # The new owner never lived, so the origin comes back, and with it the job.
         wait_for(lambda: count(admin, "history") == 1, what="it ran again")
-    assert admin.execute("select job from effects").fetchall() == [(job_id,)]
+    assert admin.execute("select job from effects").fetchall() == [(inside.job_id,)]
 
 
 def test_a_group_waits_for_the_handler_and_not_only_for_its_commit(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ import pytest
 from jobs_lib.service.scheduler import Scheduler
 from jobs_lib.service.service import Service
 from tests.support.apps import heard, make_app
-from tests.support.clock import FakeClock
+from tests.support.clock import FakeClock, faketime
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -181,7 +180,7 @@ def test_one_that_cannot_be_enqueued_is_tried_again_and_holds_up_no_other(
 
 
 def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
-    database_url, admin, run_process, wait_for
+    database_url, admin, start_process, wait_for
 ):
     (started,) = admin.execute(
         "insert into jobs_lib.schedules values ('work', %s, clock_timestamp())"
@@ -189,14 +188,14 @@ def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
         (f"{EACH} UTC",),
     ).fetchone()
     doomed = [
-        run_process("-m", "tests.support.scheduler_worker", database_url, EACH, "die")
+        start_process("scheduler", database_url, cron=EACH, ends="killed")
         for _ in range(3)
     ]
     for worker in doomed:
         assert worker.wait() == -signal.SIGKILL
     assert enqueued(admin) == []
-    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
-    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
+    start_process("scheduler", database_url, cron=EACH)
+    start_process("scheduler", database_url, cron=EACH)
     wait_for(lambda: len(enqueued(admin)) >= 5, what="five ticks are in")
     assert_each_second_once(enqueued(admin), started)
 
@@ -204,14 +203,12 @@ def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
 @pytest.mark.slow
 @pytest.mark.expects("loop.failed")
 def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
-    database_url, admin, run_process, wait_for
+    database_url, admin, start_process, wait_for
 ):
-    stopped = run_process(
-        "-m", "tests.support.scheduler_worker", database_url, EACH, "stop"
-    )
+    stopped = start_process("scheduler", database_url, cron=EACH, ends="stopped")
     stopped.wait_for_line("inside")
     (started,) = admin.execute("select ticked_at from jobs_lib.schedules").fetchone()
-    run_process("-m", "tests.support.scheduler_worker", database_url, EACH)
+    start_process("scheduler", database_url, cron=EACH)
     wait_for(lambda: enqueued(admin), timeout=30, what="the others tick")
     # It comes back to a transaction that the server has ended, and goes on.
     stopped.resume()
@@ -249,15 +246,11 @@ def test_ticks_follow_the_clock_of_the_database_where_it_differs_from_the_pods(
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
 def test_a_pod_whose_clock_is_an_hour_ahead_ticks_by_the_database(
-    database_url, admin, run_process, wait_for
+    database_url, admin, start_process, wait_for
 ):
     for name, shift in (("ahead", 3600), ("behind", -3600)):
-        started = run_process(
-            "-m",
-            "tests.support.scheduler_worker",
-            database_url,
-            EACH,
-            env=faketime(shift),
+        started = start_process(
+            "scheduler", database_url, cron=EACH, env=faketime(shift)
         ).wait_for_line(r"started at (\d+)")
         assert abs(int(started[1]) - time.time() - shift) < 60
         seen = len(enqueued(admin))
@@ -299,18 +292,3 @@ def test_a_service_runs_its_schedules_and_stops(database_url, admin, wait_for):
 def assert_each_second_once(ticks: list[datetime], after: datetime) -> None:
     first = after.replace(microsecond=0)
     assert ticks == [first + timedelta(seconds=n) for n in range(1, len(ticks) + 1)]
-
-
-def faketime(seconds: int) -> dict[str, str]:
-    """The environment in which a process's clock is some seconds off."""
-    shown = subprocess.run(
-        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return {
-        "LD_PRELOAD": shown.stdout.strip(),
-        "FAKETIME": f"{seconds:+}s",
-        "DONT_FAKE_MONOTONIC": "1",
-    }

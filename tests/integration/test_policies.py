@@ -74,18 +74,37 @@ class Withdrawn(Exception):
 
 
 @pytest.mark.guarantee("J8")
-def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
-    app, admin, connect, wait_for
-):
+def test_gaps_follow_the_formula(app, admin, connect, wait_for):
     # So long that of a thousand none comes again while the others are awaited.
-    policy = exponential(first=1e6, factor=2, cap=2.5e6)
-
-    @app.job(retry=policy)
+    @app.job(retry=exponential(first=1e6, factor=2, cap=2.5e6))
     def fail(job: Job) -> None:
         raise RuntimeError("always")
 
+    def gaps(attempt: int) -> list[float]:
+        rows = admin.execute(
+            "select extract(epoch from run_at - (errors->-1->>'at')::timestamptz)"
+            "::float8 from jobs_lib.jobs where attempt = %s",
+            (attempt,),
+        )
+        return [gap for (gap,) in rows.fetchall()]
+
+    with connect() as connection:
+        fail.enqueue_many(connection, [{}] * DRAWN)
+    with executing(app, HOME):
+        for attempt in (1, 2, 3):
+            wait_for(
+                lambda n=attempt: len(gaps(n)) == DRAWN,
+                what=f"{attempt} failures each",
+            )
+            bound = [1e6, 2e6, 2.5e6][attempt - 1]
+            assert distance_from_even(gaps(attempt), bound) < 0.09
+            admin.execute("update jobs_lib.jobs set run_at = now()")
+
+
+@pytest.mark.guarantee("J8")
+def test_each_outcome_does_what_it_says(app, admin, connect, wait_for):
     @app.job(
-        retry=policy,
+        retry=exponential(first=1e6, cap=1e6),
         rules={
             Broken: exponential(first=7_000, cap=7_000, max_attempts=2),
             Worse: Discard,
@@ -105,30 +124,22 @@ def test_gaps_follow_the_formula_and_each_outcome_does_what_it_says(
             "discard": Discard("said so"),
         }[what]
 
-    def gaps(attempt: int) -> list[float]:
-        rows = admin.execute(
-            "select extract(epoch from run_at - (errors->-1->>'at')::timestamptz)"
-            "::float8 from jobs_lib.jobs where type = 'fail' and attempt = %s",
-            (attempt,),
-        )
-        return [gap for (gap,) in rows.fetchall()]
-
     whats = ["ruled", "worse", "withdrawn", "snooze", "after", "cancel", "discard"]
     with connect() as connection:
-        fail.enqueue_many(connection, [{}] * DRAWN)
         choose.enqueue_many(connection, [{"what": what} for what in [*whats, "done"]])
+    ended = "select count(*) from jobs_lib.history"
+    waiting = "select count(*) from jobs_lib.jobs where state = 'scheduled'"
     with executing(app, HOME):
-        for attempt in (1, 2, 3):
-            wait_for(
-                lambda n=attempt: len(gaps(n)) == DRAWN,
-                what=f"{attempt} failures each",
-            )
-            bound = [1e6, 2e6, 2.5e6][attempt - 1]
-            assert distance_from_even(gaps(attempt), bound) < 0.09
-            admin.execute("update jobs_lib.jobs set run_at = now() where type = 'fail'")
+        wait_for(
+            lambda: (
+                admin.execute(ended).fetchone() == (5,)
+                and admin.execute(waiting).fetchone() == (3,)
+            ),
+            what="five have ended, and three wait",
+        )
     kept = admin.execute(
         "select payload->>'what', attempt, crashes, extract(epoch from run_at - now())"
-        " from jobs_lib.jobs where type = 'choose'"
+        " from jobs_lib.jobs"
     ).fetchall()
     left = {what: (attempt, float(seconds)) for what, attempt, _, seconds in kept}
     assert left.keys() == {"ruled", "snooze", "after"}

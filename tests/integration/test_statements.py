@@ -113,10 +113,10 @@ def test_one_hundred_partitions_are_usual_and_one_and_a_thousand_work_as_well(
 @pytest.mark.slow
 @pytest.mark.guarantee("S22")
 def test_idling_on_a_thousand_partitions_costs_next_to_nothing(
-    database_url, admin, wait_for, run_process
+    database_url, admin, wait_for, start_process
 ):
     origins = spread(admin, 1_000)
-    worker = run_process("-m", "tests.support.idle_worker", database_url)
+    worker = start_process("idle", database_url)
     wait_for(
         lambda: (
             admin.execute(

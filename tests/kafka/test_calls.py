@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,21 +67,22 @@ def calls():
 @pytest.mark.guarantee("I4", "FP16")
 @pytest.mark.parametrize("fault", ["frozen", "without database", "without kafka"])
 def test_only_calls_under_way_at_a_fault_are_made_twice(
-    database_url, own_broker, admin, connect, run_process, wait_for, calls, fault
+    database_url, own_broker, admin, connect, start_process, wait_for, calls, fault
 ):
     home = own_broker.create(PARTITIONS)
 
     def start(pod: str, url: str, servers: str):
-        settings = {
-            "home": home,
-            "pod": pod,
-            "kafka_bootstrap_servers": servers,
-            "workers": WORKERS,
-            "give_up_after": 2,
-            "database_timeout": 2,
-        }
-        module = "tests.support.calling_worker"
-        return run_process("-m", module, url, calls.url, json.dumps(settings))
+        return start_process(
+            "calls",
+            url,
+            server=calls.url,
+            home=home,
+            pod=pod,
+            kafka_bootstrap_servers=servers,
+            workers=WORKERS,
+            give_up_after=2,
+            database_timeout=2,
+        )
 
     def shares() -> dict[str, int]:
         return {p: len(o) for p, o in read_owners(admin, "execute").items()}

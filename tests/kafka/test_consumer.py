@@ -100,7 +100,7 @@ def test_two_types_on_one_topic_reach_their_handlers(
     ["records.applied", pytest.param("records.committed", marks=pytest.mark.slow)],
 )
 def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
-    event, admin, app, bootstrap_servers, topic, run_process, database_url, wait_for
+    event, admin, app, bootstrap_servers, topic, start_process, database_url, wait_for
 ):
     name = topic(2)
     admin.execute("create table model (key text primary key, version bigint, n int)")
@@ -121,16 +121,21 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
     by_partition: dict[int, list[int]] = {0: [], 1: []}
     for n in range(200):
         by_partition[choose_partition(f"k{n % 10}", 2)].append(n)
+
+    def start(**options):
+        return start_process(
+            "sums",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            topic=name,
+            **options,
+        )
+
     for at in range(1, 6):
-        worker = run_process(
-            "-m", "tests.support.consumer_worker", database_url, bootstrap_servers,
-            name, event, str(at),
-        )  # fmt: skip
+        worker = start(dies_at={event: at})
         assert worker.wait(timeout=60) == -9, worker.output
         agree()
-    worker = run_process(
-        "-m", "tests.support.consumer_worker", database_url, bootstrap_servers, name
-    )
+    worker = start()
     wait_for(
         lambda: sum(offsets(admin, name).values()) == 200,
         timeout=40,

@@ -10,10 +10,9 @@ import pytest
 
 from jobs_lib import exponential
 from tests.support.apps import HOME, count, executing, heard, make_app, running
-from tests.support.dying_worker import STEPS
-from tests.support.outbox import sending_worker
 from tests.support.outbox.history import Slot
 from tests.support.outbox.judge import judge
+from tests.support.processes.dying import ENTITIES, STEPS, changes_entities
 from tests.support.records import read_topic
 from tests.support.waiting import wait_for
 
@@ -58,14 +57,13 @@ def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
     ids=["some", "all"],
 )
 def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
-    database_url, admin, topic, bootstrap_servers, connect, run_process, steps
+    database_url, admin, topic, bootstrap_servers, connect, start_process, steps
 ):
     name = topic(2)
-    admin.execute(sending_worker.TABLE)
+    admin.execute(ENTITIES)
     admin.execute("insert into entities values ('a', 0), ('b', 0), ('c', 0)")
-    app = sending_worker.make(
-        database_url, name, kafka_bootstrap_servers=bootstrap_servers
-    )
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    changes_entities(app, name)
     jobs = 3 * (len(steps) + 1)
     with connect() as connection:
         app.jobs["change"].enqueue_many(
@@ -73,10 +71,13 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
         )
     with Slot(database_url) as slot:
         for step in steps:
-            doomed = run_process(
-                "-m", "tests.support.outbox.sending_worker",
-                database_url, f"dies-{step}", step, name,
-            )  # fmt: skip
+            doomed = start_process(
+                "changes_entities",
+                database_url,
+                pod=f"dies-{step}",
+                step=step,
+                topic=name,
+            )
             doomed.wait_for_line(f"dying: {step}")
             assert doomed.wait() == -signal.SIGKILL
             assert count(admin, "jobs") > 0, "nothing was left to cut off"
@@ -108,7 +109,7 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
     app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
     config = {"message.timestamp.type": "LogAppendTime"}
     events = app.topic(own_broker.create(2, config), value=int)
-    admin.execute(sending_worker.TABLE)
+    admin.execute(ENTITIES)
     admin.execute("insert into entities values ('a', 0)")
 
     @app.job(group="key", retry=QUICK)
@@ -177,7 +178,7 @@ def test_while_the_database_refuses_the_change_nothing_is_told(
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     events = app.topic(topic(1), value=int)
-    admin.execute(sending_worker.TABLE)
+    admin.execute(ENTITIES)
     admin.execute("insert into entities values ('a', 0)")
     # One refuses the statement, and one, after all has been written, the commit.
     admin.execute("alter table entities add constraint small check (n < 1)")

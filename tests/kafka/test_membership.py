@@ -129,18 +129,17 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK5")
 def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
-    database_url, bootstrap_servers, home, run_process, owned, wait_for
+    database_url, bootstrap_servers, home, start_process, owned, wait_for
 ):
     def start():
-        return run_process(
-            "-m",
-            "tests.support.pod_worker",
+        return start_process(
+            "pod",
             database_url,
-            bootstrap_servers,
-            home,
-            "pod-a",
-            "0",
-            env={"JOBS_LIB_STATIC_MEMBERSHIP": "true"},
+            kafka_bootstrap_servers=bootstrap_servers,
+            home=home,
+            pod="pod-a",
+            probes_port=0,
+            static_membership=True,
         )
 
     first = start()

@@ -208,8 +208,11 @@ def test_a_topic_that_was_deleted_is_exported_anew_with_the_same_content(
 
 @pytest.mark.guarantee("W28")
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "minutes", [1.15, pytest.param(2.1, marks=pytest.mark.slow)], ids=str
+)
 def test_the_rate_holds_in_every_window_at_the_topic(
-    shop, database, admin, bootstrap_servers, wait_for
+    shop, database, admin, bootstrap_servers, wait_for, minutes
 ):
     rate = 1_200
     fill(admin, 3_600)
@@ -217,9 +220,9 @@ def test_the_rate_holds_in_every_window_at_the_topic(
     with running(shop, "executor", "relay"):
         reexport.start(database, shop.entities["items"], rate=rate)
         wait_for(
-            lambda: reexport.status(database, "items").sent >= 2.1 * rate,
+            lambda: reexport.status(database, "items").sent >= minutes * rate,
             timeout=200,
-            what="more than two minutes' worth is sent",
+            what="more than a window's worth is sent",
         )
         reexport.cancel(database, "items")
     times = sorted(record.at for record in read_topic(bootstrap_servers, items.name))
@@ -234,33 +237,38 @@ def test_the_rate_holds_in_every_window_at_the_topic(
 
     assert most(60) <= rate
     assert most(1) <= max(rate / 60 * 2, 100)
-    minutes = (times[-1] - times[0]) / 60
-    assert minutes >= 2
-    assert len(times) / minutes >= 0.97 * rate
+    taken = (times[-1] - times[0]) / 60
+    assert taken >= minutes - 0.1
+    assert len(times) / taken >= 0.97 * rate
 
 
 @pytest.mark.slow
 @pytest.mark.guarantee("W32")
 def test_killed_pods_cost_a_few_repeats_and_no_key(
-    shop, database, admin, bootstrap_servers, database_url, run_process, wait_for
+    shop, database, admin, bootstrap_servers, database_url, start_process, wait_for
 ):
     count = 8_000
     fill(admin, count)
     (items,) = shop.topics.values()
-    command = (
-        "-m", "tests.support.reexport_worker", database_url, bootstrap_servers,
-        items.name,
-    )  # fmt: skip
+
+    def start():
+        return start_process(
+            "reexport",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            topic=items.name,
+        )
+
     reexport.start(database, shop.entities["items"], rate=600_000)
     for enough in (500, 2_000, 4_000):
-        worker = run_process(*command)
+        worker = start()
         wait_for(
             lambda enough=enough: reexport.status(database, "items").sent > enough,
             timeout=60,
             what=lambda worker=worker: f"some are sent\n{worker.output}",
         )
         worker.kill()
-    worker = run_process(*command)
+    worker = start()
     wait_for(
         lambda: reexport.status(database, "items").state == "finished",
         timeout=60,

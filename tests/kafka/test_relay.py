@@ -317,16 +317,26 @@ def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
 
 @pytest.mark.guarantee("W11")
 def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
-    admin, states, app, connect, bootstrap_servers, run_process, database_url, wait_for
+    admin,
+    states,
+    app,
+    connect,
+    bootstrap_servers,
+    start_process,
+    database_url,
+    wait_for,
 ):
     with connect() as connection:
         for n in range(1, 31):
             key = f"k{n % 3}"
             states.send(connection, key=key, value=State(key, n, n), version=n)
-    worker = run_process(
-        "-m", "tests.support.relay_worker", database_url, bootstrap_servers,
-        states.name, "block.produced",
-    )  # fmt: skip
+    worker = start_process(
+        "relay",
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        topic=states.name,
+        dies_at={"block.produced": 1},
+    )
     assert worker.wait(timeout=60) == -9
     assert left(admin) > 0
     with heard("block.deleted"), running(app, "relay"):
@@ -348,15 +358,24 @@ def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
 
 @pytest.mark.slow
 def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
-    admin, states, app, connect, bootstrap_servers, run_process, database_url, wait_for
+    admin,
+    states,
+    app,
+    connect,
+    bootstrap_servers,
+    start_process,
+    database_url,
+    wait_for,
 ):
     workers = [
-        run_process(
-            "-m", "tests.support.relay_worker", database_url, bootstrap_servers,
-            states.name,
+        start_process(
+            "relay",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            topic=states.name,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
 
     wait_for(
         lambda: len(shares := count_shares(admin, "relay")) == 2 and sum(shares) == 16,

@@ -153,7 +153,7 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
     make_pods,
     database_url,
     bootstrap_servers,
-    run_process,
+    start_process,
     admin,
     connect,
     await_all,
@@ -162,9 +162,13 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
     pods = make_pods(6)
 
     def start(pod: str, part: str):
-        module = "tests.support.part_worker"
-        address = (database_url, bootstrap_servers, pods.home)
-        return run_process("-m", module, *address, pod, part)
+        return start_process(
+            part,
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            home=pods.home,
+            pod=pod,
+        )
 
     def enqueue_and_await(*sidecars) -> None:
         before = sum(len(sidecar.lines) for sidecar in sidecars)
@@ -178,9 +182,9 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
         # One that ran, and whose end was not committed, would run again after a kill.
         wait_for(lambda: not count(admin, "jobs"), what="all have ended")
 
-    first, beside_first = start("pod-a", "service"), start("pod-a", "sidecar")
+    first, beside_first = start("pod-a", "beside_sidecar"), start("pod-a", "sidecar")
     await_all(pods, "pod-a")
-    second, beside_second = start("pod-b", "service"), start("pod-b", "sidecar")
+    second, beside_second = start("pod-b", "beside_sidecar"), start("pod-b", "sidecar")
     await_all(pods, "pod-a", "pod-b")
     enqueue_and_await(beside_first, beside_second)
     assert len(beside_first.lines) == len(beside_second.lines) == 3

@@ -13,6 +13,7 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.service.service import Service
 from jobs_lib.service.supervisor import CUT_OFF, SHARE
 from tests.support.apps import make_app
+from tests.support.processes.pods import MAY_END
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -40,21 +41,20 @@ def said(worker, word: str) -> set[str]:
 
 @pytest.mark.guarantee("J19")
 def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_at_once(
-    admin, connect, database_url, bootstrap_servers, kafka_admin, topic, run_process,
+    admin, connect, database_url, bootstrap_servers, kafka_admin, topic, start_process,
     wait_for,
 ):  # fmt: skip
     home = topic(PARTITIONS)
-    admin.execute("create table may_end (pod text)")
+    admin.execute(MAY_END)
     ports = {pod: free_port() for pod in ("first", "second")}
     first, second = (
-        run_process(
-            "-m",
-            "tests.support.pod_worker",
+        start_process(
+            "pod",
             database_url,
-            bootstrap_servers,
-            home,
-            pod,
-            str(ports[pod]),
+            kafka_bootstrap_servers=bootstrap_servers,
+            home=home,
+            pod=pod,
+            probes_port=ports[pod],
         )
         for pod in ports
     )
@@ -94,8 +94,8 @@ def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_
     assert first.wait() == 0
     assert said(first, "ended") == said(first, "started")
     assert len(said(first, "ended")) < PARTITIONS // 2 * 5
-    groups = kafka_admin.describe_consumer_groups([f"{home}-g"])
-    members = groups[f"{home}-g"].result().members
+    groups = kafka_admin.describe_consumer_groups([f"{home}-service"])
+    members = groups[f"{home}-service"].result().members
     assert [member.client_id for member in members] == ["second"]
     # Long before the group would have missed it.
     wait_for(
@@ -115,17 +115,16 @@ def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_
 
 
 def test_whoever_waits_for_kafka_lives_and_is_not_ready(
-    database_url, wait_for, run_process
+    database_url, wait_for, start_process
 ):
     port = free_port()
-    run_process(
-        "-m",
-        "tests.support.pod_worker",
+    start_process(
+        "pod",
         database_url,
-        "127.0.0.1:1",
-        "nowhere",
-        "first",
-        str(port),
+        kafka_bootstrap_servers="127.0.0.1:1",
+        home="nowhere",
+        pod="first",
+        probes_port=port,
     )
     wait_for(lambda: ask(port, "/livez") == 200, what="it lives")
     assert ask(port, "/readyz") == 503

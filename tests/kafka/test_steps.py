@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from tests.support.apps import running
+from tests.support.apps import make_app, running
+from tests.support.processes.pods import TOTALS, steps
 from tests.support.records import produce, read_topic
-from tests.support.steps_worker import TABLES, make
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -18,24 +18,33 @@ KEYS = 8
 
 @pytest.mark.guarantee("S23")
 def test_a_block_is_read_handled_stored_and_answered_whatever_dies_meanwhile(
-    database_url, connect, bootstrap_servers, topic, run_process, wait_for
+    database_url, connect, bootstrap_servers, topic, start_process, wait_for
 ):
     source, target = topic(2), topic(2, config={"cleanup.policy": "compact"})
-    place = (database_url, bootstrap_servers, source, target)
+    place = {
+        "home": source,
+        "kafka_bootstrap_servers": bootstrap_servers,
+        # The same member again, so that a restart need not wait for the group.
+        "kafka": {"group.instance.id": source},
+    }
     admin = connect(autocommit=True)
-    admin.execute(TABLES)
+    admin.execute(TOTALS)
     sent = [(f"k{n % KEYS}", n) for n in range(RECORDS)]
     produce(bootstrap_servers, source, [("bad", -1), *sent, ("bad", -2)])
     # Read and stored, not yet committed in Kafka; handled; produced, not yet deleted.
     for event in ("records.applied", "job.ran", "block.produced"):
-        worker = run_process("-m", "tests.support.steps_worker", *place, event, "2")
+        worker = start_process(
+            "steps", database_url, target=target, dies_at={event: 2}, **place
+        )
         code = worker.wait(timeout=60)
         assert code == -9, worker.output
 
     def left(table: str) -> int:
         return admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
 
-    with running(make(*place)):
+    app = make_app(database_url, **place)
+    steps(app, target)
+    with running(app):
         wait_for(
             lambda: (
                 admin.execute("select sum(records) from totals").fetchone()

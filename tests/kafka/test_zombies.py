@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.apps import make_app
+from tests.support.processes.pods import MAY_END
 from tests.support.records import produce
 
 pytestmark = pytest.mark.expects("fenced")
@@ -28,16 +29,21 @@ def tables(admin):
         (KEYS,),
     )
     admin.execute("create table read (value text, pod text)")
-    admin.execute("create table may_end (pod text)")
+    admin.execute(MAY_END)
 
 
 @pytest.fixture
-def start(database_url, bootstrap_servers, home, tables, run_process):
+def start(database_url, bootstrap_servers, home, tables, start_process):
     """A function that starts a pod."""
 
     def start(pod: str):
-        module = "tests.support.zombie_worker"
-        return run_process("-m", module, database_url, bootstrap_servers, home, pod)
+        return start_process(
+            "zombie",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            home=home,
+            pod=pod,
+        )
 
     return start
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from uuid import UUID, uuid4
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -11,26 +11,11 @@ import pytest
 from jobs_lib.ownership import Process
 from tests.support.apps import executing, heard, make_app
 
+if TYPE_CHECKING:
+    from uuid import UUID
+
 STALE_AFTER = 0.5
 LOCK = "select from jobs_lib.origins where origin = 't/1' for update"
-
-
-@pytest.fixture
-def dead(admin):
-    """The id of a process that owns an origin, and whose last heartbeat is long ago."""
-    process = uuid4()
-    admin.execute(
-        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
-        " heartbeat_at) values (%s, 'pod', '{execute}', 'host', 1, '0',"
-        " now() - interval '1 minute')",
-        (process,),
-    )
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('execute', 't/1', %s, 1)",
-        (process,),
-    )
-    return process
 
 
 @pytest.fixture
@@ -56,10 +41,10 @@ def live(database):
 @pytest.mark.guarantee("FP16")
 @pytest.mark.parametrize("stands", ["in a transaction", "in a pipeline"])
 def test_a_take_over_waits_for_no_process_that_stands_still(
-    dead, session, database_url, admin, wait_for, stands
+    silent, session, database_url, admin, wait_for, stands
 ):
     with contextlib.ExitStack() as standing:
-        stopped = session(dead)
+        stopped = session(silent)
         if stands == "in a pipeline":
             # Executed, and its end is not sent: no setting of the server counts this.
             standing.callback(stopped.close)
@@ -77,14 +62,14 @@ def test_a_take_over_waits_for_no_process_that_stands_still(
             )
 
 
-def test_no_other_session_is_ended(dead, live, session, wait_for):
-    of_dead, idle, of_live = session(dead), session(dead), session(live.id)
+def test_no_other_session_is_ended(silent, live, session, wait_for):
+    of_dead, idle, of_live = session(silent), session(silent), session(live.id)
     idle.execute("select 1")
     of_live.execute("begin; select 1")
     of_dead.execute("begin; select 1")
     with heard("sessions.ended") as ended:
         wait_for(lambda: ended, what="the one in a transaction is ended")
-    assert ended[0][1] == {"process": dead, "sessions": 1}
+    assert ended[0][1] == {"process": silent, "sessions": 1}
     with pytest.raises(psycopg.OperationalError):
         of_dead.execute("select 1")
     # The same look would have ended these.

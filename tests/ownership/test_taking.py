@@ -171,24 +171,6 @@ def test_what_was_given_back_is_given_back_again_where_the_database_forgets_that
     )
 
 
-@pytest.fixture
-def silent(admin):
-    """The id of the owner of `t/1`, whose last heartbeat is long ago."""
-    process = uuid4()
-    admin.execute(
-        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
-        " heartbeat_at) values (%s, 'pod', '{execute}', 'host', 1, '0',"
-        " now() - interval '1 minute')",
-        (process,),
-    )
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " values ('execute', 't/1', %s, 1)",
-        (process,),
-    )
-    return process
-
-
 @pytest.mark.guarantee("J20", "I7")
 @pytest.mark.parametrize("was_away", [True, False], ids=["was away", "was there"])
 def test_nothing_is_taken_from_the_silent_for_a_while_after_the_database_was_away(

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from jobs_lib.outbox.block import Block, Refusal
-from jobs_lib.outbox.relay import Relay
 from tests.plans.test_plans import Plans
 from tests.support.apps import count, make_app
+from tests.support.outbox.steps import RelaySteps, own_shards
 
 OWNER = uuid4()
 HOLDS = 20_000
@@ -51,15 +51,8 @@ from generate_series(1, 6000) n
 @pytest.fixture
 def relay(database, admin):
     """The relay of two shards, which does nothing by itself."""
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " select 'relay', 'shard/' || n, %s, 1 from generate_series(0, 1) n",
-        [OWNER],
-    )
-    settings = make_app(database.url).settings
-    return Relay(
-        database, settings, OWNER, OWNER, entities={}, topics={}, source="test"
-    )
+    own_shards(admin, OWNER, [0, 1])
+    return RelaySteps(make_app(database.url), OWNER)
 
 
 @pytest.mark.guarantee("FP25")
@@ -92,12 +85,11 @@ def test_no_statement_of_the_relay_reads_all_holds(
 
 def use_holds(database, admin, connection, relay) -> None:
     """Every statement of a relay that asks for holds."""
-    sender, reader = relay._senders[0], relay._reader
-    block = reader.read(connection, 0, 1)
+    block = relay.read(connection, 0)
     assert len(block.outgoing) == 5_000
     refused, behind = block.records[10:12]
     some = Block([], refusals=[Refusal(refused, "too large")], behind=[*behind.rows])
-    sender._hold(connection, 0, 1, some)
+    relay.hold(connection, 0, some)
     admin.execute(
         "update jobs_lib.holds set retry_at = now() where key = %s", [refused.key]
     )
@@ -109,13 +101,13 @@ def use_holds(database, admin, connection, relay) -> None:
     freed = connection.execute(database.queries["lift_hold"], lifted).fetchone()
     assert freed == (1,)
     # The rows of the re-export as well, of which the first ones are held now.
-    few = reader.read(connection, 1, 1)
+    few = relay.read(connection, 1)
     assert few.reexports
     assert len(few.outgoing) == 20
-    sender._hold(connection, 1, 1, few)
+    relay.hold(connection, 1, few)
     assert count(admin, "held_rows where class = 1") == 50
     held = admin.execute("select id from jobs_lib.held_rows where class = 1 limit 1")
-    assert reader.read_held(connection, 1, 1, *held.fetchone()).refusals
+    assert relay.reader.read_held(connection, 1, 1, *held.fetchone()).refusals
 
 
 @pytest.mark.guarantee("FP25")
@@ -131,7 +123,7 @@ def test_a_row_reads_no_more_than_its_own_hold_however_many_there_are(
         def read(shard: int) -> int:
             """The pages that it takes to read the live rows of a block."""
             with plans.told(generic=True) as told:
-                relay._reader.read(connection, shard, 1)
+                relay.read(connection, shard)
             (plan,) = [one for one in told if "o.class = 0 and" in one]
             (found,) = re.findall(r"Buffers: shared (.*)", plan)[:1]
             return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", found)))

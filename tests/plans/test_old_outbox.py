@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-from jobs_lib.outbox.relay import Relay
 from jobs_lib.outbox.starts import Starts
 from tests.plans.test_plans import Plans
 from tests.support.apps import make_app
+from tests.support.outbox.steps import RelaySteps, own_shards
 
 ROWS = 32_000
 OWNER = uuid4()
@@ -28,23 +28,10 @@ FEW = 100
 @pytest.fixture
 def reader(database, admin):
     """The reader of a relay that owns the shards, and does nothing by itself."""
-    admin.execute(
-        "insert into jobs_lib.origins (role, origin, owner, epoch)"
-        " select 'relay', 'shard/' || n, %s, 1 from unnest(%s::int[]) n",
-        (OWNER, SHARDS),
-    )
+    own_shards(admin, OWNER, SHARDS)
     app = make_app(database.url)
-    calm = app.topic("calm", compacted=True, settle=60)
-    relay = Relay(
-        database,
-        app.settings,
-        OWNER,
-        UUID(int=1),
-        entities={},
-        topics={"calm": calm},
-        source="test",
-    )
-    return relay._reader
+    app.topic("calm", compacted=True, settle=60)
+    return RelaySteps(app, OWNER).reader
 
 
 class Eyes:

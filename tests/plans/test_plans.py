@@ -16,9 +16,9 @@ from jobs_lib.executor.lane import Outcome, Result
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.outbox.block import Block, Refusal
-from jobs_lib.outbox.relay import Relay
 from jobs_lib.settings import Settings
 from tests.support.apps import HOME, make_app
+from tests.support.outbox.steps import RelaySteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,21 +234,12 @@ def use_jobs(database, connection) -> None:
 def use_outbox(database, connection) -> None:
     """Every statement of a relay's block."""
     app = make_app(database.url)
-    calm = app.topic("calm", compacted=True, settle=60)
-    relay = Relay(
-        database,
-        app.settings,
-        OWNER,
-        UUID(int=1),
-        entities={},
-        topics={"calm": calm},
-        source="t",
-    )
-    sender, reader = relay._senders[0], relay._reader
+    app.topic("calm", compacted=True, settle=60)
+    relay = RelaySteps(app, OWNER)
     # A complete look, and a short one after it.
-    sender._starts.due_at = 0.0
-    assert sender._starts.find_pending(connection, range(16))
-    block = reader.read(connection, 3, 1)
+    relay.starts.due_at = 0.0
+    assert relay.starts.find_pending(connection, range(16))
+    block = relay.read(connection, 3)
     ids, _ = block.done
     assert ids
     large = {"shard": 3, "ids": ids}
@@ -257,18 +248,18 @@ def use_outbox(database, connection) -> None:
     refused, behind = block.records[10:12]
     kept.refusals.append(Refusal(refused, "too large"))
     kept.behind += behind.rows
-    sender._delete(connection, 3, 1, kept)
+    relay.delete(connection, 3, kept)
     # Two that lie elsewhere by now, and a block that has rows of a re-export.
     for record in block.records[12:14]:
         record.place = block.records[20].place
-    sender._delete(connection, 3, 1, Block(block.records[12:15]))
-    sender._delete(connection, 3, 1, Block(block.records[15:18], reexports={1}))
-    sender._hold(connection, 3, 1, kept)
+    relay.delete(connection, 3, Block(block.records[12:15]))
+    relay.delete(connection, 3, Block(block.records[15:18], reexports={1}))
+    relay.hold(connection, 3, kept)
     connection.execute("update jobs_lib.holds set retry_at = now()")
     due = connection.execute(database.queries["due_holds"], {"shards": [3]}).fetchall()
     ((topic, key, _, _, row_id),) = due
-    assert reader.read_held(connection, 3, 1, row_id)
-    reader.read(connection, 3, 1)
+    assert relay.reader.read_held(connection, 3, 1, row_id)
+    relay.read(connection, 3)
     lifted = {"topic": topic, "key": key, "row_id": None}
     connection.execute(database.queries["lift_hold"], lifted)
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 @pytest.mark.guarantee("FP1")
 def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
-    database_url, connect, run_process, wait_for
+    database_url, connect, start_process, wait_for
 ):
     app = make_app(database_url)
 
@@ -35,9 +35,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
         work.enqueue_many(
             connection, [{"n": n, "group": f"g{n % 5}"} for n in range(50)]
         )
-    doomed = run_process(
-        "-m", "tests.support.executor_worker", database_url, "doomed", "hang"
-    )
+    doomed = start_process("effects", database_url, pod="doomed", hangs=True)
     doomed.wait_for_line("inside")
     # Killed in the middle of handlers, inside their transactions.
     doomed.kill()
@@ -55,7 +53,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     (cut_off,) = running.fetchone()
     assert 0 < cut_off < 20
     (killed_at,) = admin.execute("select clock_timestamp()").fetchone()
-    heir = run_process("-m", "tests.support.executor_worker", database_url, "heir")
+    heir = start_process("effects", database_url, pod="heir")
     wait_for(
         lambda: admin.execute("select count(*) from effects").fetchone()[0] == 50,
         timeout=60,

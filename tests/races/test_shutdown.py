@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def start(database_url, connect, run_process, wait_for):
+def start(database_url, connect, start_process, wait_for):
     """A function that starts an executor with six jobs of which two are running."""
 
     def start(seconds: float, grace: float):
@@ -27,12 +27,8 @@ def start(database_url, connect, run_process, wait_for):
 
         with connect() as connection:
             work.enqueue_many(connection, [{}] * 6)
-        worker = run_process(
-            "-m",
-            "tests.support.slow_worker",
-            database_url,
-            str(seconds),
-            str(grace),
+        worker = start_process(
+            "slow", database_url, seconds=seconds, shutdown_timeout=grace
         )
         wait_for(
             lambda: len(said(worker, "started")) >= 2,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 
 def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
-    database_url, connect, run_process, wait_for
+    database_url, connect, start_process, wait_for
 ):
     app = make_app(database_url)
 
@@ -39,9 +39,7 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
         work.enqueue_many(connection, [{}] * 10)
     pods: list[Worker] = []
     while len(pods) < 8:
-        pod = run_process(
-            "-m", "tests.support.killer_worker", database_url, f"pod-{len(pods)}"
-        )
+        pod = start_process("killer", database_url, pod=f"pod-{len(pods)}")
         pods.append(pod)
         wait_for(
             lambda pod=pod: not pod.running or not _count(admin, "jobs"),

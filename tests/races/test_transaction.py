@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.apps import make_app
-from tests.support.dying_worker import STEPS
+from tests.support.processes.dying import STEPS
 
 JOBS = 3 * (len(STEPS) + 1)
 
@@ -47,19 +47,15 @@ def count(admin, table: str) -> int:
     "kind", ["plain", pytest.param("async", marks=pytest.mark.slow)]
 )
 def test_a_kill_at_any_step_leaves_each_effect_once(
-    admin, database_url, enqueue, run_process, wait_for, kind
+    admin, database_url, enqueue, start_process, wait_for, kind
 ):
     enqueue(kind, JOBS)
     for step in STEPS:
-        doomed = run_process(
-            "-m", "tests.support.dying_worker", database_url, f"dies-{step}", step
-        )
+        doomed = start_process("dies", database_url, pod=f"dies-{step}", step=step)
         doomed.wait_for_line(f"dying: {step}")
         assert doomed.wait() == -9
         assert count(admin, "jobs_lib.jobs") > 0, "nothing was left to cut off"
-    heir = run_process(
-        "-m", "tests.support.dying_worker", database_url, "heir", "never"
-    )
+    heir = start_process("dies", database_url, pod="heir")
     wait_for(
         lambda: count(admin, "jobs_lib.jobs") == 0,
         timeout=60,
@@ -80,7 +76,7 @@ def test_a_kill_at_any_step_leaves_each_effect_once(
 
 
 def test_a_commit_on_its_way_when_the_process_dies_counts_once(
-    admin, connect, database_url, enqueue, run_process, wait_for
+    admin, connect, database_url, enqueue, start_process, wait_for
 ):
     admin.execute(
         "create function hold() returns trigger language plpgsql as $$ begin"
@@ -91,16 +87,14 @@ def test_a_commit_on_its_way_when_the_process_dies_counts_once(
     gate = connect(autocommit=True)
     gate.execute("select pg_advisory_lock(42)")
     enqueue("plain", 1)
-    doomed = run_process(
-        "-m", "tests.support.dying_worker", database_url, "doomed", "never"
-    )
+    doomed = start_process("dies", database_url, pod="doomed")
     # The server is inside the commit, and nobody will hear its answer.
     wait_for(
         lambda: count(admin, "pg_locks where not granted and locktype = 'advisory'"),
         what=lambda: f"the commit is on its way\n{doomed.output}",
     )
     doomed.kill()
-    run_process("-m", "tests.support.dying_worker", database_url, "heir", "never")
+    start_process("dies", database_url, pod="heir")
     gate.execute("select pg_advisory_unlock(42)")
     wait_for(lambda: count(admin, "jobs_lib.jobs") == 0, what="it has ended")
     assert admin.execute("select pod from effects").fetchall() == [("doomed",)]

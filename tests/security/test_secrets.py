@@ -236,10 +236,12 @@ def test_commands_that_fail_show_no_password(
     output = run(commands, environment)
     refuse(output, kafka)
     if environment["JOBS_LIB_DATABASE_URL"].endswith(AWAY):
-        for one in SERVICES:  # which wait for it
-            service = run_process("-m", "tests.security.commands", one, env=environment)
+        module = "tests.security.commands"
+        services = [run_process("-m", module, one, env=environment) for one in SERVICES]
+        for service in services:  # which wait for it
             wait_for(lambda s=service: "does not answer" in s.output, timeout=60)
             service.signal(signal.SIGTERM)
+        for service in services:
             service.wait(timeout=60)
             refuse(service.output, kafka)
         return

@@ -1,32 +1,72 @@
-"""Each folder of tests has a budget of seconds, so that the whole stays quick.
+"""Each folder of tests has a budget of CPU seconds, so that the whole stays quick.
 
-The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. Tests marked `slow` do
-not count: they are not part of the everyday run. The seconds are those of an idle
-machine. A busy one takes several times as long, so a budget is told, and fails no run.
+The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. What counts is the CPU
+time of the tests' process and of all that it has started, servers too. A busy machine
+lets a test wait, and gives it hardly more of that. Tests marked `slow` do not count:
+they are not part of the everyday run. A budget that is exceeded is told, and fails no
+run.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections import defaultdict
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import pytest
 
-    import pytest
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
 
 #: Of a folder that is not in the table.
-DEFAULT_BUDGET = 30.0
+DEFAULT_BUDGET = 10.0
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def read_cpu() -> float:
+    """The CPU seconds of this process, of those that it started, and of theirs.
+
+    One that has ended counts with its parent. Where there is no `/proc`, only those
+    that have ended count.
+    """
+    seconds: dict[int, float] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may hold anything. State and parent follow it.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        pid = int(stat.parent.name)
+        children[int(fields[1])].append(pid)
+        seconds[pid] = sum(map(int, fields[11:15])) / _TICKS
+    if not seconds:
+        return sum(os.times()[:4])
+    total, found = 0.0, [os.getpid()]
+    while found:
+        pid = found.pop()
+        total += seconds.get(pid, 0.0)
+        found += children[pid]
+    return total
 
 
 class Budgets:
-    """A pytest plugin that adds up the seconds of each folder."""
+    """A pytest plugin that adds up the CPU seconds of each folder.
+
+    Whoever runs tests measures them, a series of one folder at a time, since a look at
+    all processes is not for nothing. The report of the last of them carries the figure
+    to the process that sums up.
+    """
 
     def __init__(self, budgets: dict[str, float]) -> None:
         self.budgets = budgets
         self.spent: defaultdict[str, float] = defaultdict(float)
+        self._began: float | None = None
+        self._is_last = False
 
     @classmethod
     def read(cls, pyproject: Path) -> Budgets:
@@ -34,14 +74,35 @@ class Budgets:
         tool = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]
         return cls(tool["jobs_lib"]["test_budgets"])
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> None:
+        """Begin to measure, and note whether another series comes behind this test."""
+        if self._began is None:
+            self._began = read_cpu()
+        self._is_last = nextitem is None or _series(nextitem) != _series(item)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, Any, Any]:
+        """Give the last report of a series what the series took."""
+        report = yield
+        if call.when == "teardown" and self._is_last and self._began is not None:
+            now = read_cpu()
+            if _series(item)[1]:
+                report.cpu_seconds = now - self._began
+            self._began = now
+        return report
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add a test's set-up, call or tear-down to its folder."""
-        parts = PurePath(report.nodeid.split("::")[0]).parts
-        if len(parts) > 2 and "slow" not in report.keywords:
-            self.spent[parts[1]] += report.duration
+        """Add what a series took to its folder."""
+        if seconds := getattr(report, "cpu_seconds", None):
+            self.spent[_folder(report.nodeid)] += seconds
 
     def budget(self, folder: str) -> float:
-        """The seconds that a folder may take."""
+        """The CPU seconds that a folder may take."""
         return self.budgets.get(folder, DEFAULT_BUDGET)
 
     def pytest_terminal_summary(
@@ -50,7 +111,7 @@ class Budgets:
         """Print what each folder took of its budget."""
         if not self.spent:
             return
-        terminalreporter.section("seconds by folder")
+        terminalreporter.section("CPU seconds by folder")
         for folder, seconds in sorted(self.spent.items()):
             budget = self.budget(folder)
             too_long = "  too long" if seconds > budget else ""
@@ -59,3 +120,13 @@ class Budgets:
             )
         total = sum(self.spent.values())
         terminalreporter.line(f"{'all':12} {total:7.1f}")
+
+
+def _folder(nodeid: str) -> str:
+    parts = PurePath(nodeid.split("::")[0]).parts
+    return parts[1] if len(parts) > 2 else "tests"
+
+
+def _series(item: pytest.Item) -> tuple[str, bool]:
+    """The folder of a test, and whether it counts."""
+    return _folder(item.nodeid), item.get_closest_marker("slow") is None

@@ -1,7 +1,8 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that stands still until a test moves it, and one that goes wrong."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -50,3 +51,18 @@ class FakeClock:
                 return len(ahead) == schedulers
 
         wait_for(all_wait, what=f"{schedulers} schedulers wait for the clock")
+
+
+def faketime(seconds: int) -> dict[str, str]:
+    """The environment in which a process's clock is some seconds off."""
+    shown = subprocess.run(
+        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {
+        "LD_PRELOAD": shown.stdout.strip(),
+        "FAKETIME": f"{seconds:+}s",
+        "DONT_FAKE_MONOTONIC": "1",
+    }

@@ -34,7 +34,7 @@ _REFUSED = re.compile(r"FencedError|_FENCED|INVALID_PRODUCER_EPOCH")
 """How a loop names the error that a take-over makes."""
 
 _LOGGED = re.compile(rf"({'|'.join(map(re.escape, sorted(WATCHED)))}) \w+=")
-_STARTING = "COORDINATOR_LOAD_IN_PROGRESS"
+_STARTING = re.compile("COORDINATOR_LOAD_IN_PROGRESS|NOT_COORDINATOR")
 """What a broker says that has just been started, on a busy machine: no test's doing."""
 _MOST_SHOWN = 5
 _TEXTS = (str, BaseException)
@@ -88,7 +88,7 @@ class Watch:
                 self._add(match[1], line)
 
     def _add(self, event: str, text: str) -> None:
-        if _STARTING in text:
+        if _STARTING.search(text):
             return
         was_fenced = event in _LOSES or _REFUSED.search(text)
         with self._lock:

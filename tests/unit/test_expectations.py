@@ -51,6 +51,14 @@ def test_what_a_take_over_costs_a_process_has_one_name():
     assert own.take() == "loop.failed {'loop': 'relay', 'error': 'refused'}"
 
 
+@pytest.mark.parametrize("code", ["COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR"])
+def test_what_a_broker_says_while_it_starts_is_nobodys_failure(code):
+    own = Watch()
+    error = f"KafkaException: Failed to initialize Producer ID: Broker: … ({code})"
+    own.note("loop.failed", {"loop": "relay shard 1", "error": error})
+    assert own.take() == ""
+
+
 def test_many_are_shortened():
     own = Watch()
     for n in range(8):

@@ -1,22 +1,18 @@
-"""An executor in a process of its own that kills itself at a step of a transaction."""
+"""Executors that kill themselves at a step of a job's transaction."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import exponential, telemetry
 from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
-from jobs_lib.service.service import Service
-from tests.support.apps import make_app
+from tests.support.processes import kinds
+from tests.support.processes.kinds import kind
 from tests.support.say import say
 
 if TYPE_CHECKING:
-    from jobs_lib import Job
+    from jobs_lib import App, Job
 
 STEPS = [
     "borrow",  # before the transaction begins
@@ -28,6 +24,10 @@ STEPS = [
     "ran",  # the handler has ended
     "settled",  # the dispatcher knows
 ]
+ENTITIES = "create table entities (key text primary key, n int not null)"
+"""The table of what `changes_entities` changes."""
+
+_CHANGE = "update entities set n = n + 1 where key = %s returning n"
 _last: list[str] = []
 """The step of this process, if it is to die at one."""
 
@@ -36,7 +36,7 @@ def die(step: str) -> None:
     """Kill the process, if this is its step."""
     if step in _last:
         say(f"dying: {step}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kinds.die()
 
 
 def before(owner: Any, name: str, step: str) -> None:
@@ -76,32 +76,45 @@ def watch(last: str) -> None:
     telemetry.listen(listen)
 
 
-def main() -> NoReturn:
-    """Run until the step comes, or for ever."""
-    url, pod, last = sys.argv[1:]
-    watch(last)
-    app = make_app(url, pod=pod)
+@kind("executor")
+def dies(app: App, step: str | None = None) -> None:
+    """Each job has an effect in its own transaction."""
+    if step:
+        watch(step)
+    retry = exponential(first=0.01, cap=0.01)
     insert = "insert into effects (job, pod) values (%s, %s)"
 
-    @app.job(name="plain", group="group", retry=exponential(first=0.01, cap=0.01))
+    @app.job(name="plain", group="group", retry=retry)
     def plain(job: Job, group: str) -> None:
         with job.transaction() as connection:
             die("begun")
-            connection.execute(insert, (job.id, pod))
+            connection.execute(insert, (job.id, app.settings.pod))
             die("written")
         die("committed")
 
-    @app.job(name="async", group="group", retry=exponential(first=0.01, cap=0.01))
+    @app.job(name="async", group="group", retry=retry)
     async def waiting(job: Job, group: str) -> None:
         async with job.transaction() as connection:
             die("begun")
-            await connection.execute(insert, (job.id, pod))
+            await connection.execute(insert, (job.id, app.settings.pod))
             die("written")
         die("committed")
 
-    sys.exit(Service(app, ["executor"]).run())
 
+@kind("executor")
+def changes_entities(app: App, topic: str, step: str | None = None) -> None:
+    """Each job changes an entity, and sends a message of that."""
+    if step:
+        watch(step)
+    events = app.topic(topic, value=int)
 
-if __name__ == "__main__":
-    logging.basicConfig(format="%(message)s")
-    main()
+    @app.job(group="key")
+    def change(job: Job, key: str) -> None:
+        with job.transaction() as connection:
+            die("begun")
+            row = connection.execute(_CHANGE, (key,)).fetchone()
+            assert row is not None
+            die("changed")
+            events.send(connection, key=key, value=row[0], version=row[0])
+            die("written")
+        die("committed")

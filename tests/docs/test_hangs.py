@@ -1,0 +1,151 @@
+"""A test that hangs ends with its time, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.pages import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+METHOD = PROJECT["tool"]["pytest"]["ini_options"]["timeout_method"]
+
+CONFIGURATION = """
+from tests.support import hangs
+
+hangs.GRACE = {grace}
+
+def pytest_configure(config):
+    config.pluginmanager.register(hangs.Hangs())
+"""
+START = """
+import os, select, socket, subprocess, sys, threading
+
+import psycopg, psycopg2, pytest
+from confluent_kafka import Consumer
+
+SILENT = socket.create_server(("127.0.0.1", 0))
+ADDRESS = f"host=127.0.0.1 port={SILENT.getsockname()[1]}"
+
+KAFKA = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+
+@pytest.fixture
+def hangs_at_first():
+    threading.Event().wait()
+
+@pytest.fixture
+def hangs_at_the_end():
+    yield
+    threading.Event().wait()
+
+@pytest.mark.timeout(60)
+def test_before(): ...
+
+"""
+END = """
+@pytest.mark.timeout(60)
+def test_after(): ...
+"""
+SIGNAL = """
+def test_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def test_event():
+    threading.Event().wait()
+
+def test_thread():
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    thread.join()
+
+def test_process():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(100)"])
+
+def test_select():
+    select.select([os.pipe()[0]], [], [])
+
+def test_psycopg():
+    psycopg.connect(ADDRESS)
+
+def test_poll():
+    Consumer(KAFKA).poll(100)
+
+def test_fixture(hangs_at_first): ...
+
+def test_end_of_fixture(hangs_at_the_end): ...
+"""
+PROCESS = """
+def test_psycopg2():
+    psycopg2.connect(ADDRESS)
+
+def test_consume():
+    Consumer(KAFKA).consume(1, timeout=100)
+
+def test_hangs_again_at_its_end(hangs_at_the_end):
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def run_tests(tmp_path):
+    """A function that runs tests: returns what each failed by, and the output."""
+
+    def run(tests: str, *options: str, grace: float) -> tuple[dict[str, str], str]:
+        configuration = CONFIGURATION.format(grace=grace)
+        (tmp_path / "conftest.py").write_text(configuration, encoding="utf-8")
+        file, report = tmp_path / "test_hanging.py", tmp_path / "report.xml"
+        file.write_text(START + tests + END, encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", *options]
+        command += ["--timeout=0.5", f"--timeout-method={METHOD}"]
+        done = subprocess.run(
+            [*command, f"--junit-xml={report}", str(file)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTEST_PLUGINS": "pytest_timeout,xdist.plugin",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        ended: dict[str, str] = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            told = [part.attrib.get("message", "") for part in case]
+            name = case.attrib["name"]
+            ended[name] = ended.get(name, "") + "".join(told)
+        return ended, done.stdout + done.stderr
+
+    return run
+
+
+def names(tests: str) -> list[str]:
+    return re.findall(r"def (test_\w+)", tests)
+
+
+def test_a_signal_ends_a_test_alone(run_tests):
+    ended, output = run_tests(SIGNAL, grace=60)
+    assert [*ended] == ["test_before", *names(SIGNAL), "test_after"], output
+    for name, message in ended.items():
+        assert ("Timeout (>0.5s)" in message) == (name in names(SIGNAL)), output
+
+
+def test_another_process_takes_the_place_of_one_that_no_signal_ends(run_tests):
+    ended, output = run_tests(PROCESS, "-n", "1", grace=1.5)
+    assert {*ended} == {"test_before", *names(PROCESS), "test_after"}, output
+    for name in names(PROCESS):
+        told = rf"worker 'gw\d' crashed while running .*{name}"
+        assert re.search(told, ended.pop(name)), output
+    assert {*ended.values()} == {""}, output
+    # The stacks tell where each has hung.
+    for name in ("test_psycopg2", "test_consume", "hangs_at_the_end"):
+        assert f" in {name}\n" in output, output

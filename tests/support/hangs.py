@@ -1,0 +1,65 @@
+"""The end of a process whose test cannot be ended in any other way.
+
+When the time of a test is over, pytest-timeout raises an error by a signal, so the test
+fails and the run goes on. That reaches whatever waits in Python, and psycopg. It does
+not reach code in C that pays no attention to signals, such as psycopg2 and most calls
+of librdkafka: the error waits until the call returns. And a test has only one such
+signal, which a fixture that hangs after it no longer gets.
+
+So some time later the process ends, with the stacks of all its threads. If several
+processes share the run, its test counts as failed, and a new process takes its place.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+#: The seconds that a test which was told to end has for its fixtures.
+GRACE = 60.0
+
+
+class Hangs:
+    """A pytest plugin that ends the process if a test hangs for good."""
+
+    def __init__(self) -> None:
+        # During a test pytest keeps what is written to the number 2.
+        self._stderr = os.dup(2)
+        self._seconds: float | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> None:
+        """Begin to count when pytest-timeout does."""
+        self._seconds = settings.timeout + GRACE
+        self._begin()
+
+    def pytest_exception_interact(self) -> None:
+        """Begin again for the fixtures: pytest itself stops the count at a failure."""
+        self._begin()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+        """Stop when the test and its fixtures have ended."""
+        try:
+            return (yield)
+        finally:
+            self._seconds = None
+            faulthandler.cancel_dump_traceback_later()
+
+    def pytest_enter_pdb(self) -> None:
+        """Whoever debugs has all the time."""
+        self._seconds = None
+        faulthandler.cancel_dump_traceback_later()
+
+    def _begin(self) -> None:
+        if self._seconds is not None:
+            faulthandler.dump_traceback_later(
+                self._seconds, file=self._stderr, exit=True
+            )

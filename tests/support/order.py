@@ -1,0 +1,37 @@
+"""The files that take longest are started first, so that no process waits at the end.
+
+Processes that share a run take it file by file. If one of them began a file of two
+minutes when the others have nothing left, all would wait for it. By xdist's own order,
+which starts files with many tests first, such a file comes late: its tests are few.
+
+The list is `long_tests` of `[tool.jobs_lib]` in pyproject.toml. The order of all other
+files is random.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
+
+    Item = TypeVar("Item", bound=pytest.Item)
+
+
+def read_long_files(pyproject: Path) -> list[str]:
+    """The files that take longest, the longest one first; from the project's root."""
+    tool = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]
+    files: list[str] = tool["jobs_lib"]["long_tests"]
+    return files
+
+
+def start_long_first(items: Sequence[Item], files: list[str]) -> list[Item]:
+    """The same tests, those of these files first; else in the order that they have."""
+    places = {file: place for place, file in enumerate(files)}
+    return sorted(
+        items, key=lambda item: places.get(item.nodeid.split("::")[0], len(places))
+    )

@@ -1,0 +1,77 @@
+"""What a process beside a test is: what its app declares, and what of it runs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jobs_lib import telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jobs_lib import App
+
+    Declare = TypeVar("Declare", bound=Callable[..., None])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A function that declares, and how its app runs."""
+
+    declare: Callable[..., None]
+    parts: tuple[str, ...]
+    settings: dict[str, Any]
+    is_sidecar: bool
+
+    @property
+    def options(self) -> set[str]:
+        """What the function takes besides the app."""
+        return {*inspect.signature(self.declare).parameters} - {"app"}
+
+
+KINDS: dict[str, Kind] = {}
+"""By the names of their functions."""
+
+
+def kind(
+    *parts: str, is_sidecar: bool = False, **settings: Any
+) -> Callable[[Declare], Declare]:
+    """A process that runs these parts of an app which the function has declared.
+
+    The settings are the app's, unless the test gives others.
+    """
+
+    def add(declare: Declare) -> Declare:
+        assert declare.__name__ not in KINDS
+        KINDS[declare.__name__] = Kind(declare, parts, settings, is_sidecar)
+        return declare
+
+    return add
+
+
+def die() -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(events: Mapping[str, int]) -> None:
+    """Kill this process at an event, as soon as that has come so many times."""
+    left = dict(events)
+
+    def count(event: str, _: dict[str, Any]) -> None:
+        if event in left:
+            left[event] -= 1
+            if not left[event]:
+                die()
+
+    telemetry.listen(count)
+
+
+def home_of(app: App) -> str:
+    """The topic whose partitions are the origins."""
+    assert app.home is not None
+    return app.home

@@ -1,0 +1,44 @@
+"""A consumer, a relay, and a re-export, that read or write one topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.support.processes.kinds import kind
+
+if TYPE_CHECKING:
+    from jobs_lib import App
+
+
+# A short session: the group waits that long for a member that was killed.
+@kind("consumers", consumer_block=7, session_timeout=2)
+def sums(app: App, topic: str) -> None:
+    """A consumer that adds up the values of each partition."""
+
+    @app.consumer(topic, group=f"{topic}-g")
+    def add(record: Any, connection: Any) -> None:
+        connection.execute(
+            "insert into sums as s values (%s, %s)"
+            " on conflict (partition) do update set n = s.n + excluded.n",
+            (record.partition, record.value),
+        )
+
+
+@kind("relay")
+def relay(app: App, topic: str) -> None:
+    """A relay."""
+    app.topic(topic)
+
+
+@kind("executor", "relay")
+def reexport(app: App, topic: str) -> None:
+    """A pod that exports items again."""
+    items = app.topic(topic, compacted=True)
+
+    @app.entity(items, source="items", key="id")
+    def load_items(connection: Any, keys: list[str]) -> dict[str, Any]:
+        rows = connection.execute(
+            "select id, name, version from items where id = any (%s::int[])",
+            ([*map(int, keys)],),
+        )
+        return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}

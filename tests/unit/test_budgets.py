@@ -1,0 +1,109 @@
+"""What tests take of the CPU is added up by folder; the longest files come first."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+from tests.support.budgets import read_cpu
+from tests.support.order import read_long_files, start_long_first
+from tests.support.pages import ROOT
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n{}"
+CONFIGURATION = """
+from tests.support.budgets import Budgets
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow")
+    config.pluginmanager.register(Budgets({"burns": 0.1}))
+"""
+TESTS = {
+    "burns/test_children.py": """
+import subprocess, sys
+
+def test_burns():
+    code = "import time\\nwhile time.process_time() < 0.8: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+""",
+    "slow/test_marked.py": """
+import pytest, time
+
+@pytest.mark.slow
+def test_is_not_counted():
+    until = time.process_time() + 0.8
+    while time.process_time() < until: pass
+""",
+    "slow/test_other.py": """
+def test_counts(): ...
+""",
+    "waits/test_waiting.py": """
+import threading
+
+def test_waits():
+    threading.Event().wait(0.3)
+""",
+}
+
+
+def test_what_a_process_burns_counts_while_it_runs_and_when_it_has_ended(wait_for):
+    def read_others() -> float:
+        return read_cpu() - time.process_time()
+
+    before = read_others()
+    # A child of the child counts too.
+    inner = [sys.executable, "-c", BURN.format(0.3, "input()")]
+    outer = f"import subprocess; subprocess.run({inner!r})"
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE
+    ) as child:
+        wait_for(lambda: read_others() > before + 0.3, timeout=60, what="it is seen")
+        assert child.poll() is None
+        child.communicate(b"\n")
+    assert read_others() > before + 0.3
+
+
+def test_a_folder_is_told_the_cpu_of_its_everyday_tests(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFIGURATION, encoding="utf-8")
+    for name, text in TESTS.items():
+        file = tmp_path / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "tests"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist.plugin",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = re.findall(r"^(\w+) +([\d.]+) of +\d+(.*)$", done.stdout, re.MULTILINE)
+    told = {folder: float(seconds) for folder, seconds, _ in lines}
+    assert {*told} == {"burns", "slow", "waits"}, done.stdout
+    assert told["burns"] >= 0.7
+    assert told["slow"] + told["waits"] < 0.8, done.stdout
+    assert [folder for folder, _, rest in lines if "too long" in rest] == ["burns"]
+
+
+def test_long_files_come_first_and_the_others_keep_their_order():
+    files = ["c.py", "a.py", "long.py", "b.py", "longer.py"]
+    items = [SimpleNamespace(nodeid=f"{f}::test_{n}") for f in files for n in range(2)]
+    ordered = start_long_first(items, ["longer.py", "long.py"])  # type: ignore[type-var]
+    assert [item.nodeid for item in ordered] == [
+        f"{f}::test_{n}"
+        for f in ("longer.py", "long.py", "c.py", "a.py", "b.py")
+        for n in range(2)
+    ]
+
+
+def test_every_file_that_is_said_to_take_long_is_there():
+    files = read_long_files(ROOT / "pyproject.toml")
+    assert [file for file in files if not (ROOT / file).is_file()] == []
