@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from jobs_lib import exponential
-from jobs_lib.service.parts import PARTS
+from jobs_lib.service.preparation import PARTS
 from tests.support.processes.kinds import home_of, kind
 from tests.support.say import say
 
