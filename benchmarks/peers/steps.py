@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STEPS = ("hinted", "sent", "answered", "put", "started")
 """The hint is read, the claim is sent, is answered, is read, and the handler runs."""
-_DISPATCHER = "jobs_lib dispatcher"
+_DISPATCHER = "jobs_lib executor"
 
 
 class Steps:

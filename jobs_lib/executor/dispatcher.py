@@ -12,8 +12,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import UnavailableError
 from jobs_lib.executor.batch import Batch
 from jobs_lib.executor.claiming.in_flight import name_rows
@@ -23,12 +21,12 @@ from jobs_lib.executor.claiming.scope import SKIP_PAUSE
 from jobs_lib.executor.hand_over import Commands, HandOver
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.executor.settling.settler import SETTLE_WITHIN, Settler
+from jobs_lib.loop import Loop
 from jobs_lib.postgres.values import int_array
 from jobs_lib.postgres.wakeup import Wakeup
-from jobs_lib.telemetry.liveness import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jobs_lib.executor.claiming.claimer import Claimer
     from jobs_lib.executor.claiming.next_groups import Shared
@@ -116,20 +114,24 @@ class Dispatcher:
         self._hand_over = HandOver(
             self._commands, claimer, self._settler, self._poller, self._stopping
         )
-        self._thread = threading.Thread(
-            target=self._dispatch, name="jobs_lib dispatcher", daemon=True
+        self._loop = Loop(
+            "executor",
+            self._dispatch,
+            stopping=self._stopping,
+            failed=self._doubt,
+            ended=self._wakeup.close,
         )
-        self.pulse = Pulse(self._thread.name, self._thread.is_alive)
+        self.pulse = self._loop.pulse
 
     def start(self) -> None:
         """Start the thread; nothing is claimed until origins are acquired."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Stop the thread. Call after the origins have been released."""
         self._stopping.set()
         self._wakeup.set()
-        self._thread.join()
+        self._loop.stop()
 
     def wake(self) -> None:
         """Look whether there is something to do, from any thread."""
@@ -204,30 +206,23 @@ class Dispatcher:
 
     # The dispatcher's thread
 
-    def _dispatch(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            self.pulse.beat()
-            try:
-                with self._database.connect("executor", impatient=True) as connection:
-                    self._settler.note_connected()
-                    round_trip = RoundTrip(
-                        connection,
-                        self._database.queries,
-                        prepare=self._database.prepares,
-                    )
-                    self._recover(round_trip)
-                    while not self._stopping.is_set():
-                        self._round(round_trip)
-                        failures = 0
-                    self._round(round_trip)
-            except BaseException as error:
-                failures += 1
-                self._settler.doubt()
-                self._collect()
-                telemetry.emit("loop.failed", loop="executor", error=error)
-                self._stopping.wait(RECONNECT.delay(failures))
-        self._wakeup.close()
+    def _dispatch(self) -> Iterator[None]:
+        with self._database.connect(self._loop.name, impatient=True) as connection:
+            self._settler.note_connected()
+            round_trip = RoundTrip(
+                connection, self._database.queries, prepare=self._database.prepares
+            )
+            self._recover(round_trip)
+            while not self._stopping.is_set():
+                self._round(round_trip)
+                yield
+            # Once more: it settles and gives back what has ended until now.
+            self._round(round_trip)
+
+    def _doubt(self, _: BaseException) -> None:
+        """Whether the last round was written is not known."""
+        self._settler.doubt()
+        self._collect()
 
     def _recover(self, round_trip: RoundTrip) -> None:
         """Trust nothing that was known: a server has come that may lack commits."""
@@ -265,7 +260,6 @@ class Dispatcher:
         claimer.server = round_trip.server = server
 
     def _round(self, round_trip: RoundTrip) -> None:
-        self.pulse.beat()
         self._commands.run()
         self._collect()
         polls = self._poller.prepare(

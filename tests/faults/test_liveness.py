@@ -46,7 +46,7 @@ def serve(url, monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
     [
-        (Dispatcher, "_collect", "jobs_lib dispatcher"),
+        (Dispatcher, "_collect", "jobs_lib executor"),
         (ThreadWorkers, "_watch", "jobs_lib worker"),
     ],
 )
