@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("binary", "avro", "otel", "metrics", "devstack", "testing")
+EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: What the tests below need besides, in any version that goes with the rest.
 TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
@@ -21,7 +21,10 @@ TOOLS += ["sqlalchemy[asyncio]", "asyncpg", "avro", "psycopg2-binary", "trustme"
 TESTS = ["tests/unit", "tests/security/test_values.py"]
 TESTS += [
     f"tests/integration/test_{name}.py"
-    for name in ("callers", "enqueue", "execute", "kit", "periodic", "schema")
+    for name in (
+        *("callers", "django", "django_tasks", "enqueue", "execute", "kit"),
+        *("periodic", "schema"),
+    )
 ]
 TESTS += ["tests/kafka/test_relay.py", "tests/kafka/test_consumer.py"]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)")
