@@ -23,7 +23,7 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_uses_the_words_links_to_what_they_mean(page):
+def test_a_page_that_says_origin_or_home_topic_links_to_their_page_first(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     # Output and code are shown as they are, and headings are no place for links.
     prose = re.sub(r"```.*?```|`[^`\n]*`|^#.*?$", "", text, flags=re.DOTALL | re.M)

@@ -79,7 +79,7 @@ FIELD = {"name": "more", "type": "int"}
 DEFAULT = {**FIELD, "default": 0}
 
 
-def test_the_table_of_changes_tells_what_the_check_does(modules, tmp_path):
+def test_the_check_judges_each_change_as_the_table_of_the_page_says(modules, tmp_path):
     (schema,) = read_blocks(PAGE, "json")
     base = json.loads(schema)
 
