@@ -367,7 +367,9 @@ def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tm
 @needs_pgbouncer
 @pytest.mark.expects("loop.failed", "fenced")
 @pytest.mark.guarantee("U4", "FP10")
-def test_without_the_setting_the_first_error_names_it(bounced, run_process, wait_for):
+def test_the_first_error_of_an_executor_without_the_setting_names_it(
+    bounced, run_process, wait_for
+):
     worker = run_process("-m", "tests.faults.worker", bounced, "{}")
 
     def find_errors() -> list[str]:
@@ -384,7 +386,7 @@ def test_without_the_setting_the_first_error_names_it(bounced, run_process, wait
 @needs_pgbouncer
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize("servers", [1])
-def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
+def test_a_failed_enqueue_without_the_setting_names_it(bounced):
     one, other = make_app(bounced), make_app(bounced)
     for app in (one, other):
         app.job(name="notify")(lambda job: None)
@@ -402,7 +404,7 @@ def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize("servers", [1])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_without_the_setting_an_error_of_the_callers_statement_names_it(
+def test_an_error_of_the_callers_statement_without_the_setting_names_it(
     bounced, is_async
 ):
     async def count_async(app):
@@ -436,7 +438,9 @@ def test_without_the_setting_an_error_of_the_callers_statement_names_it(
         ("42P01", 'relation "_pg3_0" does not exist', False),
     ],
 )
-def test_only_what_a_pooler_causes_is_taken_for_its_work(state, text, hints):
+def test_only_lost_statements_of_the_driver_or_library_hint_at_a_pooler(
+    state, text, hints
+):
     assert hints_at_pooler(state, text) is hints
 
 

@@ -205,7 +205,7 @@ def attempt_of_late(admin) -> int | None:
 
 @pytest.mark.guarantee("FP14")
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_handlers_that_hold_every_connection_hold_up_nobody_else(
+def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
     url, admin, connect, wait_for, kind
 ):
     app = make_app(url, async_workers=4)

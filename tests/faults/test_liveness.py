@@ -50,7 +50,7 @@ def serve(url, monkeypatch):
         (ThreadWorkers, "_watch", "jobs_lib worker"),
     ],
 )
-def test_a_thread_that_stands_still_or_is_gone_fails_livez(
+def test_a_stuck_or_ended_thread_fails_livez(
     serve, monkeypatch, wait_for, owner, method, name
 ):
     freed, stuck = threading.Event(), threading.Event()

@@ -132,7 +132,7 @@ def test_all_goes_on_where_the_tables_were_restored_from_a_dump(
 
 
 @pytest.mark.guarantee("FP21")
-def test_an_origin_whose_mark_is_of_another_server_is_claimed(
+def test_jobs_of_an_origin_marked_by_another_server_are_claimed(
     database_url, connect, wait_for
 ):
     admin = connect(autocommit=True)

@@ -141,7 +141,7 @@ def test_removing_finished_jobs_holds_up_neither_claims_nor_completions(
         ),
     ],
 )
-def test_a_vacuum_locks_nobody_out_to_cut_off_empty_pages(admin, table, rows):
+def test_an_ordinary_vacuum_does_not_truncate_the_busy_tables(admin, table, rows):
     name = f"jobs_lib.{table.partition(' ')[0]}"
     admin.execute(f"insert into jobs_lib.{table} {rows}")
     size = admin.execute("select pg_relation_size(%s)", (name,)).fetchone()

@@ -131,7 +131,7 @@ def enqueue_with_effect(url: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("ever", [True, False], ids=["lost", "never"])
-def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
+def test_executors_without_a_connection_for_hints_poll_at_the_plain_interval(
     url, connect, wait_for, ever
 ):
     interval = 1.0
@@ -191,7 +191,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
 @pytest.mark.guarantee("J20", "FP8")
 @pytest.mark.parametrize("fault", ["reset", "hold"])
 @pytest.mark.parametrize("asked", ["payload", "start"])
-def test_a_job_whose_question_before_its_handler_fails_pays_no_attempt(
+def test_a_query_that_fails_before_the_handler_costs_no_attempt(
     url, connect, proxy, wait_for, monkeypatch, asked, fault
 ):
     # What waits for a worker is not given back meanwhile.

@@ -226,7 +226,7 @@ def test_a_group_starts_soon_after_its_failing_head_was_cancelled(
 
 
 @pytest.mark.guarantee("J14", "S1")
-def test_no_group_stands_still_while_jobs_beside_it_are_cancelled(
+def test_jobs_start_without_a_long_gap_while_others_are_cancelled(
     database, url, admin, connect, wait_for
 ):
     app, work, started = declare(url)

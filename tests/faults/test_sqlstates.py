@@ -133,9 +133,7 @@ def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name
 
 @pytest.mark.guarantee("FP11")
 @pytest.mark.parametrize("name", ["add", "aadd"])
-def test_an_error_of_the_driver_whose_connection_has_gone_costs_no_attempt(
-    url, app, wait_for, name
-):
+def test_a_driver_error_on_a_lost_connection_costs_no_attempt(url, app, wait_for, name):
     cut: list[socket.socket] = []
 
     def cut_once(connection) -> None:
