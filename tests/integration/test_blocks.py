@@ -241,7 +241,7 @@ def test_rows_of_which_some_are_merged_are_made_into_records(read, write_calm):
 
 
 @pytest.mark.guarantee("W20")
-def test_what_has_no_key_is_not_collected(read, admin):
+def test_a_row_without_a_key_is_not_collected(read, admin):
     admin.execute("insert into jobs_lib.outbox (shard, topic) values (0, 'calm')")
     assert len(read().records) == 1
 
@@ -251,7 +251,7 @@ def test_what_has_no_key_is_not_collected(read, admin):
 @pytest.mark.parametrize(
     "taken", ["owner = gen_random_uuid()", "owner = null", "epoch = epoch + 1"]
 )
-def test_who_has_lost_the_shard_deletes_nothing(
+def test_a_relay_that_lost_its_shard_deletes_nothing(
     database, admin, write, relay, taken, reexports
 ):
     write(1, 2, 3)

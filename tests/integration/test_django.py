@@ -89,7 +89,9 @@ def test_outside_of_an_atomic_block_it_is_refused(app, notify, handler, admin):
     assert count(admin, "jobs") == 0
 
 
-def test_without_djangos_autocommit_its_commit_counts(notify, handler, admin):
+def test_a_job_is_stored_by_djangos_commit_when_autocommit_is_off(
+    notify, handler, admin
+):
     transaction.set_autocommit(False)
     notify.enqueue(db.connection, order=1)
     assert count(admin, "jobs") == 0
@@ -97,7 +99,9 @@ def test_without_djangos_autocommit_its_commit_counts(notify, handler, admin):
     assert count(admin, "jobs") == 1
 
 
-def test_in_a_block_that_is_to_be_rolled_back_it_says_so(notify, handler, admin):
+def test_enqueue_in_a_block_marked_for_rollback_asks_to_roll_back_first(
+    notify, handler, admin
+):
     with transaction.atomic():
         transaction.set_rollback(True)
         with pytest.raises(NoTransactionError, match="roll back first"):
@@ -113,7 +117,7 @@ def test_in_a_block_that_is_to_be_rolled_back_it_says_so(notify, handler, admin)
             notify.enqueue(db.connection, order=1)
 
 
-def test_what_is_refused_costs_no_transaction_of_django(notify, handler, admin):
+def test_a_refused_payload_leaves_djangos_transaction_usable(notify, handler, admin):
     with transaction.atomic():
         with pytest.raises(PayloadError):
             notify.enqueue(db.connection, order="many")

@@ -169,7 +169,7 @@ def test_djangos_signals_tell_of_each_attempt(tasks, wait_for):
 
 
 @pytest.mark.guarantee("U4")
-def test_what_is_no_task_any_more_fails_its_job_and_says_so(tasks, admin, wait_for):
+def test_a_job_whose_task_no_longer_exists_fails_with_its_name(tasks, admin, wait_for):
     given = {"args": [], "kwargs": {}, "backend": "default"}
     app.jobs["django.default"].enqueue(app, task=f"{THERE}.no_task", **given)
 

@@ -114,7 +114,7 @@ def test_a_delayed_job_runs_when_its_delay_is_over(app, connect, wait_for):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_delay_is_refused(work, delay, match):
+def test_an_invalid_delay_is_refused(work, delay, match):
     with pytest.raises(EnqueueError, match=match):
         work.options(delay=delay)
 

@@ -330,7 +330,7 @@ def test_a_stale_owner_can_neither_commit_nor_complete(
     assert admin.execute("select job from effects").fetchall() == [(inside.job_id,)]
 
 
-def test_what_ran_before_in_the_group_is_complete_when_an_effect_commits(
+def test_earlier_jobs_of_the_group_are_complete_when_an_effect_commits(
     app, admin, connect, wait_for
 ):
     unfinished: list[int] = []

@@ -36,7 +36,7 @@ def flood(admin) -> None:
 @pytest.mark.slow
 @pytest.mark.guarantee("J18", "FJ15")
 @pytest.mark.parametrize("stuck", [False, True], ids=["quick", "saturated"])
-def test_what_comes_behind_a_million_of_one_group_starts_within_a_second(
+def test_a_job_behind_a_million_of_one_group_starts_within_a_second(
     app, admin, connect, wait_for, stuck
 ):
     started: list[float] = []
@@ -137,7 +137,7 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["alone", "groups"])
-def test_what_waited_for_a_worker_for_long_keeps_its_place(
+def test_jobs_released_after_a_long_wait_for_a_worker_keep_their_place(
     app, connect, wait_for, monkeypatch, groups
 ):
     # What no worker begins is given back at once, as behind handlers of seconds.

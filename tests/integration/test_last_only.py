@@ -213,7 +213,7 @@ class History:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("FJ17", "I15", "I16", "I17")
-def test_under_every_interleaving_a_run_sees_the_last_committed_state(
+def test_the_last_run_sees_the_last_committed_state_under_every_interleaving(
     app, admin, connect, wait_for
 ):
     admin.execute("create table states (name text, version int)")

@@ -124,7 +124,7 @@ def test_jobs_of_other_types_and_values_pass_those_that_wait_for_a_limit(
     assert runs.most[""] == 1
 
 
-def test_one_slot_goes_to_and_fro_between_two_processes(
+def test_two_processes_take_turns_with_a_single_slot(
     app, admin, connect, wait_for, runs
 ):
     @app.job(limit=1)
@@ -317,9 +317,7 @@ def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
         wait_for(lambda: runs.ended == 2, what="both have run")
 
 
-def test_a_limit_holds_for_jobs_whose_value_is_null_or_a_number(
-    app, admin, connect, wait_for, runs
-):
+def test_a_limit_holds_for_null_and_numeric_values(app, admin, connect, wait_for, runs):
     @app.job(limit=(1, "tenant"))
     def call(job: Job, tenant: int | None) -> None:
         with runs.run(repr(tenant)):
@@ -350,7 +348,7 @@ def test_a_type_has_a_limit_and_a_rate(app, admin, connect, wait_for, runs):
 @pytest.mark.parametrize(
     "given", [0, -1, 1.5, "4", True, 1_001, (2,), (0, "tenant"), (2, 3), ("tenant", 2)]
 )
-def test_what_is_no_limit_is_refused(app, given):
+def test_an_invalid_limit_is_refused(app, given):
     with pytest.raises(ConfigurationError, match="the limit of 'call' is"):
 
         @app.job(limit=given)
@@ -358,7 +356,7 @@ def test_what_is_no_limit_is_refused(app, given):
 
 
 @pytest.mark.parametrize("parameter", ["tenants", "amount"])
-def test_a_limit_by_what_is_no_parameter_or_has_no_text_is_refused(app, parameter):
+def test_a_limit_by_an_unknown_or_float_parameter_is_refused(app, parameter):
     with pytest.raises(ConfigurationError, match=f"limit of 'call'.*'{parameter}'"):
 
         @app.job(limit=(2, parameter))

@@ -40,7 +40,7 @@ def mixed(app):
 
 
 @pytest.mark.parametrize("first", ["publish", "book"])
-def test_only_the_last_runs_though_each_other_job_of_its_group_is_of_another_type(
+def test_only_the_last_job_runs_although_jobs_of_another_type_lie_between(
     app, mixed, admin, connect, wait_for, first
 ):
     publish, _, book, ran = mixed
@@ -111,7 +111,7 @@ def test_the_last_one_may_stand_behind_one_that_waits_for_its_time(
     assert ran == [("book", 1), ("publish", 2)]
 
 
-def test_what_comes_while_the_group_is_busy_counts_as_well(
+def test_a_job_enqueued_while_the_group_is_busy_supersedes_older_ones(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_what_comes_while_the_group_is_busy_counts_as_well(
 
 @pytest.mark.parametrize("options", [{}, {"debounce": 0.05, "max_wait": 1.0}])
 @pytest.mark.parametrize("between", [False, True])
-def test_one_that_has_failed_gives_way_to_a_newer_one_at_once(
+def test_a_failed_last_only_job_gives_way_to_a_newer_one_at_once(
     app, admin, connect, wait_for, options, between
 ):
     ran: list[int] = []
@@ -176,7 +176,7 @@ def test_one_that_has_failed_gives_way_to_a_newer_one_at_once(
     }
 
 
-def test_one_that_fails_while_a_newer_one_waits_gives_way_at_once(
+def test_a_last_only_job_that_fails_while_a_newer_one_waits_gives_way_at_once(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()
@@ -219,7 +219,7 @@ def test_a_new_owner_lets_the_one_that_has_failed_give_way(
     assert ran == [("book", 1), ("publish", 2)]
 
 
-def test_one_that_has_failed_keeps_its_pause_where_nothing_newer_waits(
+def test_a_failed_last_only_job_keeps_its_pause_without_a_newer_one(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()

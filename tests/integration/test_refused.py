@@ -219,7 +219,7 @@ def test_a_group_that_is_no_short_string(database_url, refused, group):
 
 
 @pytest.mark.guarantee("FJ12")
-def test_groups_are_told_apart_by_their_bytes(connect, note):
+def test_groups_keep_their_exact_characters(connect, note):
     groups = [" ", "x ", "X", "x", "\u00e9", "e\u0301", "ü" * 500]
     with connect() as connection:
         for group in groups:

@@ -204,7 +204,7 @@ def test_alembic_prints_the_same(monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == write_sql().strip()
 
 
-def test_what_cannot_be_printed_is_refused(monkeypatch):
+def test_invalid_options_of_printed_sql_are_refused(monkeypatch):
     with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001_\w+ to"):
         write_sql(since="9999")
     # Alembic by itself would take it for short of `0008_enqueue`.

@@ -86,7 +86,7 @@ def spread(admin, partitions: int) -> list[str]:
 
 @pytest.mark.guarantee("S22")
 @pytest.mark.parametrize("partitions", [1, None, 1_000])
-def test_one_hundred_partitions_are_usual_and_one_and_a_thousand_work_as_well(
+def test_all_jobs_run_with_one_hundred_or_a_thousand_partitions(
     database_url, admin, connect, wait_for, partitions
 ):
     app = make_app(database_url, home="work")
@@ -142,7 +142,7 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("prepare", [True, False])
-def test_what_is_done_meanwhile_is_done_once_in_each_exchange(connect, prepare, count):
+def test_an_exchange_calls_meanwhile_once(connect, prepare, count):
     calls: list[bool] = []
     with connect() as connection:
         connection.autocommit = True

@@ -107,7 +107,7 @@ def test_a_pending_job_is_cancelled_and_a_running_one_stops_within_a_second(
 
 @pytest.mark.guarantee("J15")
 @pytest.mark.parametrize("kind", ["type", "origin", "group"])
-def test_what_is_paused_stays_on_all_pods_within_a_second_until_it_is_resumed(
+def test_a_pause_holds_on_all_pods_within_a_second_until_resumed(
     app, admin, connect, database, wait_for, pods, kind
 ):
     ran: list[tuple[float, str, str]] = []

@@ -150,7 +150,7 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
     assert {fields["type"] for fields in unknown} == {"fresh"}
 
 
-def test_a_migration_inside_a_users_own_gives_way_and_keeps_what_that_has_done(
+def test_a_migration_inside_a_users_transaction_gives_way_and_keeps_its_work(
     database_url, connect, wait_for, next_release
 ):
     reader = connect()
