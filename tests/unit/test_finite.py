@@ -330,7 +330,9 @@ def test_no_record_hides_a_number_that_json_has_not(value_type, value, told):
         (Any, {"a": b"\xc3\xa9", "b": (None, {1.5})}, None),
     ],
 )
-def test_what_only_looks_like_it_is_sent(value_type, value, text):
+def test_a_value_that_only_looks_like_a_non_finite_number_is_sent(
+    value_type, value, text
+):
     encoded = JsonCodec(TypeAdapter(value_type)).encode(value)
     assert text is None or encoded.decode() == text
 
@@ -345,7 +347,9 @@ def test_no_topic_has_values_that_can_be_read_only_once(value_type):
 
 
 @pytest.mark.parametrize(("value_type", "value", "text"), KEPT)
-def test_what_only_looks_like_it_is_enqueued(named, value_type, value, text):
+def test_a_value_that_only_looks_like_a_non_finite_number_is_enqueued(
+    named, value_type, value, text
+):
     schema = payload(value_type)
     encoded = schema.encode({"value": value}, 1_000)
     assert schema.encode_many([{"value": value}], 1_000) == [encoded]
