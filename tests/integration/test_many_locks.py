@@ -151,7 +151,7 @@ def test_a_bulk_call_goes_on_with_its_groups_while_another_waits(
 
 
 @pytest.mark.guarantee("FP24", "S9")
-def test_a_large_transaction_waits_at_a_bounded_lock_count_until_the_small_one_commits(
+def test_a_large_transaction_takes_bounded_locks_beside_one_that_holds_a_group(
     connect, admin, wait_for, in_thread
 ):
     large, small = connect(), connect()

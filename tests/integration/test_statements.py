@@ -86,7 +86,7 @@ def spread(admin, partitions: int) -> list[str]:
 
 @pytest.mark.guarantee("S22")
 @pytest.mark.parametrize("partitions", [1, None, 1_000])
-def test_all_jobs_run_with_one_hundred_or_a_thousand_partitions(
+def test_all_jobs_run_with_one_the_usual_hundred_or_a_thousand_partitions(
     database_url, admin, connect, wait_for, partitions
 ):
     app = make_app(database_url, home="work")
