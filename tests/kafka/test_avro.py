@@ -155,7 +155,7 @@ def test_a_consumer_needs_the_registered_schema_alone(
     assert [state for (state,) in rows] == SYMBOLS[1:]
 
 
-def test_of_an_id_the_state_is_sent_as_avro(
+def test_a_state_sent_by_its_id_is_avro(
     release, relay, connect, topic, bootstrap_servers
 ):
     app = release()
@@ -180,7 +180,7 @@ def test_of_an_id_the_state_is_sent_as_avro(
 
 
 @pytest.mark.guarantee("W39")
-def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
+def test_a_transaction_feeds_both_topics_until_the_old_one_is_closed(
     release, relay, connect, topic, bootstrap_servers
 ):
     first, second = topic(1), topic(1)
@@ -225,7 +225,7 @@ def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
             assert record.key.encode() in record.value
 
 
-def test_what_is_no_avro_is_held_and_never_sent(
+def test_a_row_that_is_no_avro_is_held_and_never_sent(
     release, topic, admin, connect, bootstrap_servers, wait_for
 ):
     name = topic(1)

@@ -127,7 +127,7 @@ def test_a_database_of_another_environment_is_refused(make_of, connect):
             app.topic("things").send(connection, key="a", value=1)
 
 
-def test_a_copy_becomes_another_environments_and_forgets_what_waits(
+def test_a_copied_database_becomes_another_environments_and_loses_waiting_rows(
     make_of, connect, admin
 ):
     prod = make_of("prod")

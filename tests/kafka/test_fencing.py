@@ -104,7 +104,9 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, rounds):
+def test_records_that_a_frozen_network_delivers_late_are_refused(
+    stage, own_broker, rounds
+):
     with Proxy.before(stage.url) as database:
         away = stage.start_relay(
             "away",
@@ -133,7 +135,7 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
 
 
 @pytest.mark.expects("loop.failed")
-def test_a_relay_whose_producers_are_refused_makes_new_ones(stage):
+def test_a_relay_makes_new_producers_when_its_own_are_fenced(stage):
     with psycopg.connect(stage.url) as connection:
         row = connection.execute("select id from jobs_lib.installation").fetchone()
     assert row is not None

@@ -176,7 +176,7 @@ def test_a_record_without_a_key_is_held_alone_where_kafka_wants_one(
 
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("I20")
-def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
+def test_a_relay_replaced_while_it_looks_for_refused_records_sends_nothing(
     app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for
 ):
     made: Counter[int] = Counter()

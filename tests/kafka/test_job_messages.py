@@ -103,7 +103,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
 @pytest.mark.expects("loop.failed")
 @seconds(2, 60)
 @pytest.mark.guarantee("S4", "S17", "I22")
-def test_changes_are_told_in_order_once_the_broker_is_back(
+def test_changes_are_sent_in_order_once_the_broker_is_back(
     database_url, admin, own_broker, connect, seconds
 ):
     app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
@@ -173,7 +173,7 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
 
 @seconds(1, 60)
 @pytest.mark.guarantee("S5")
-def test_while_the_database_refuses_the_change_nothing_is_told(
+def test_no_message_is_sent_while_the_database_refuses_the_change(
     database_url, admin, topic, bootstrap_servers, connect, seconds
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)

@@ -55,7 +55,7 @@ def emptied(admin, wait_for):
 
 
 @pytest.mark.guarantee("W8", "W12")
-def test_what_is_committed_late_leaves_in_order(
+def test_rows_that_are_committed_late_leave_in_order(
     app, events, made, connect, bootstrap_servers, emptied, monkeypatch
 ):
     # As if an old snapshot made each look slow; what has no lock is late at once.

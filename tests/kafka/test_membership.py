@@ -128,7 +128,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
 
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK5")
-def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
+def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
     database_url, bootstrap_servers, home, start_process, owned, wait_for
 ):
     def start():

@@ -144,7 +144,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
 @pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("I18", "I19", "I20", "I21")
 @pytest.mark.timeout(180)
-def test_through_every_fault_the_topics_get_what_was_committed_in_order(
+def test_topics_get_all_committed_rows_in_order_through_every_fault(
     stage, server, own_broker
 ):
     faults = Faults(stage, server, own_broker, pods=2)

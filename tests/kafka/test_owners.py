@@ -47,7 +47,7 @@ def environment(app) -> dict[str, str]:
     }
 
 
-def test_owners_say_what_waits_what_runs_and_what_is_not_read_yet(
+def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
     app, admin, connect, wait_for, bootstrap_servers
 ):
     database, settings, home = app.database(), app.settings, app.home

@@ -107,7 +107,9 @@ def test_a_producer_is_not_destroyed_before_its_records_are_answered(
 
 
 @pytest.mark.guarantee("FK14")
-def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
+def test_closing_the_producers_waits_no_longer_than_for_a_transaction(
+    cut_off, destroyed
+):
     began = time.monotonic()
     cut_off.close()
     assert time.monotonic() - began < 10

@@ -96,7 +96,7 @@ def await_read(admin, topic: str, group: str, records: int, wait_for) -> None:
 
 
 @pytest.mark.guarantee("I26", "W63")
-def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
+def test_the_version_of_a_key_never_falls_and_a_deleted_key_stays_deleted(
     make, model, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(2)
@@ -137,7 +137,7 @@ def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
     assert dict(admin.execute(query).fetchall()) == expected
 
 
-def test_what_was_gone_comes_back_by_a_newer_version(
+def test_a_deleted_key_comes_back_with_a_newer_version(
     make, model, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
@@ -150,7 +150,7 @@ def test_what_was_gone_comes_back_by_a_newer_version(
 
 @pytest.mark.guarantee("I26", "W63")
 @pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
-def test_of_an_end_and_a_state_of_equal_version_the_first_to_come_is_older(
+def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
     make, model, admin, bootstrap_servers, topic, wait_for, block
 ):
     name = topic(1)

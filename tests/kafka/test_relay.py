@@ -151,7 +151,7 @@ def test_a_session_of_a_second_leaves_the_relay_its_time(
 
 
 @pytest.mark.parametrize("how", ["python", "sql", "trigger"])
-def test_a_relay_is_told_of_new_rows_and_does_not_wait_for_its_next_look(
+def test_a_hint_of_new_rows_wakes_the_relay_before_its_next_poll(
     database_url, bootstrap_servers, topic, connect, admin, wait_for, how
 ):
     app = make_app(
@@ -210,7 +210,7 @@ def test_bytes_are_relayed_unchanged(
     assert [(r.key, r.value) for r in others] == [("", b""), ("a", None)]
 
 
-def test_what_does_not_fit_the_topic_is_refused(states, connect):
+def test_a_value_or_key_that_does_not_fit_the_topic_is_refused(states, connect):
     with connect() as connection:
         filled_wrongly: Any = {"name": "a", "n": "one", "version": 1}
         for value in ({"name": 1}, None, State(**filled_wrongly), object()):

@@ -76,7 +76,7 @@ def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage
 
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FK14")
-def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
+def test_rows_without_a_confirmed_delivery_are_sent_again(stage, own_broker):
     write(stage, 40)
     before = stage.count_left()
     # It dies while it waits for the delivery.
@@ -183,7 +183,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
 @pytest.mark.guarantee("W9")
 # The broker may take long to abort what the killed one has left open.
 @pytest.mark.expects("loop.failed")
-def test_of_several_relays_of_one_shard_one_sends_until_it_is_gone(stage):
+def test_one_of_several_relays_sends_a_shard_until_it_ends(stage):
     for pod in ("r0", "r1"):
         stage.start_relay(pod)
     with psycopg.connect(stage.url, autocommit=True) as admin:

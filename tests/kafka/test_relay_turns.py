@@ -45,7 +45,7 @@ def declare(app, topic):
 @pytest.mark.parametrize(
     "error", [psycopg.errors.QueryCanceled, psycopg.OperationalError]
 )
-def test_a_loader_whose_database_fails_holds_its_own_keys_alone(
+def test_a_loader_with_a_failing_database_holds_its_own_keys_alone(
     app, declare, topic, database, admin, connect, wait_for, error
 ):
     failing = threading.Event()

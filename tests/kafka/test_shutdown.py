@@ -114,7 +114,7 @@ def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_
     assert {row[1:] for row in rows} == {(0, 0)}
 
 
-def test_whoever_waits_for_kafka_lives_and_is_not_ready(
+def test_a_pod_that_waits_for_kafka_is_live_and_not_ready(
     database_url, wait_for, start_process
 ):
     port = free_port()

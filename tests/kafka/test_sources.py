@@ -98,7 +98,7 @@ def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
 
 @pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("S13", "I11", "I13")
-def test_origins_have_one_owner_each_who_alone_runs_their_jobs(
+def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
     pods, owners, admin, wait_for
 ):
     every = [f"{pods.home}/{n}" for n in range(ORIGINS)]

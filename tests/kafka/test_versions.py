@@ -149,7 +149,7 @@ def test_a_re_export_gives_the_end_of_a_deleted_row_its_version(states, admin, r
 
 
 @pytest.mark.guarantee("W45", "W25")
-def test_a_re_export_sends_no_end_whose_version_nobody_knows(states, admin, relayed):
+def test_a_re_export_sends_no_end_of_unknown_version(states, admin, relayed):
     admin.execute("insert into aircraft values ('N1', 8)")
     reexport(admin, states, "N1", "gone")
     with heard("version.missing") as told:
@@ -159,7 +159,7 @@ def test_a_re_export_sends_no_end_whose_version_nobody_knows(states, admin, rela
     assert counted.fetchone() == ("finished", 1, 1)
 
 
-def test_where_states_have_no_version_a_re_export_sends_ends(
+def test_a_re_export_of_states_without_versions_sends_ends(
     app, topic, admin, bootstrap_servers, wait_for
 ):
     plain = app.topic(topic(1), value=dict[str, int], compacted=True)
@@ -172,7 +172,7 @@ def test_where_states_have_no_version_a_re_export_sends_ends(
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_from_sql_without_a_version_is_told(states, app, connect, relayed):
+def test_an_end_from_sql_without_a_version_is_reported(states, app, connect, relayed):
     app.topic("plain", value=int, compacted=True)
     send = "select jobs_lib.send(%s, %s, %s)"
     with connect() as connection:
@@ -214,7 +214,7 @@ def test_an_end_that_stands_for_others_has_their_version(
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_whose_version_nobody_knows_is_told_once(states, connect, relayed):
+def test_ends_of_unknown_version_are_reported_once(states, connect, relayed):
     with connect() as connection:
         states.send_current(connection, key="gone")
         states.send_current(connection, key="gone, too")
@@ -226,7 +226,7 @@ def test_an_end_whose_version_nobody_knows_is_told_once(states, connect, relayed
 
 
 @pytest.mark.guarantee("W45")
-def test_what_is_only_marked_as_deleted_ends_with_the_version_of_that_change(
+def test_the_end_of_a_soft_deleted_row_has_the_version_of_that_change(
     app, topic, admin, bootstrap_servers, wait_for
 ):
     admin.execute("create table things (id text primary key, version int, gone bool)")
