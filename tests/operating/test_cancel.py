@@ -72,7 +72,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     assert became == {job: "requested"}
 
 
-def test_an_origin_that_nobody_ever_owned_is_locked_too(database, connect):
+def test_a_cancellation_locks_an_origin_that_never_had_an_owner(database, connect):
     admin = connect(autocommit=True)
     job = add_job(admin, origin="orders/5")
     assert cancel(database, [job]) == {job: "cancelled"}

@@ -195,7 +195,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_wrong_is_named_with_the_way_out(
+def test_the_check_names_each_fault_with_the_way_out(
     database, connect, wait_for, request, fault, level, name, what, way_out
 ):
     bench = faults.Bench(connect(autocommit=True), database, request)

@@ -172,7 +172,9 @@ def test_each_reason_is_named_with_its_values(
     assert any(re.search(text, reason.text) for reason in found.reasons), found
 
 
-def test_who_waits_in_a_group_is_told_why_its_head_waits(database, connect):
+def test_explain_names_the_reason_for_which_the_head_of_the_group_waits(
+    database, connect
+):
     admin = connect(autocommit=True)
     job = behind_the_head(admin)
     head = explain(database, job).head

@@ -183,7 +183,7 @@ def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
     assert left == [(2,), (unfinished,)]
 
 
-def test_claims_of_processes_that_nobody_knows_are_forgotten(database, connect):
+def test_old_claims_of_unknown_processes_are_deleted(database, connect):
     admin = connect(autocommit=True)
     known = add_owner(admin)
     add_claim(admin, known, 1)
@@ -214,7 +214,7 @@ def test_how_many_rows_a_day_has_does_not_matter_to_its_drop(database, connect):
     assert written[1] < written[0] + 1_000_000, written
 
 
-def test_a_role_that_owns_no_table_can_maintain_but_not_drop_what_is_kept(
+def test_a_role_without_tables_can_maintain_history_but_not_drop_kept_days(
     database, connect
 ):
     admin = connect(autocommit=True)
@@ -341,7 +341,7 @@ def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkey
 
 
 @pytest.mark.guarantee("FP13")
-def test_a_transaction_that_stays_open_is_told_by_its_pid(
+def test_a_transaction_that_stays_open_is_reported_by_its_pid(
     database, connect, wait_for, caplog
 ):
     holder = connect()

@@ -87,7 +87,7 @@ def test_lists_are_filtered_and_paged(database, connect):
         ({"filter": Filter(since=datetime.now(UTC))}, "listed by time"),
     ],
 )
-def test_what_cannot_be_listed_is_refused(database, arguments, message):
+def test_invalid_list_arguments_are_refused(database, arguments, message):
     with pytest.raises(OperatingError, match=message):
         list_jobs(database, **arguments)
 

@@ -161,7 +161,7 @@ def test_each_job_that_is_left_has_its_reason(database, connect):
     assert "it has failed 2 times" in left[failed].text
 
 
-def test_the_command_says_what_it_took_and_why_it_left_the_others(command, connect):
+def test_the_retry_command_names_the_jobs_it_left_and_why(command, connect):
     admin = connect(autocommit=True)
     failed, available = add_failed(admin), add_job(admin)
     delayed = add_job(admin, state="scheduled", run_at=LATER)
