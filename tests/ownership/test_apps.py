@@ -185,7 +185,7 @@ def test_an_app_that_has_lost_an_origin_commits_nothing(
 
 
 @pytest.mark.guarantee("J40")
-def test_a_check_is_red_when_nobody_alive_knows_a_type(
+def test_the_check_fails_when_no_live_executor_knows_a_type(
     database_url, admin, connect, wait_for
 ):
     one, ran_one = make_pod(database_url, "a", name="billing")
@@ -225,7 +225,7 @@ def test_an_explanation_asks_the_owner_that_knows_the_type(
 
 
 @pytest.mark.guarantee("J40")
-def test_what_only_another_app_knows_keeps_nothing_back(
+def test_jobs_of_another_app_do_not_hold_up_jobs_behind_them(
     database_url, admin, connect, wait_for
 ):
     one, ran = make_pod(database_url, "a", name="billing")
@@ -278,7 +278,7 @@ def test_a_cancellation_waits_for_the_claims_of_every_app(
 
 
 @pytest.mark.guarantee("J40")
-def test_what_any_app_has_claimed_goes_on_behind_a_cancelled_head(
+def test_a_job_claimed_by_another_app_stays_available_behind_a_cancelled_head(
     database_url, admin, connect
 ):
     two, _ = make_pod(database_url, "b", name="shipping")
@@ -416,7 +416,7 @@ def test_a_start_that_is_refused_leaves_nothing_running(database_url, admin):
 
 
 @pytest.mark.guarantee("J40")
-def test_one_name_with_other_types_is_refused_with_the_way_out(
+def test_an_app_of_the_same_name_with_other_types_is_refused_with_the_way_out(
     database_url, admin, connect, wait_for
 ):
     one, ran = make_pod(database_url, "a")

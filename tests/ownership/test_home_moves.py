@@ -56,7 +56,7 @@ def pods(database_url, connect, admin):
 
 @pytest.mark.guarantee("S9", "S21")
 @pytest.mark.parametrize("partitions", [PARTITIONS, 16])
-def test_who_knows_the_old_home_enqueues_into_the_new_one(
+def test_a_program_that_knows_the_old_home_enqueues_into_the_new_one(
     pods, admin, connect, partitions
 ):
     app, knows_old, knows_new = pods
@@ -82,7 +82,9 @@ def test_the_hint_names_the_origin_in_which_the_job_lies(pods, admin, connect):
 
 
 @pytest.mark.guarantee("S9")
-def test_many_jobs_by_who_knows_the_old_home_lie_in_the_new_one(pods, admin, connect):
+def test_enqueue_many_by_a_program_that_knows_the_old_home_uses_the_new_one(
+    pods, admin, connect
+):
     app, knows_old, _ = pods
     # As many partitions as before: the number alone does not tell.
     declare_topic(app, "orders", home=True, partitions=16)
@@ -169,7 +171,7 @@ def test_groups_stay_in_order_while_their_home_is_adopted(
         assert [n for (n,) in rows] == [*range(60)]
 
 
-def test_what_stays_in_the_home_before_runs_after_the_move(
+def test_jobs_that_stay_in_the_old_home_run_after_the_move(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)
