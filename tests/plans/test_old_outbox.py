@@ -225,7 +225,7 @@ def test_no_row_that_is_let_go_is_passed_over(admin, eyes, gone, many):
     assert eyes.read(1) == ["k", "k"]
 
 
-def test_what_is_known_of_a_server_is_not_used_for_another(admin, eyes, gone):
+def test_marks_of_one_server_are_not_used_for_another(admin, eyes, gone):
     eyes.know(admin)
     eyes.settle()
     eyes.settle()
@@ -244,7 +244,7 @@ def test_what_is_known_of_a_server_is_not_used_for_another(admin, eyes, gone):
     assert eyes.read(0) == ["k"]
 
 
-def test_while_looks_are_quick_all_are_complete(admin, eyes, monkeypatch):
+def test_all_polls_are_complete_while_polls_are_quick(admin, eyes, monkeypatch):
     admin.execute(WRITE + "values (0, 'events', 'k', '', 0)")
     eyes.look()
     assert eyes.starts.due_at < math.inf

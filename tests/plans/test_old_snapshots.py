@@ -94,13 +94,13 @@ def settle_marks(poller, look) -> None:
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_look_does_not_grow_with_what_came_and_went(poller, look, gone):
+def test_a_poll_does_not_grow_with_rows_that_came_and_went(poller, look, gone):
     assert look(complete=True) > 500
     settle_marks(poller, look)
     assert look() < 400
 
 
-def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
+def test_a_short_poll_finds_new_jobs(database, admin, poller, look, gone):
     settle_marks(poller, look)
     claimer = poller._claimer
     for position in claimer.cursors.values():
@@ -128,9 +128,7 @@ def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
     assert pages < 400
 
 
-def test_what_was_scheduled_for_long_ago_is_found_by_a_complete_look(
-    admin, poller, look, gone
-):
+def test_a_complete_poll_finds_a_job_scheduled_for_long_ago(admin, poller, look, gone):
     settle_marks(poller, look)
     admin.execute(
         "insert into jobs_lib.jobs (origin, type, payload, state, run_at) values"
