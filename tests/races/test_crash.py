@@ -76,7 +76,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
 
 
 @pytest.mark.guarantee("S14", "FP1")
-def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
+def test_claimed_jobs_of_a_dead_process_run_before_waiting_ones(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)
@@ -108,7 +108,7 @@ def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
 
 
 @pytest.mark.guarantee("S14", "FP1")
-def test_what_was_in_flight_comes_next_though_slow_jobs_fill_all_workers(
+def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_workers(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)

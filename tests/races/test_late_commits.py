@@ -49,7 +49,7 @@ def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
     assert scene.ends(failed) == ["superseded"]
 
 
-def test_a_lower_id_comes_into_a_group_whose_lane_is_in_flight(scene):
+def test_a_job_of_lower_id_waits_while_the_lane_of_its_group_is_in_flight(scene):
     slow = scene.begin()
     late = scene.enqueue(slow, group="g", ordered=False)
     first, second = (scene.enqueue(group="g", ordered=False) for _ in range(2))
@@ -85,7 +85,7 @@ def test_a_late_job_between_two_of_a_lane_in_flight_is_not_forgotten(scene):
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
+def test_the_second_transaction_of_a_group_draws_its_id_second(scene, commits):
     first, second = scene.begin(), scene.begin()
     early = scene.enqueue(first, group="g")
     with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -142,7 +142,7 @@ def test_a_late_job_far_down_waits_for_no_other_transaction(scene, monkeypatch, 
     other.rollback()
 
 
-def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
+def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
     monkeypatch.setattr("jobs_lib.executor.claiming.late_commits.SLICE", 2)
     monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._SPAN", 2)
     other, old = scene.begin(), scene.begin()
@@ -169,7 +169,7 @@ def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
     assert waiting
 
 
-def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
+def test_a_trail_yields_the_cursors_from_before_an_ended_transaction():
     trail = Trail()
     assert trail.note(0.0, {"o": 10}, 5, []) == [{}]
     # Nothing has ended.
@@ -187,7 +187,7 @@ def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
     assert trail.note(61.0, {"o": 99}, 901, []) == [{"o": 70}, {"o": 50}]
 
 
-def test_one_long_answer_pauses_the_sweep_for_half_a_second_at_most():
+def test_a_long_answer_pauses_the_sweep_for_half_a_second_at_most():
     late_commits, cursors = LateCommits(), {ORIGIN: Cursor(1, at=9)}
     cursors[ORIGIN].near.want(0)
     for took, pause in ((4.0, 0.5), (0.001, 0.05), (0.02, 0.4)):

@@ -91,7 +91,7 @@ def test_three_crashes_are_three_attempts(scene):
 # Pauses, and what is settled together
 
 
-def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene):
+def test_a_pod_with_all_origins_paused_sees_one_resumed(scene):
     scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
     job = scene.enqueue()
     pod = scene.pod(ORIGIN)
@@ -100,7 +100,7 @@ def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene
     assert run(pod) == [job]
 
 
-def test_a_hint_right_after_the_take_over_does_not_start_what_is_paused(scene):
+def test_a_hint_right_after_the_take_over_starts_no_paused_job(scene):
     job = scene.enqueue()
     scene.admin.execute("insert into jobs_lib.pauses values ('type', 'work')")
     pod = scene.pod()
