@@ -138,7 +138,7 @@ def test_a_resumed_load_is_loading_until_all_ranges_are_in(database):
     assert reexport.resume(database, "aircraft").state == "running"
 
 
-def test_it_ends_when_every_key_is_sent_or_superseded(database, running):
+def test_a_re_export_ends_when_every_key_is_sent_or_superseded(database, running):
     text = "update jobs_lib.reexports set sent = %s, superseded = 20 returning id"
     query(database, text, 479)
     progress = reexport.status(database, "aircraft")
@@ -158,7 +158,7 @@ def test_the_rate_is_changed_while_it_runs(database, running):
         reexport.set_rate(database, "aircraft", 0)
 
 
-def test_an_entity_that_was_never_reexported_is_told_how(database):
+def test_the_status_of_an_entity_never_re_exported_names_the_command(database):
     with pytest.raises(ReexportError, match="reexport start workers"):
         reexport.status(database, "workers")
 

@@ -120,7 +120,7 @@ def test_a_missing_table_or_column_is_named(database, entity):
 @pytest.mark.parametrize(
     "values", [{"rate": 0}, {"rate": 10**8}, {"chunk": 0}, {"ranges": 0}]
 )
-def test_what_is_out_of_range_is_refused(database, values):
+def test_options_out_of_range_are_refused(database, values):
     make_table(database, ["N1"])
     with pytest.raises(ReexportError, match="not "):
         begin(database, make_entity(), **{"rate": 100, **values})

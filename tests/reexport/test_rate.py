@@ -120,7 +120,7 @@ def test_many_takers_share_one_bucket(database, limited):
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled", "finished"])
-def test_nothing_is_granted_unless_it_goes_on(database, limited, state):
+def test_a_re_export_that_does_not_run_is_granted_no_records(database, limited, state):
     limited(6_000)
     query(
         database,
