@@ -167,7 +167,7 @@ def test_a_topic_that_may_not_be_created_is_named(secured_app, grant):
         apply_topics(app)
 
 
-def test_whoever_has_all_rights_consumes_and_sends(
+def test_a_user_with_all_rights_consumes_and_sends(
     secured, secured_app, secured_topic, grant, connect, wait_for
 ):
     read, written = secured_topic(), secured_topic()
@@ -257,7 +257,7 @@ def test_a_sidecar_that_may_not_ask_for_the_group_does_not_start(
 
 
 @pytest.mark.slow
-def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back(
+def test_a_service_reports_a_changed_password_and_goes_on_when_it_is_back(
     secured,
     secured_app,
     secured_topic,

@@ -160,7 +160,9 @@ def test_an_unknown_key_or_value_is_refused_at_the_start(key, value, what):
         ("transactional.id", "mine", "each shard"),
     ],
 )
-def test_what_would_lose_records_or_is_set_otherwise_is_refused(key, value, needed):
+def test_settings_that_would_lose_records_or_have_another_place_are_refused(
+    key, value, needed
+):
     text = refuse({key: value})
     assert key in text
     assert needed in text
@@ -179,7 +181,7 @@ def test_what_would_lose_records_or_is_set_otherwise_is_refused(key, value, need
         ("auto.offset.reset", "earliest"),
     ],
 )
-def test_what_is_forced_may_be_said_again(made, key, value):
+def test_a_forced_setting_may_be_repeated(made, key, value):
     client.check_settings(load_settings(**NOWHERE, kafka={key: value}))
     _, consumer, producer = made
     assert (producer["acks"], producer["enable.idempotence"]) == ("all", True)
