@@ -173,7 +173,7 @@ def test_keys_that_are_not_sent_yet_hold_the_loader_up(database, begun):
     ("room", "idle", "wave"),
     [(0, False, []), (10, False, [3]), (25, False, [3, 5]), (0, True, [3])],
 )
-def test_a_wave_holds_as_many_chunks_as_there_is_room_for(room, idle, wave):
+def test_a_wave_holds_as_many_ranges_as_there_is_room_for(room, idle, wave):
     assert next_wave([(3, 10), (5, 10), (6, 10)], room, idle=idle) == wave
 
 
