@@ -81,7 +81,7 @@ def test_imports_are_found_inside_functions_too():
     assert find_imports("from . import a\nfrom jobs_lib import App\n") == set()
 
 
-def test_nobody_is_given_a_libpq_without_asking_for_it():
+def test_the_library_depends_on_psycopg_without_a_bundled_libpq():
     of_psycopg = [one for one in PROJECT["dependencies"] if one.startswith("psycopg")]
     assert of_psycopg
     assert not [one for one in of_psycopg if "[" in one or "binary" in one]

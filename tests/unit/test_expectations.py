@@ -41,7 +41,7 @@ def test_the_log_of_another_process_is_read():
     assert own.take() == lines[0]
 
 
-def test_what_a_take_over_costs_a_process_has_one_name():
+def test_the_name_fenced_covers_all_events_of_a_take_over():
     own = Watch()
     with own.expecting(["fenced"]):
         own.note("jobs.fenced", {"ids": [7]})
@@ -52,7 +52,7 @@ def test_what_a_take_over_costs_a_process_has_one_name():
 
 
 @pytest.mark.parametrize("code", ["COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR"])
-def test_what_a_broker_says_while_it_starts_is_nobodys_failure(code):
+def test_errors_of_a_starting_broker_are_no_failures(code):
     own = Watch()
     error = f"KafkaException: Failed to initialize Producer ID: Broker: … ({code})"
     own.note("loop.failed", {"loop": "relay shard 1", "error": error})
@@ -67,7 +67,7 @@ def test_many_are_shortened():
 
 
 @pytest.mark.expects("loop.failed")
-def test_what_a_mark_or_a_listener_names_is_expected():
+def test_an_event_named_by_a_mark_or_a_listener_is_expected():
     telemetry.emit("loop.failed", loop="test", error=ValueError("made to fail"))
     with heard("jobs.fenced"):
         telemetry.emit("jobs.fenced", ids=[7])

@@ -29,7 +29,7 @@ def test_a_floor_is_below_the_head_and_where_nothing_can_appear(floors):
     assert floors.find(GROUP) == 99
 
 
-def test_what_is_found_behind_the_cursor_lowers_the_floor(floors):
+def test_a_job_found_behind_the_cursor_lowers_the_floor(floors):
     floors.lower(GROUP, 90)
     assert floors.find(GROUP) == 80
     floors.lower(GROUP, 50)

@@ -28,7 +28,7 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.guarantee("J4")
-def test_what_is_as_deep_as_can_be_read_is_enqueued_and_read():
+def test_a_payload_of_the_greatest_depth_is_enqueued_and_read():
     payload = Payload("work", work, globals())
     value = nested(MOST_LEVELS - 1)
     encoded = payload.encode({"data": value}, MEGABYTE)
@@ -37,7 +37,7 @@ def test_what_is_as_deep_as_can_be_read_is_enqueued_and_read():
 
 @pytest.mark.guarantee("J4")
 @pytest.mark.parametrize("levels", [MOST_LEVELS, MOST_LEVELS + 40])
-def test_what_is_deeper_is_refused_with_its_depth_and_the_way_out(levels):
+def test_a_deeper_payload_is_refused_with_its_depth_and_the_way_out(levels):
     payload = Payload("work", work, globals())
     for refused in (
         lambda: payload.encode({"data": nested(levels)}, MEGABYTE),

@@ -52,7 +52,7 @@ def test_links_that_lead_somewhere_are_left_alone(project):
         ("../", "leads out of the project"),
     ],
 )
-def test_a_dead_link_is_told_with_its_line(project, link, told):
+def test_a_dead_link_is_reported_with_its_line(project, link, told):
     [line] = dead(project, f"text\n\nmore [text]({link})\n")
     assert line.startswith(f"page.md:3: {link}")
     assert told in line

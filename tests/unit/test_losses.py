@@ -50,14 +50,14 @@ def test_losses_together_with_the_other_connection_count_from_the_fifth_on():
     assert results == [Result.SNOOZED] * 4 + [Result.DISCARDED]
 
 
-def test_what_is_not_written_is_not_counted():
+def test_a_loss_that_is_not_written_is_not_counted():
     losses, job = Losses(TYPES), make_job()
     outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
     for _ in range(5):
         assert losses.judge([outcome], 5)[0].result is Result.SNOOZED
 
 
-def test_any_other_end_begins_the_count_anew():
+def test_any_other_end_resets_the_count_of_losses():
     failed = [Outcome(make_job(), Result.RETRIED)]
     for completed in (True, False):
         losses, job = Losses(TYPES), make_job()
@@ -67,7 +67,9 @@ def test_any_other_end_begins_the_count_anew():
 
 
 @pytest.mark.guarantee("FP12")
-def test_what_the_server_always_refuses_never_counts_and_comes_more_rarely(monkeypatch):
+def test_a_loss_to_a_refusing_server_never_counts_and_is_retried_more_rarely(
+    monkeypatch,
+):
     monkeypatch.setattr(random, "random", lambda: 1.0)
     with pytest.raises(UnavailableError, match="refused") as refused:
         refuse_lost(lost=False, error=psycopg.errors.DiskFull("no room"), since=10.0)

@@ -35,7 +35,7 @@ def told(monkeypatch):
     return told
 
 
-def test_what_has_started_is_not_looked_through_again(collector):
+def test_the_collector_does_not_scan_startup_objects_again(collector):
     tune_memory()
     assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold()[0] >= 20_000

@@ -60,17 +60,17 @@ def test_a_revision_leaves_the_release_before_at_work(revision):
         ("create index of_type on jobs (type);", "index on jobs"),
     ],
 )
-def test_what_would_stop_pods_is_found(upgrade, told):
+def test_statements_that_would_stop_pods_are_found(upgrade, told):
     assert [told in breach for breach in breaches(upgrade)] == [True]
 
 
-def test_what_a_function_does_is_not_done_by_the_revision():
+def test_statements_inside_a_function_are_not_counted_as_the_revisions():
     made = "create function f() as $function$ begin drop table day; end $function$;"
     assert breaches(made) == []
     assert breaches(f"{made} drop table jobs; {made}") != []
 
 
-def test_a_table_that_the_revision_makes_is_in_nobodys_way():
+def test_an_index_on_a_table_of_the_same_revision_is_allowed():
     index = "create index of_type on jobs (type);"
     assert breaches(f"create table jobs (id int); {index}") == []
     assert breaches(f"create table others (id int); {index}") != []

@@ -109,7 +109,7 @@ def test_an_order_of_states(order, repeats, broken):
 
 
 @pytest.mark.guarantee("I40")
-def test_a_record_that_nobody_committed():
+def test_the_judge_finds_a_record_that_was_not_committed():
     rows = write(5)
     committed = rows[1:]  # the first one was rolled back
     assert look(committed, send(rows)).broken == {"I19"}
@@ -197,7 +197,7 @@ def test_keys_are_judged_one_by_one_and_all_is_counted():
     assert verdict.delay(0.5) == 0.5
 
 
-def test_what_is_held_may_be_left_and_comes_back_under_its_id():
+def test_a_held_row_may_stay_and_return_under_its_id():
     rows = write(3)
     assert not look(rows, send(rows[:2]), left={3}).violations
     # Let go: inserted once more, after others.

@@ -20,7 +20,7 @@ def passed():
     return passed
 
 
-def test_as_many_of_each_value_are_taken_as_there_is_room_for(passed):
+def test_jobs_of_each_value_are_taken_up_to_its_room(passed):
     taken = passed.take(ORIGINS, ())
     assert sorted(value for value, _, _ in taken) == ["a", "a", "b", "b"]
     assert len(passed) == 2
@@ -38,7 +38,7 @@ def test_the_oldest_of_an_origin_comes_first(passed):
     assert [job_id for value, _, job_id in taken if value == "a"] == [1, 3]
 
 
-def test_what_is_met_again_is_kept_once(passed):
+def test_a_job_passed_over_twice_is_kept_once(passed):
     passed.add("local/1", "a", 1)
     assert len(passed) == 6
     assert 1 in passed
@@ -62,7 +62,7 @@ def test_origins_that_are_given_away_take_theirs_along(passed):
     assert not passed.values
 
 
-def test_there_is_an_end_to_what_is_kept(passed, monkeypatch):
+def test_the_number_of_passed_jobs_is_limited(passed, monkeypatch):
     monkeypatch.setattr(module, "MOST", 6)
     passed.add("local/0", "c", 7)
     assert passed.is_overflown

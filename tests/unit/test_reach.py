@@ -50,7 +50,7 @@ def test_any_answer_counts(make_reach, answer):
     assert not reach.is_lost()
 
 
-def test_to_send_nothing_is_no_answer(make_reach):
+def test_sending_nothing_counts_as_no_answer(make_reach):
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
     reach = make_reach(0.0)
     producers = ShardProducers(settings, UUID(int=1), threading.Event(), reach)

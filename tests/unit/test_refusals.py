@@ -117,7 +117,7 @@ def test_a_block_for_thousands_of_missing_topics_asks_for_each_once(producers, c
     assert client.produced <= 3 * len(records)
 
 
-def test_what_came_before_a_refused_record_of_its_key_is_sent(producers, client):
+def test_records_before_a_refused_one_of_their_key_are_sent(producers, client):
     records = [
         record(1, key="a"),
         record(2, TOO_LARGE, "a"),

@@ -32,7 +32,7 @@ def line(ends):
     return line
 
 
-def test_a_turn_takes_what_waits_and_ends(line, ends):
+def test_a_turn_takes_the_waiting_jobs_and_ends(line, ends):
     line.waiting.extend(["first", "second"])
     turn = line.turn
     assert [turn.take(), turn.take(), turn.take()] == ["first", "second", None]
@@ -75,7 +75,7 @@ class Interrupted:
         """The attempt has failed."""
 
 
-def test_a_turn_whose_thread_an_error_ends_is_over(line, ends):
+def test_a_turn_ends_when_an_error_ends_its_thread(line, ends):
     runner: Any = Interrupted()
     workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
     lane = Lane("local/0", 1, None, 1, UUID(int=1), Finished())

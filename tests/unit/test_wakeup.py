@@ -23,9 +23,7 @@ def wakeup():
         yield w
 
 
-def test_what_is_set_while_the_sleeper_wakes_costs_no_later_call(
-    wakeup, wait_for, monkeypatch
-):
+def test_a_set_during_a_wake_does_not_lose_the_next_one(wakeup, wait_for, monkeypatch):
     def read(descriptor: int, size: int) -> bytes:
         wakeup.set()  # another thread, just now
         return os_read(descriptor, size)
@@ -64,9 +62,7 @@ def test_a_process_with_thousands_of_descriptors_sleeps_and_wakes(wakeup):
             assert high.wait(60) == []
 
 
-def test_a_connection_that_fails_once_nobody_waits_is_not_told_of(
-    wait_for, monkeypatch
-):
+def test_a_connection_failure_after_the_close_is_not_reported(wait_for, monkeypatch):
     asked, answer = threading.Event(), threading.Event()
     database = Database("dbname=none", "any")
 
