@@ -120,7 +120,7 @@ def find_refused(failures):
     return [one for one in errors if isinstance(one, psycopg.Error | str)]
 
 
-def test_every_command_that_opens_a_database_is_among_those_that_are_tried():
+def test_every_command_that_opens_a_database_is_tried_here():
     known = [*COMMANDS, *SERVICES, *WITHOUT_DATABASE]
     for leaf in leaves(cli):
         assert any(f"{one} ".startswith(f"{leaf} ") for one in known), leaf
@@ -234,7 +234,7 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
     assert Database(empty_url).check_version(latest) == latest
 
 
-def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
+def test_migrations_use_the_direct_url_past_the_pooler(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
     migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
     latest = migrations.latest_version()
@@ -262,7 +262,7 @@ def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
-def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
+def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
     bounced, admin, bootstrap_servers, topic, wait_for, servers
 ):
     name = topic(1)

@@ -119,7 +119,7 @@ def living(before: set[threading.Thread]) -> int:
 
 @pytest.mark.guarantee("FJ19")
 @pytest.mark.parametrize("kind", ["plain", "batch"])
-def test_a_thread_that_is_ended_from_outside_is_replaced_and_told(
+def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
     url, app, connect, wait_for, monkeypatch, kind
 ):
     """As libraries do it that end a handler in time: it may come right behind it."""
@@ -231,13 +231,13 @@ def test_a_listener_that_raises_ends_no_thread(url, app, connect, wait_for):
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FJ19")
 @each
-def test_an_odd_error_can_be_told_in_the_log(caplog, make):
+def test_an_odd_error_is_logged_in_one_short_line(caplog, make):
     emit("loop.failed", loop=make.__name__, error=make())
     (line,) = [r.getMessage() for r in caplog.records if make.__name__ in r.message]
     assert len(line) < 3_000
 
 
-def test_a_secret_that_the_cut_went_through_is_not_shown():
+def test_a_secret_at_the_cut_of_a_long_error_is_not_shown():
     keep_secret(["open-sesame-open-sesame"])
     for pad in range(19_970, 20_010):
         text = describe(JobsError(pad * "\0" + "open-sesame-open-sesame" + 99 * "x"))
