@@ -219,9 +219,7 @@ def write_calm(admin):
     return write_calm
 
 
-def test_rows_that_leave_as_they_lie_are_sent_as_they_were_read(
-    read, write, write_calm
-):
+def test_rows_that_need_no_merge_are_sent_as_plain_rows(read, write, write_calm):
     write(1, 9 * MIB // 1_000, None)
     write_calm("a", None, "b", None)
     block = read()
@@ -232,7 +230,7 @@ def test_rows_that_leave_as_they_lie_are_sent_as_they_were_read(
     ]
 
 
-def test_rows_of_which_some_are_merged_are_made_into_records(read, write_calm):
+def test_rows_with_repeated_keys_are_merged_into_records(read, write_calm):
     write_calm("a", "b", "a")
     block = read()
     assert not isinstance(block.outgoing, PlainRows)
@@ -333,7 +331,7 @@ def reexporting(database, admin, owned):
 @pytest.mark.parametrize(
     ("rate", "state"), [(60_000, "paused"), (1, "running")], ids=["paused", "slow"]
 )
-def test_a_re_export_that_may_send_nothing_keeps_no_other_one_back(
+def test_a_re_export_that_may_send_nothing_holds_up_no_other_one(
     database, reexporting, rate, state, wait_for
 ):
     reader, write = reexporting

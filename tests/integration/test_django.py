@@ -75,7 +75,9 @@ def test_jobs_and_records_follow_djangos_transaction(app, notify, handler, admin
 
 
 @pytest.mark.guarantee("W15")
-def test_outside_of_an_atomic_block_it_is_refused(app, notify, handler, admin):
+def test_enqueue_and_send_outside_of_an_atomic_block_are_refused(
+    app, notify, handler, admin
+):
     for call in (
         lambda: notify.enqueue(db.connection, order=1),
         lambda: notify.enqueue_many(db.connection, [{"order": 1}]),
@@ -125,7 +127,7 @@ def test_a_refused_payload_leaves_djangos_transaction_usable(notify, handler, ad
     assert count(admin, "jobs") == 1
 
 
-def test_an_error_of_the_server_is_djangos(notify, handler, admin):
+def test_an_error_of_the_server_is_raised_as_djangos_error(notify, handler, admin):
     admin.execute("alter table jobs_lib.jobs rename to gone")
     with pytest.raises(db.ProgrammingError), transaction.atomic():
         notify.enqueue(db.connection, order=1)

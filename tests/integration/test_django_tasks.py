@@ -91,7 +91,7 @@ def test_a_task_follows_djangos_transaction(tasks, admin, wait_for):
 
 
 @pytest.mark.guarantee("J38")
-def test_outside_of_a_transaction_a_task_has_its_own(tasks, admin, wait_for):
+def test_a_task_outside_of_a_transaction_has_its_own(tasks, admin, wait_for):
     result = tasks.greet.enqueue("ada")
     assert str(result.status) == "READY"
     assert admin.execute("select id::text from jobs_lib.jobs").fetchall() == [

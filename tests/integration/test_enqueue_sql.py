@@ -87,7 +87,7 @@ def test_a_trigger_enqueues_as_python_does(connect, database_url):
     ]
 
 
-def test_all_that_can_be_given(connect):
+def test_the_sql_function_stores_every_argument(connect):
     at = datetime(2200, 1, 1, tzinfo=UTC)
     with connect() as connection:
         ids = [

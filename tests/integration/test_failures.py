@@ -179,7 +179,7 @@ def test_starts_and_ends_are_logged_at_debug_level(
     assert end.fields == {**start.fields, "outcome": "completed", "error": None}
 
 
-def test_each_job_costs_no_line_where_none_is_to_be_told(
+def test_starts_and_ends_are_not_logged_at_info_level(
     app, admin, connect, wait_for, caplog
 ):
     @app.job()

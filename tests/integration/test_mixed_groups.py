@@ -77,7 +77,7 @@ def test_two_types_that_run_last_only_share_groups(
     assert sorted(ran) == [("index", 19)] * 2 + [("publish", 19)] * 2
 
 
-def test_the_last_one_may_stand_behind_hundreds_of_another_type(
+def test_the_last_job_runs_behind_hundreds_of_another_type(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed
@@ -90,7 +90,7 @@ def test_the_last_one_may_stand_behind_hundreds_of_another_type(
     assert ran == [*(("book", n) for n in range(700)), ("publish", 2)]
 
 
-def test_the_last_one_may_stand_behind_one_that_waits_for_its_time(
+def test_the_last_job_waits_behind_a_scheduled_job_of_another_type(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed
@@ -201,7 +201,7 @@ def test_a_last_only_job_that_fails_while_a_newer_one_waits_gives_way_at_once(
     assert ran == [1, 2]
 
 
-def test_a_new_owner_lets_the_one_that_has_failed_give_way(
+def test_a_failed_last_only_job_gives_way_under_a_new_owner(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed

@@ -198,7 +198,7 @@ def test_a_script_of_another_version_changes_nothing(empty_url, execute, tmp_pat
     assert dump(empty_url) == after != before
 
 
-def test_alembic_prints_the_same(monkeypatch, capsys):
+def test_alembic_prints_the_same_sql_as_the_library(monkeypatch, capsys):
     config = Config("alembic.ini")
     command.upgrade(config, "head", sql=True)
     assert capsys.readouterr().out.strip() == write_sql().strip()

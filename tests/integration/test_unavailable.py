@@ -81,7 +81,7 @@ def test_the_error_names_each_address_that_refused(way, monkeypatch):
     assert "JOBS_LIB_DATABASE_URL" in told
 
 
-def test_the_command_that_migrates_tells_each_too(monkeypatch):
+def test_the_migrate_command_names_each_address_that_refused(monkeypatch):
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", AWAY)
     failure = CliRunner().invoke(cli, ["migrate"]).exception
     assert isinstance(failure, UnavailableError)
