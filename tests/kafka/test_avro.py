@@ -102,7 +102,9 @@ def five_versions(release, relay, connect, topic):
 
 
 @pytest.mark.guarantee("W38", "W41")
-def test_a_reader_of_version_1_reads_them_all(release, five_versions, wait_for):
+def test_a_reader_of_version_1_reads_all_later_versions(
+    release, five_versions, wait_for
+):
     app, name = release(), five_versions
     seen: dict[str, Any] = {}
 

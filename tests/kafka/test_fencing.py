@@ -82,7 +82,7 @@ def assert_nothing_is_older(stage: Stage, rounds: int) -> None:
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
+def test_a_relay_that_was_paused_with_a_full_queue_is_fenced(stage, rounds):
     pods = ["r0", "r1"]
     for pod in pods:
         stage.start_relay(pod)

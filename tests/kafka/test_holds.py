@@ -208,7 +208,7 @@ def test_a_relay_replaced_while_it_looks_for_refused_records_sends_nothing(
 
 
 @pytest.mark.guarantee("FK9")
-def test_the_rows_of_a_topic_that_is_not_there_wait_for_it(
+def test_the_rows_of_a_missing_topic_wait_for_it(
     app, database, topic, connect, bootstrap_servers, kafka_admin, await_left
 ):
     missing = app.topic(f"{topic()}-missing", value=int)
@@ -266,7 +266,7 @@ def test_a_state_that_cannot_be_read_holds_its_key_alone(
 
 @pytest.mark.guarantee("FK10")
 @pytest.mark.parametrize("then", ["running", "cancelled", "a live row"])
-def test_a_held_row_of_a_re_export_does_as_its_re_export_does(
+def test_a_held_row_of_a_re_export_leaves_only_while_that_runs(
     app, database, topic, admin, connect, bootstrap_servers, await_left, wait_for, then
 ):
     states = app.topic(topic(1), value=int, compacted=True)

@@ -136,7 +136,7 @@ def test_each_value_alone_rebuilds_the_row(
     assert values == [asdict(state) for state in sent]
 
 
-def test_a_session_of_a_second_leaves_the_relay_its_time(
+def test_a_relay_sends_although_its_session_lasts_only_a_second(
     database_url, bootstrap_servers, topic, connect, admin, wait_for
 ):
     # librdkafka refuses transactions of less than a second.
@@ -357,7 +357,7 @@ def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
+def test_relays_share_the_shards_and_take_over_those_of_a_dead_relay(
     admin,
     states,
     app,

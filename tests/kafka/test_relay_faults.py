@@ -127,7 +127,7 @@ def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
 
 @pytest.mark.slow
 @pytest.mark.expects("loop.failed", "origins.lost")
-def test_relays_none_of_which_reaches_kafka_leave_one_that_goes_on(
+def test_relays_that_all_lose_kafka_go_on_when_it_is_back(
     database_url, make_stage, own_broker
 ):
     stage = make_stage(database_url, PARTITIONS, **QUICK)
@@ -219,7 +219,7 @@ def test_one_of_several_relays_sends_a_shard_until_it_ends(stage):
         ),
     ],
 )
-def test_a_live_row_leaves_in_the_next_block_whatever_waits_of_a_reexport(
+def test_a_live_row_leaves_in_the_next_block_despite_a_re_export_backlog(
     database_url, own_broker, admin, backlog
 ):
     app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)

@@ -40,7 +40,7 @@ def said(worker, word: str) -> set[str]:
 
 
 @pytest.mark.guarantee("J19")
-def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_at_once(
+def test_a_pod_finishes_its_running_jobs_and_ends_at_once_when_asked_twice(
     admin, connect, database_url, bootstrap_servers, kafka_admin, topic, start_process,
     wait_for,
 ):  # fmt: skip

@@ -188,7 +188,7 @@ def test_an_end_from_sql_without_a_version_is_reported(states, app, connect, rel
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_that_stands_for_others_has_their_version(
+def test_a_merged_end_has_the_version_of_the_rows_it_replaces(
     states, admin, connect, relayed
 ):
     capture_changes(admin, "aircraft", topic=states.name, key="tail")
