@@ -81,7 +81,7 @@ def test_a_cancellation_locks_an_origin_that_never_had_an_owner(database, connec
     ).fetchone() == (None, 0)
 
 
-def test_too_many_are_refused_and_a_lock_is_not_waited_for_without_end(
+def test_cancel_refuses_too_many_jobs_and_waits_for_a_lock_for_a_limited_time(
     database, connect, monkeypatch
 ):
     with pytest.raises(OperatingError, match=r"at most 1,000 jobs at once, not 1,001"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("J16")
-def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
+def test_one_command_retries_ten_thousand_jobs_that_an_outage_discarded(
     database, database_url, connect, wait_for, command
 ):
     app = make_app(database_url)

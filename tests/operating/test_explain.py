@@ -206,7 +206,7 @@ def test_a_running_service_says_which_types_it_knows(
     assert explain(database, job).codes == ["finished"]
 
 
-def test_the_command_tells_it_line_by_line(command, connect):
+def test_the_explain_command_prints_a_line_for_each_job(command, connect):
     job = str(behind_the_head(connect(autocommit=True)))
     lines = command("jobs", "explain", job).output.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"job {job}", "job 1"]

@@ -197,7 +197,7 @@ def test_old_claims_of_unknown_processes_are_deleted(database, connect):
 
 
 @pytest.mark.guarantee("J17")
-def test_how_many_rows_a_day_has_does_not_matter_to_its_drop(database, connect):
+def test_the_drop_of_a_day_costs_the_same_for_any_number_of_rows(database, connect):
     admin = connect(autocommit=True)
     written = []
     for rows in (10, 100_000):
@@ -357,7 +357,9 @@ def test_a_transaction_that_stays_open_is_reported_by_its_pid(
     assert f"who={pid}" in caplog.text
 
 
-def test_a_row_on_its_way_while_its_day_is_made_finds_it(database, connect, wait_for):
+def test_a_row_written_while_its_day_is_made_lands_in_that_day(
+    database, connect, wait_for
+):
     admin, maker, writer = connect(autocommit=True), connect(), connect(autocommit=True)
     tomorrow = today(admin) + timedelta(days=1)
     maker.execute("select jobs_lib.make_history(%s, 100)", (tomorrow,))

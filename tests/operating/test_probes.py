@@ -99,7 +99,7 @@ def test_silent_clients_do_not_delay_the_probes():
         assert ask(port, "/livez") == (200, "live")
 
 
-def test_more_clients_than_it_hears_at_once_are_turned_away_and_no_thread_stays(
+def test_a_crowd_of_silent_clients_is_dropped_and_leaves_no_thread(
     monkeypatch, wait_for
 ):
     monkeypatch.setattr(probes._Handler, "timeout", 0.5)
