@@ -70,7 +70,7 @@ def test_a_sidecar_follows_the_member_on_its_own_host_when_names_repeat(source):
     assert wanted(source, answer, answer) == {"orders/2"}
 
 
-def test_two_that_cannot_be_told_apart_are_refused_when_both_stay(source, wait_for):
+def test_two_members_with_one_pod_name_are_refused_when_both_stay(source, wait_for):
     answer = [member("pod-a", 1), member("pod-a", 2)]
     # One of them may be what is left of a process that was killed.
     assert wanted(source, answer, answer) == set()

@@ -56,7 +56,7 @@ def wants(source) -> set[str]:
 
 
 @pytest.mark.guarantee("S13")
-def test_each_of_several_has_as_many_as_the_others(start, wait_for):
+def test_six_processes_share_the_origins_evenly(start, wait_for):
     sources = [start()[0] for _ in range(6)]
     wait_for(
         lambda: (
