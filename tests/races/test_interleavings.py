@@ -399,7 +399,7 @@ def test_an_enqueue_of_a_key_waits_for_the_completion_of_its_job(scene, commits)
     assert (again == job) is not commits
 
 
-def test_a_key_that_is_enqueued_before_the_completion_is_that_of_the_old_job(scene):
+def test_an_enqueue_of_a_key_before_the_completion_returns_the_old_job(scene):
     job = scene.enqueue(unique="k")
     pod = scene.pod(ORIGIN)
     pod.round()

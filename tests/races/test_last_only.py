@@ -87,7 +87,7 @@ def test_a_job_enqueued_while_the_last_one_fails_supersedes_it(scene, settled):
     assert scene.ends(newer) == ["completed"]
 
 
-def test_the_last_one_that_fails_alone_runs_again(scene):
+def test_a_failed_last_job_without_a_newer_one_runs_again(scene):
     pod = scene.pod(ORIGIN)
     failing = last(scene)
     pod.rounds()

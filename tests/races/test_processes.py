@@ -234,7 +234,7 @@ def test_children_that_are_asked_to_stop_before_they_have_loaded_end_in_order(
     assert "Traceback" not in parent.output
 
 
-def test_the_exit_code_tells_of_a_child_that_was_killed_while_it_stopped(run_process):
+def test_the_exit_code_shows_the_signal_that_killed_a_stopping_child(run_process):
     parent = run_process("-c", KILLED)
     parent.wait_for_line("child begins")
     parent.signal(signal.SIGTERM)

@@ -30,7 +30,7 @@ def test_a_failure_that_is_written_again_counts_once(scene):
 # What a crash costs
 
 
-def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
+def test_a_retried_job_pays_no_crash_of_the_process_that_claimed_it(scene):
     failed, running = scene.enqueue(), scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
@@ -42,7 +42,7 @@ def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
     assert scene.state(running) == ("available", 0, 1)
 
 
-def test_a_job_that_was_found_again_in_flight_does_not_pay_either(scene):
+def test_a_snoozed_job_found_again_in_flight_pays_no_crash(scene):
     snoozed = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()

@@ -119,7 +119,7 @@ def claimed(admin) -> list[int]:
 
 @pytest.mark.guarantee("FP19")
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_a_second_signal_ends_it_at_once_and_burns_no_attempt(
+def test_a_second_signal_ends_the_executor_at_once_and_burns_no_attempt(
     start, admin, database_url, wait_for, second
 ):
     worker = start(600.0, 60.0)
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once_and_burns_no_attempt(
 
 
 @pytest.mark.guarantee("FP19")
-def test_sigquit_ends_it_at_once_and_burns_no_attempt(
+def test_sigquit_ends_the_executor_at_once_and_burns_no_attempt(
     start, admin, database_url, wait_for
 ):
     worker = start(600.0, 60.0)
