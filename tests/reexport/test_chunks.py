@@ -96,7 +96,9 @@ def test_other_rows_of_the_outbox_do_not_count(database, running, exporter):
     assert query(database, "select count(*) from jobs_lib.outbox") == [(1_001,)]
 
 
-def test_pause_and_resume(database, running, exporter):
+def test_a_paused_re_export_writes_rows_only_after_it_resumes(
+    database, running, exporter
+):
     assert reexport.pause(database, "aircraft").state == "paused"
     for _ in range(2):
         with pytest.raises(Snooze, match="paused"):
@@ -152,7 +154,7 @@ def test_a_re_export_ends_when_every_key_is_sent_or_superseded(database, running
         reexport.pause(database, "aircraft")
 
 
-def test_the_rate_is_changed_while_it_runs(database, running):
+def test_the_rate_of_a_running_re_export_can_be_changed(database, running):
     assert reexport.set_rate(database, "aircraft", 1_200).rate == 1_200
     with pytest.raises(ReexportError, match="records a minute"):
         reexport.set_rate(database, "aircraft", 0)

@@ -90,7 +90,7 @@ def test_a_sample_is_as_good_as_all_keys(database, percent_from):
     assert plan.total == 20_000
 
 
-def test_a_table_in_another_schema_with_odd_names(database):
+def test_a_plan_reads_a_table_in_another_schema_with_odd_names(database):
     with database.connect("test") as connection:
         connection.execute('create schema "My ""app"')
         connection.execute('create table "My ""app"."T{x}" ("Key no" int primary key)')
