@@ -306,7 +306,9 @@ def test_a_service_reports_a_changed_password_and_goes_on_when_it_is_back(
     assert [r.json for r in read_topic(secured.bootstrap_servers, written)] == [3]
 
 
-def test_the_command_ends_with_one_line(secured, secret_url, run_process):
+def test_the_run_command_ends_with_one_line_for_an_expired_certificate(
+    secured, secret_url, run_process
+):
     process = run_process(
         *("-m", "jobs_lib.cli", "run", "tests.security.service:app"),
         env={

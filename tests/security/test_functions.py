@@ -110,7 +110,7 @@ def test_no_function_looks_into_temporary_tables_first(empty_url, install, schem
 
 
 @pytest.mark.guarantee("FS14")
-def test_a_later_revision_cannot_forget_it(empty_url, tmp_path):
+def test_a_careless_later_revision_leaves_every_function_safe(empty_url, tmp_path):
     migrate(empty_url)
     careless = """
     create or replace function note_touch() returns trigger

@@ -108,7 +108,7 @@ def refuse(output: str, kafka: dict[str, str] | None = None) -> None:
         assert line not in output
 
 
-def test_every_command_is_among_those_that_are_tried():
+def test_every_command_is_tried_for_leaked_passwords():
     tried = [*COMMANDS, *SERVICES]
     for leaf in leaves(cli):
         assert any(one.startswith(leaf) for one in tried), leaf
