@@ -300,7 +300,7 @@ def test_hooks_with_other_parameters_are_refused(app):
             declare(handle_more)
 
 
-def test_a_batch_handler_is_held_to_the_same(app):
+def test_a_batch_with_invalid_arguments_is_refused(app):
     def handle_items(items: list[Item[int]]) -> None: ...
 
     for arguments, says in (
@@ -371,7 +371,7 @@ def test_partitions_that_are_no_number_are_refused(app, partitions):
         app.topic("orders", partitions=partitions)
 
 
-def test_an_entity_of_a_name_is_refused(app):
+def test_an_entity_for_a_topics_name_instead_of_the_topic_is_refused(app):
     with pytest.raises(ConfigurationError, match="'orders': give what app"):
         app.entity("orders", source="orders", key="id")(lambda conn, keys: {})
 

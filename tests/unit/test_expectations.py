@@ -59,7 +59,7 @@ def test_errors_of_a_starting_broker_are_no_failures(code):
     assert own.take() == ""
 
 
-def test_many_are_shortened():
+def test_a_long_list_of_unexpected_events_is_shortened():
     own = Watch()
     for n in range(8):
         own.note("jobs.fenced", {"ids": [n]})
@@ -76,7 +76,7 @@ def test_an_event_named_by_a_mark_or_a_listener_is_expected():
     assert watch.take() == "jobs.fenced {'ids': [8]}"
 
 
-def test_an_event_that_the_table_has_not_and_one_with_a_value_are_found(monkeypatch):
+def test_an_undocumented_event_and_an_event_with_a_value_are_found(monkeypatch):
     # Another test may have made a part of the value a secret, which is never shown.
     monkeypatch.setattr(masking, "_pattern", None)
     telemetry.emit("rows.forgotten", shard=1)

@@ -38,7 +38,7 @@ def test_a_job_found_behind_the_cursor_lowers_the_floor(floors):
     assert floors.find(GROUP) == 29
 
 
-def test_groups_with_few_jobs_and_other_origins_are_not_told(floors):
+def test_a_claim_gets_the_floors_of_large_groups_of_its_origins_only(floors):
     floors.note(("local/1", "few"), 100, 1, 80)
     floors.note(("local/2", "g"), 100, 20, 80)
     assert floors.choose(["local/1"], ()) == [(*GROUP, 80)]

@@ -83,7 +83,7 @@ def test_a_loss_to_a_refusing_server_never_counts_and_is_retried_more_rarely(
     assert delays == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_a_connection_that_was_lost_tells_since_when():
+def test_the_error_of_a_lost_connection_holds_the_time_of_its_loss():
     with pytest.raises(UnavailableError, match="lost") as lost:
         refuse_lost(lost=True, error=psycopg.OperationalError("gone"), since=10.0)
     assert lost.value.lost_since == 10.0

@@ -96,14 +96,14 @@ STATE_ORDERS = [
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize(("order", "repeats", "broken"), EVENT_ORDERS)
-def test_an_order_of_events(order, repeats, broken):
+def test_the_judge_finds_a_wrong_order_of_events(order, repeats, broken):
     rows = write(5)
     assert look(rows, pick(rows, order), repeats=repeats).broken == broken
 
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize(("order", "repeats", "broken"), STATE_ORDERS)
-def test_an_order_of_states(order, repeats, broken):
+def test_the_judge_finds_a_wrong_order_of_states(order, repeats, broken):
     rows = write(5, topic=STATES)
     assert look(rows, pick(rows, order), repeats=repeats).broken == broken
 
@@ -132,7 +132,7 @@ def test_the_judge_finds_a_record_that_was_not_committed():
         ({"partition": 3 - choose_partition("a", PARTITIONS)}, "I18"),
     ],
 )
-def test_a_record_that_is_not_its_rows(wrong, broken):
+def test_the_judge_finds_a_record_that_differs_from_its_row(wrong, broken):
     rows = write(5)
     topics = send(rows)
     topics[EVENTS][2] = replace(topics[EVENTS][2], **wrong)
@@ -141,7 +141,7 @@ def test_a_record_that_is_not_its_rows(wrong, broken):
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize("topic", [EVENTS, STATES])
-def test_a_tombstone(topic):
+def test_the_judge_finds_a_lost_or_changed_tombstone(topic):
     rows = write(3, topic=topic)
     rows[2] = replace(rows[2], value=None)
     verdict = look(rows, send(rows))
@@ -174,7 +174,7 @@ def test_the_order_is_that_of_commits_not_of_ids():
 
 
 @pytest.mark.guarantee("I40")
-def test_a_version_that_falls():
+def test_the_judge_finds_a_version_that_falls():
     rows = write(3)
     rows[2] = replace(rows[2], version=1)
     assert look(rows, send(rows)).broken == {"I26"}
@@ -183,7 +183,7 @@ def test_a_version_that_falls():
     assert not look(rows, pick(rows, "1 2 1 2 3"), repeats=2).violations
 
 
-def test_keys_are_judged_one_by_one_and_all_is_counted():
+def test_the_judge_judges_each_key_alone_and_counts_rows_and_records():
     events = write(4)
     states = [
         replace(row, id=row.id + 10, topic=STATES, key="b")

@@ -44,7 +44,7 @@ def test_a_job_passed_over_twice_is_kept_once(passed):
     assert 1 in passed
 
 
-def test_values_that_are_asked_for_already_wait(passed):
+def test_values_that_a_claim_already_asks_for_wait(passed):
     assert {value for value, _, _ in passed.take(ORIGINS, {"a"})} == {"b"}
     assert len(passed.take(ORIGINS, ())) == 2
 
@@ -54,7 +54,7 @@ def test_values_of_origins_that_are_paused_are_taken_once_they_are_not(passed):
     assert len(passed.take(ORIGINS, ())) == 4
 
 
-def test_origins_that_are_given_away_take_theirs_along(passed):
+def test_a_released_origin_takes_its_passed_jobs_along(passed):
     passed.release(["local/0"])
     assert len(passed) == 3
     passed.release(["local/1"])

@@ -54,7 +54,7 @@ def test_plain_rows_are_sent_as_their_records_would_be(plain):
     assert all_of(make_messages(plain)) == all_of(make_messages(plain.records))
 
 
-def test_no_header_of_one_is_left_to_the_next(plain):
+def test_plain_rows_do_not_share_headers(plain):
     headers = [dict(of_one) for *_, of_one in all_of(make_messages(plain))]
     noon, later = NOON.strip('"'), LATER.strip('"')
     assert [one["ce_id"] for one in headers] == [

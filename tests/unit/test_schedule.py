@@ -67,7 +67,9 @@ def local(made, ticks: list[datetime]) -> list[str]:
         ),
     ],
 )
-def test_the_hour_that_is_left_out_and_the_hour_that_comes_twice(cron, day, expected):
+def test_schedules_tick_as_documented_in_a_skipped_or_repeated_hour(
+    cron, day, expected
+):
     made = schedule(cron, "Europe/Zurich")
     year, month, number = day
     midnight = datetime(year, month, number, tzinfo=ZURICH)

@@ -40,7 +40,7 @@ def jump(windows, found: list[int], furthest: int | None, count: int | None = No
     return limit, windows.read_jump(asked, row, InFlight())
 
 
-def test_a_stuck_origin_is_jumped_in_and_the_others_are_looked_at(windows):
+def test_a_stuck_origin_gets_a_jump_and_the_others_get_windows(windows):
     fill_in_vain(windows, ORIGINS[0])
     assert windows.choose(windows.cursors, 10) == ORIGINS[1:]
     asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
