@@ -1,4 +1,4 @@
-"""What runs before a commit and after a push is what `make` runs."""
+"""The hooks before a commit and the workflow after a push run what `make` runs."""
 
 from __future__ import annotations
 

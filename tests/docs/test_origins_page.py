@@ -1,4 +1,4 @@
-"""What an origin and the home topic are is told before a page uses the words."""
+"""A page explains origins and the home topic before it uses the words."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def project(tmp_path) -> Path:
 
 
 def run_pytest(folder: Path, url: str) -> str:
-    """What pytest prints in a folder, with the tests' own server."""
+    """Return what pytest prints in a folder, with the tests' own server."""
     (folder / "given_server.py").write_text(
         "import pytest\n\n\n@pytest.fixture(scope='session')\n"
         f"def jobs_server_url():\n    return {url!r}\n"
