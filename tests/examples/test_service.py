@@ -34,7 +34,7 @@ FLIGHT = Flight(
 
 
 class Partner:
-    """The other side of the jobs: what it was told, and how it answers."""
+    """The partner that the jobs call: the calls it got, and how it answers."""
 
     def __init__(self) -> None:
         self.status = 200
