@@ -81,7 +81,7 @@ def servers():
 
 @pytest.fixture
 def bounced(url, tmp_path_factory, servers):
-    """The URL through PgBouncer in transaction mode, with a pool of so many."""
+    """The URL through PgBouncer in transaction mode, with `servers` connections."""
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, url, "transaction", size=servers) as bounced:
         yield bounced
@@ -89,9 +89,9 @@ def bounced(url, tmp_path_factory, servers):
 
 @pytest.fixture
 def unspoilt(url, bounced):
-    """Fails if a session behind it keeps what somebody has set or prepared there.
+    """Fail if a session behind it keeps a setting or a prepared statement.
 
-    PgBouncer lends it to others next, who never asked for that.
+    PgBouncer lends the session to other clients next.
     """
     yield
     assert_unspoilt(url, bounced)
@@ -115,7 +115,7 @@ def assert_unspoilt(url, bounced):
 
 
 def find_refused(failures):
-    """What PgBouncer has refused: Kafka may have kept a busy machine waiting."""
+    """Return the failures by PgBouncer alone: Kafka's may come from a busy machine."""
     errors = [fields["error"] for _, fields in failures]
     return [one for one in errors if isinstance(one, psycopg.Error | str)]
 

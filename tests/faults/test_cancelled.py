@@ -1,4 +1,4 @@
-"""A cancellation that nobody asked for is a failure: it counts, and has its backoff."""
+"""An unrequested cancellation is a failure: it counts, and has its backoff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that do what nobody should do: the pod lives on, and the attempt counts."""
+"""Handlers misbehave: the pod lives on, and the attempt counts."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
 
 
 def attempt_of_late(admin) -> int | None:
-    """How many attempts of the late job are over; None once it has ended."""
+    """Return how many attempts of the late job are over; None once it has ended."""
     row = admin.execute("select attempt from jobs_lib.jobs where type = 'late'")
     found = row.fetchone()
     return None if found is None else found[0]

@@ -1,4 +1,4 @@
-"""What a pod has in memory does not begin once others may have taken it over."""
+"""Jobs in a pod's memory do not begin once other pods may have taken them over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/livez` says of threads that stand still, long handlers and outages."""
+"""`/livez` fails for stuck threads, and not for long handlers or outages."""
 
 from __future__ import annotations
 

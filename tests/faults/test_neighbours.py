@@ -22,7 +22,7 @@ def blocks(admin) -> int:
 
 
 def settled_blocks(admin) -> int:
-    """The same, once the sessions have told the server: they do so each second."""
+    """Return the same once the sessions have reported it, as they do each second."""
     admin.execute("select pg_sleep(1.4)")
     return blocks(admin)
 

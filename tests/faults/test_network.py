@@ -1,4 +1,4 @@
-"""Connections that are cut, that fall silent, and whose last answer is lost."""
+"""Connections are cut, fall silent, or lose their last answer."""
 
 from __future__ import annotations
 

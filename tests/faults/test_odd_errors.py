@@ -1,4 +1,4 @@
-"""Errors that cannot be told, or are none: each is one failure, and no thread ends."""
+"""An error without a usable text costs one failure, and ends no thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ each = pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
 
 
 def declare(app, kind, act):
-    """A job type of a kind, whose handlers do this with the job's number."""
+    """Declare a job type of a kind whose handler calls this with the job's number."""
     job = app.job(name="odd", retry=RETRY)
     if kind == "batch":
 
@@ -122,7 +122,7 @@ def living(before: set[threading.Thread]) -> int:
 def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
     url, app, connect, wait_for, monkeypatch, kind
 ):
-    """As libraries do it that end a handler in time: it may come right behind it."""
+    """Throw as libraries with time limits do, even just after the handler."""
     real = Runner._finish
 
     def thrown_into(self, job, outcome):

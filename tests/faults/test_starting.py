@@ -1,4 +1,4 @@
-"""A pod starts while PostgreSQL is away, and may be asked to stop meanwhile."""
+"""A pod starts while PostgreSQL is away, and can be stopped while it waits."""
 
 from __future__ import annotations
 
