@@ -33,7 +33,7 @@ class UndoError(Exception):
 
 @dataclass
 class Hand:
-    """What a caller has in hand, and how it works with it."""
+    """A kind of connection that a caller has, and how the caller uses it."""
 
     caller: Any
     execute: Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""When a job starts: not before it may, soon after, whatever other groups do."""
+"""A job starts when it is due, soon after, and apart from other groups."""
 
 from __future__ import annotations
 

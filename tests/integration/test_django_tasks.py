@@ -60,7 +60,7 @@ def configure(handler, database_url) -> Iterator[Any]:
 
 @pytest.fixture
 def tasks(configure, database_url) -> Iterator[ModuleType]:
-    """The project's tasks, whose queue the app runs."""
+    """The project's tasks; the app runs their queue."""
     global app
     app = make_app(database_url)
     configure(OPTIONS={"app": f"{HERE}.app"})

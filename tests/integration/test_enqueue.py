@@ -18,7 +18,7 @@ from tests.support.apps import make_app
 
 @pytest.fixture
 def locked_out(connect, wait_for):
-    """Waits until so many sessions wait for a lock of this database."""
+    """A function that waits until a number of sessions wait for a lock."""
     watch = connect(autocommit=True)
 
     def wait(count: int) -> None:
@@ -208,7 +208,7 @@ def test_priority_and_headers_are_stored(database_url, connect):
 
 
 def heard_from(listener) -> list[str]:
-    """What has been notified until now."""
+    """Return the notifications until now."""
     listener.execute("select 1")
     return [notice.payload for notice in listener.notifies(timeout=0)]
 

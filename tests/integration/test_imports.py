@@ -1,4 +1,4 @@
-"""What is loaded when: no driver to declare, no Kafka client to enqueue."""
+"""Declaring loads no database driver, and enqueueing loads no Kafka client."""
 
 from __future__ import annotations
 

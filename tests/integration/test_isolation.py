@@ -1,4 +1,4 @@
-"""A server, role or database whose default isolation is a stricter one."""
+"""The library works where the default isolation is stricter."""
 
 from __future__ import annotations
 

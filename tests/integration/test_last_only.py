@@ -1,4 +1,4 @@
-"""Only the last: whoever enqueues, fails or rolls back, the newest state gets out."""
+"""The newest state gets out through every enqueue, failure and rollback."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class History:
         self._verdict.release()
 
     def run(self, job: Job, version: int) -> None:
-        """What the handler does."""
+        """Do what the handler does."""
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:

@@ -1,4 +1,4 @@
-"""Limits: at most so many jobs of a type, or of a value, at once over all processes."""
+"""A limit bounds the jobs of a type or value that run at once over all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.apps import HOME, count, executing
 
 
 class Runs:
-    """What runs now, and the most that ever did, by value."""
+    """The jobs that run now, and the most that ever ran at once, by value."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()
@@ -286,7 +286,7 @@ def test_a_living_process_keeps_its_slot_while_its_job_runs(
 def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
     app, admin, connect, wait_for, runs, gate
 ):
-    """As when others took it for dead since the server's clock was set."""
+    """Act as others do that took it for dead after the server's clock was set."""
 
     @app.job(limit=1)
     def call(job: Job, n: int) -> None:

@@ -1,4 +1,4 @@
-"""The SQL functions refuse JSON that nobody could read again."""
+"""The SQL functions refuse JSON that Python could not read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running command logs, of the library and of the application."""
+"""A running command logs lines of the library and of the application."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def work(job: Job, n: int) -> None:
 
 @pytest.fixture
 def run(tmp_path, database_url, admin, connect, run_process, wait_for):
-    """Run two jobs, of which one fails, by a command; returns what it logs."""
+    """Run two jobs by a command, one of them failing; return what it logs."""
     (tmp_path / "shop_of_logs.py").write_text(APP)
     app = make_app(database_url)
 

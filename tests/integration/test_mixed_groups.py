@@ -1,4 +1,4 @@
-"""Groups that hold jobs of several types, some of which run last only."""
+"""Groups hold jobs of several types, and some types run only the last job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.apps import HOME, count, executing, heard
 
 
 def outcomes(admin) -> dict[tuple[str, str], int]:
-    """How the jobs of each type have ended."""
+    """Count the outcomes of the jobs of each type."""
     rows = admin.execute(
         "select type, outcome, count(*) from jobs_lib.history group by 1, 2"
     )
@@ -21,7 +21,7 @@ def outcomes(admin) -> dict[tuple[str, str], int]:
 
 @pytest.fixture
 def mixed(app):
-    """Types of one group, and what has run of them, in order."""
+    """The types of one group, and their jobs that have run, in order."""
     ran: list[tuple[str, int]] = []
 
     @app.job(group="entity", last_only=True)

@@ -1,4 +1,4 @@
-"""Types with workers of their own: what is slow takes no worker from the others."""
+"""A slow type with workers of its own takes no worker from the others."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def periodic_app(url: str, cron: str, **options):
 
 @contextlib.contextmanager
 def scheduling(clock, *apps):
-    """A running scheduler for each app, all of which have looked once."""
+    """Run a scheduler for each app, and wait until each has looked once."""
     pods = [
         Scheduler(app.database(), app.schedules.values(), clock=clock) for app in apps
     ]

@@ -1,4 +1,4 @@
-"""What becomes of a failure: policies, rules, outcomes, keys and limits of time."""
+"""Policies, rules and time limits decide the outcome of a failed job."""
 
 from __future__ import annotations
 

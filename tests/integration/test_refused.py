@@ -1,4 +1,4 @@
-"""What cannot be stored is refused before any SQL: the transaction lives on."""
+"""A job that cannot be stored is refused before any SQL: the transaction lives on."""
 
 from __future__ import annotations
 

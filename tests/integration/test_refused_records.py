@@ -1,4 +1,4 @@
-"""What cannot be sent is refused before SQL: the caller's transaction goes on."""
+"""A record that cannot be sent is refused before any SQL: the transaction lives on."""
 
 from __future__ import annotations
 

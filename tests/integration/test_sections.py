@@ -30,7 +30,7 @@ class Side:
         position.seen, position.all_plain = True, False
 
     def claim(self, *, looks: bool = False) -> list[int]:
-        """Claim once; returns the ids. It looks behind the cursor if it is told to."""
+        """Claim once and return the ids; with `looks`, look behind the cursor too."""
         self.claimer.cursors[ORIGIN].may_have_more = looks
         asked = self.claimer.prepare(100)
         if asked is None:
@@ -53,7 +53,7 @@ class Side:
             flight.end_lane(lane)
 
     def take_shared(self) -> list[tuple[str, str | None]]:
-        """The groups that are told to others, and the type that is next there."""
+        """Return the groups reported to other sections, with the next type of each."""
         shared = self.claimer.next_groups.take_shared()
         return [(group, type_) for _, group, type_ in shared]
 

@@ -86,7 +86,7 @@ def test_the_ids_of_a_key_rise_in_the_order_of_commits(
 
 @pytest.fixture
 def aircraft(admin):
-    """A table whose changes are captured."""
+    """A table with captured changes."""
     admin.execute('create schema "own"')
     admin.execute('create table own."Aircraft" (tail text primary key, seats int)')
     capture_changes(admin, "own.Aircraft", topic="aircraft-state", key="tail")

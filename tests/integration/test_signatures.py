@@ -1,4 +1,4 @@
-"""Handlers whose signature changes while their jobs wait."""
+"""The signature of a handler changes while its jobs wait."""
 
 from __future__ import annotations
 

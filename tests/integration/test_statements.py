@@ -1,4 +1,4 @@
-"""What claiming, starting and completing cost: statements by the batch, and idling."""
+"""Claims and completions cost statements by the batch, and idling costs few."""
 
 from __future__ import annotations
 

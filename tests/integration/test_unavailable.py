@@ -1,4 +1,4 @@
-"""A database that cannot be had is told with the whole reason, and its way out."""
+"""An unavailable database is reported with the whole reason and the way out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWAY = "postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders"
 
 
 def told_by(way: Callable[[], object]) -> str:
-    """What is said when a database is opened in some way."""
+    """Return the error of a call that opens a database."""
     with pytest.raises(UnavailableError) as told:
         way()
     assert "\n" not in str(told.value)

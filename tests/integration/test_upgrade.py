@@ -35,7 +35,7 @@ def next_release(tmp_path):
 
 
 def make_release(url, name, *, knows_fresh):
-    """An app whose jobs note in the table ``fx`` which release has run them."""
+    """An app; its jobs note in the table ``fx`` which release has run them."""
     app = make_app(url)
 
     def note(job: Job) -> None:
