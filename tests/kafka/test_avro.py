@@ -36,7 +36,7 @@ def make_schema(version: int) -> dict[str, Any]:
 
 
 class Status(enum.Enum):
-    """What version 1 knows."""
+    """The value as version 1 knows it."""
 
     UNKNOWN = "UNKNOWN"
     PARKED = "PARKED"

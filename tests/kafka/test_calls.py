@@ -1,4 +1,4 @@
-"""Whatever befalls a pod, only calls that were under way are made twice."""
+"""Only calls under way are made twice when a fault hits a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers: state and offset in one transaction, whatever happens in between."""
+"""Consumers write state and offset in one transaction, through every fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first start says what is missing in one line, with the address and the way out."""
+"""A first start names what is missing in one line, with the way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kafka refuses is held with the later rows of its key, and all others flow."""
+"""A refused record is held with the later rows of its key, and all others flow."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def widen(kafka_admin, narrow):
 
 @pytest.fixture
 def await_left(admin, database, wait_for):
-    """A function that waits until so many rows are left, all of them held."""
+    """A function that waits until a number of rows are left, all of them held."""
 
     def await_left(rows: int) -> None:
         def tell() -> str:

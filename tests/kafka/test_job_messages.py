@@ -27,7 +27,7 @@ union all select 'row', id, null, null, null, null from jobs_lib.outbox
 
 
 def seconds(quick: float, slow: float):
-    """How long an outage lasts: for a test of every day, and for a slow one."""
+    """Run a test with a short outage, and as a slow test with a long one."""
     marks = [pytest.mark.slow, pytest.mark.timeout(slow + 180)]
     return pytest.mark.parametrize(
         "seconds", [quick, pytest.param(slow, marks=marks)], ids="{:g}s".format
@@ -40,7 +40,7 @@ def linger(seconds: float) -> None:
 
 
 def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
-    """What a topic holds, by key."""
+    """Return the records of a topic by key."""
     found: dict[str, list[int]] = {}
     for record in read_topic(bootstrap_servers, topic):
         found.setdefault(record.key, []).append(record.json)

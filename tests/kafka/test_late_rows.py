@@ -1,4 +1,4 @@
-"""What is committed late is sent, and in order, wherever a relay begins to read."""
+"""Rows committed late are sent in order, from any place a relay begins to read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events(app, topic):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What the senders know of their shards, one for each connection, in order."""
+    """The group starts of the senders, one for each connection, in order."""
     made: list[Starts] = []
 
     class Told(Starts):

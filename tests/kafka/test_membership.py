@@ -1,4 +1,4 @@
-"""How a pod is a member: by which protocol, under which name, and when it is none."""
+"""A pod joins its group by any protocol, under its own name, and leaves in time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def owned(admin):
 
 @pytest.fixture
 def await_owned(owned, wait_for):
-    """A function that waits until the pods have so many origins, in both roles."""
+    """A function that waits until each pod has its number of origins, in both roles."""
 
     def await_owned(expected: dict[str, int], timeout: float = 40) -> None:
         wait_for(

@@ -1,4 +1,4 @@
-"""Jobs in origins that nobody is assigned in Kafka still run."""
+"""Jobs in origins that Kafka assigns to no pod still run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def home(topic):
 
 @pytest.fixture
 def ran():
-    """Which pod has run a job of which origin."""
+    """The pod and the origin of each job that has run."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Who owns what, and what there is to do: `jobs-lib owners`."""
+"""`jobs-lib owners` lists the owner of each origin and its waiting work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "jobs_lib.cli", "owners"]
 
 @pytest.fixture
 def app(database_url, bootstrap_servers, topic):
-    """A service of two partitions whose records and jobs wait for the test."""
+    """A service of two partitions; its records and jobs wait for the test."""
     home = topic(2)
     app = make_app(
         database_url, home=home, pod="pod-a", kafka_bootstrap_servers=bootstrap_servers
@@ -54,7 +54,7 @@ def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
     admin.execute("select pg_advisory_lock(1)")
 
     def found(role: str, number: int):
-        """The row of one of the partitions; None while nobody has wanted it."""
+        """Return the row of a partition; None before any process has wanted it."""
         wanted = (role, f"{home}/{number}")
         rows = [
             one

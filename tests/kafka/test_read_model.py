@@ -54,7 +54,7 @@ def model(admin):
 
 
 def is_end(key: int, version: int) -> bool:
-    """Whether this version of a key is a tombstone."""
+    """Tell whether this version of a key is a tombstone."""
     return (key + version) % 3 == 0
 
 

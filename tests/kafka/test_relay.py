@@ -54,7 +54,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def states(app, topic):
-    """A topic of states each of which is sent, even those that are not the last."""
+    """A topic that sends every state, not the last one alone."""
     return app.topic(topic(4), value=State, compacted=True, partitions=4, merge=False)
 
 

@@ -31,7 +31,7 @@ QUICK = {
 
 @pytest.fixture
 def single_url(postgres_server):
-    """The URL of a database whose outbox has one shard."""
+    """The URL of a database with one shard in its outbox."""
     name = f"single_{time.monotonic_ns()}"
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
         admin.execute(f"create database {name}")
@@ -42,7 +42,7 @@ def single_url(postgres_server):
 
 @pytest.fixture
 def stage(single_url, make_stage):
-    """A stage whose outbox has one shard."""
+    """A stage with one shard in its outbox."""
     return make_stage(single_url, PARTITIONS, **QUICK)
 
 
@@ -153,7 +153,7 @@ def count_sent(stage: Stage) -> dict[str, int]:
 
 
 def find_sender(stage: Stage) -> tuple[str, int]:
-    """The one relay that sends while nobody takes over, and its epoch."""
+    """Return the sending relay and its epoch, read while no take-over happens."""
     query = (
         "select p.pod, o.epoch from jobs_lib.origins o"
         " join jobs_lib.processes p on p.id = o.owner where o.role = 'relay'"

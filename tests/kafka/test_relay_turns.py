@@ -31,7 +31,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def declare(app, topic):
-    """A function that declares a topic whose states a function loads."""
+    """A function that declares a topic and the loader of its states."""
 
     def declare(load):
         states = app.topic(topic(1), value=dict[str, int])

@@ -22,7 +22,7 @@ SESSION = 6.0
 
 @pytest.fixture
 def make_pods(database_url, bootstrap_servers, topic):
-    """A function that makes the pods of a service with so many partitions."""
+    """A function that makes the pods of a service with a number of partitions."""
 
     def make(partitions: int) -> Pods:
         home = topic(partitions)

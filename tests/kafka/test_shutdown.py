@@ -1,4 +1,4 @@
-"""How a pod of a service stops: its probes, its jobs, and its place in the group."""
+"""A stopping pod turns its probe, ends its jobs, and leaves its group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = 4
 
 
 def ask(port: int, path: str) -> int:
-    """The status of a probe; 0 if nobody answers."""
+    """Return the status of a probe; 0 without an answer."""
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{port}{path}", timeout=5
@@ -35,7 +35,7 @@ def ask(port: int, path: str) -> int:
 
 
 def said(worker, word: str) -> set[str]:
-    """The jobs of which the worker has said so."""
+    """Return the jobs that the worker has reported with this word."""
     return {line.split()[1] for line in list(worker.lines) if line.startswith(word)}
 
 

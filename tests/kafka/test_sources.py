@@ -20,7 +20,7 @@ KINDS = ["member", "follow", "database", "static"]
 
 
 class Pods:
-    """Pods whose executors own by one kind of source; what each has run."""
+    """Pods that own by one kind of source, and the jobs that each has run."""
 
     def __init__(self, url: str, bootstrap_servers: str, home: str, kind: str) -> None:
         self.home = home

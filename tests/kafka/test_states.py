@@ -36,7 +36,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def aircraft(app, topic, admin):
-    """A topic of states whose entities lie in a table."""
+    """A topic of states, with its entities in a table."""
     states = app.topic(topic(4), value=Aircraft, compacted=True, partitions=4)
     admin.execute(
         "create table aircraft (tail text primary key, seats int, version int)"
@@ -79,7 +79,7 @@ class Feed:
         )
 
     def peek(self) -> list[tuple[str, str]]:
-        """The kind and the key of each change since the place that it was told."""
+        """Return the kind and the key of each change since the last `advance`."""
         changes = self._admin.execute(
             "select lsn, data from pg_logical_slot_peek_changes(%s, null, null)",
             (self._slot,),

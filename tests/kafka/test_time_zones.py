@@ -1,4 +1,4 @@
-"""Whatever the session's time zone does just now, the same rows are chosen."""
+"""The same rows are chosen in every time zone of the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that nobody can read stop their partition alone."""
+"""Unreadable records stop their partition alone."""
 
 from __future__ import annotations
 

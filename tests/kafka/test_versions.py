@@ -1,4 +1,4 @@
-"""Each record of a state has a version, and so has its end, whoever tells it."""
+"""Each record of a state and its end have a version, by every way of sending."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def states(app, topic, admin):
-    """A topic of states whose entities lie in a table, some marked as deleted."""
+    """A topic of states, with its entities in a table, some marked as deleted."""
     admin.execute(
         "create table aircraft"
         " (tail text primary key, version bigint, deleted bool default false)"
@@ -126,7 +126,7 @@ def test_the_version_grows_when_a_change_is_sent_after_the_delete(
 
 
 def reexport(admin, states, *keys: str) -> None:
-    """What a re-export of these keys writes to the outbox."""
+    """Write the outbox rows that a re-export of these keys writes."""
     admin.execute(
         "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
         " values (1, 'aircraft', %s, 60000, 'running', %s)",
