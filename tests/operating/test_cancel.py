@@ -1,4 +1,4 @@
-"""Cancelling: what waits goes, what may run is asked, and claims are waited for."""
+"""A cancel removes waiting jobs, asks running ones, and waits for claims."""
 
 from __future__ import annotations
 

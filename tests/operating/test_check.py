@@ -27,7 +27,7 @@ LOW = Limits(dead_rows=1_000, index_bytes=200_000, unanalyzed_rows=1_500, behind
 def findings(
     database: Database, *, settings: Any = None, **given: Any
 ) -> list[Finding]:
-    """What is not in order. The server may be restarting, or a pooler starting."""
+    """Return the faults; wait for a server or pooler that is starting."""
     with contextlib.suppress(UnavailableError):
         found = check(database, settings or load_settings(), **given)
         return [one for one in found if one.level != "ok"]

@@ -1,4 +1,4 @@
-"""`jobs-lib jobs enqueue`: fields as the app checks them, and what is refused."""
+"""`jobs-lib jobs enqueue` checks fields as the app does, and refuses wrong ones."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LABELS |= {"sqlstate", "le", "version"}
 
 
 def scrape(port: int) -> dict[str, Metric]:
-    """What a process answers, by the names of the metrics."""
+    """Return the answer of a process by the names of the metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         families = text_string_to_metric_families(answer.read().decode())

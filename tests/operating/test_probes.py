@@ -1,4 +1,4 @@
-"""The probes: fixed answers on IPv4 and IPv6, whatever a client does."""
+"""The probes give fixed answers on IPv4 and IPv6 to every client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V4, V6 = "127.0.0.1", "::1"
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has it, and has not switched it off."""
+    """Tell whether this machine has IPv6 switched on."""
     try:
         socket.create_server((V6, 0), family=socket.AF_INET6).close()
     except OSError:
@@ -54,7 +54,7 @@ def ask(port: int, path: str, host: str = V4, method: str = "GET") -> tuple[int,
 
 
 def is_heard(port: int) -> bool:
-    """Whether a client gets an answer now."""
+    """Tell whether a client gets an answer now."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return ask(port, "/livez") == (200, "live")
     return False
