@@ -29,7 +29,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 
 def make_app(url: str, **settings: Any) -> App:
-    """An app whose pods nobody takes for dead: each run counts, however busy it is."""
+    """An app with pods that never count as dead, so that a busy machine adds no run."""
     return make_quick_app(url, **{"stale_after": 20.0, **settings})
 
 

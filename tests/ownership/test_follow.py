@@ -44,7 +44,7 @@ def source():
 
 
 def wanted(source, *answers):
-    """What it wants after these answers of the coordinator, each a list of members."""
+    """Return what the source wants after these lists of members."""
     for members in answers:
         source._note(GROUP, members)
     source._expire()

@@ -38,7 +38,7 @@ def origins(admin) -> set[str]:
 
 
 def count_waiting(admin) -> int:
-    """How many sessions wait for an advisory lock."""
+    """Count the sessions that wait for an advisory lock."""
     return admin.execute(
         "select from pg_locks where locktype = 'advisory' and not granted"
     ).rowcount

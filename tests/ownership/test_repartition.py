@@ -26,7 +26,7 @@ GROUPS = [f"g{n}" for n in range(40)]
 
 @pytest.fixture
 def app(database_url):
-    """An app with one type, whose home is the default one."""
+    """An app with one type and the default home."""
     app = make_app(database_url)
 
     @app.job(group="group")
@@ -37,7 +37,7 @@ def app(database_url):
 
 @pytest.fixture
 def waits(admin, wait_for):
-    """A function that waits until so many backends wait for an advisory lock."""
+    """A function that waits until a number of backends wait for an advisory lock."""
 
     def waits(backends: int = 1) -> None:
         wait_for(

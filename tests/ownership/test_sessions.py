@@ -1,4 +1,4 @@
-"""What a process that stands still has locked does not stay locked."""
+"""Locks of a silent process do not last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken and given is what the database says, whatever fails on the way."""
+"""Origins are taken and released as the database says, through every failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for each row execute function fail()
 
 
 class Recorder:
-    """A holder that notes what it is told."""
+    """A holder that notes its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, frozenset[str]]] = []
