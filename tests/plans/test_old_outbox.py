@@ -1,4 +1,4 @@
-"""What a relay reads while a session keeps an old snapshot, and what it still finds."""
+"""A relay reads little beside an old snapshot, and still finds every row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Eyes:
         return [record.key for record in block.records]
 
     def settle(self, *, seconds: float = 9.0) -> None:
-        """As if so many seconds had passed since the last mark, if there is one."""
+        """Pretend that so many seconds passed since the last mark, if there is one."""
         if self.starts._mark is not None:
             at = self.starts._mark.at - seconds
             self.starts._mark = self.starts._mark._replace(at=at)

@@ -1,4 +1,4 @@
-"""What the regular statements read while a session keeps an old snapshot."""
+"""The regular statements read little while a session keeps an old snapshot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def look(database, poller):
 
 
 def count_pages(connection, query, parameters) -> int:
-    """How many pages a statement reads, with those of its parts."""
+    """Count the pages that a statement reads, with those of its parts."""
     explain = sql.SQL("explain (analyze, buffers, format json) ")
     ((((plan,),)),) = connection.execute(explain + query, parameters).fetchall()
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
@@ -87,7 +87,7 @@ def gone(admin, connect, poller):
 
 
 def settle_marks(poller, look) -> None:
-    """As if two seconds had passed since the last look, and two more before it."""
+    """Pretend that two seconds passed since the last poll, and two more before it."""
     for _ in range(2):
         poller._depth._marks = (0.0, poller._depth._marks[1])
         look(complete=True)

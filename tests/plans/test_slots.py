@@ -1,4 +1,4 @@
-"""Very many slots are held: what is asked about some of them reads little."""
+"""Queries about some slots read little while very many are held."""
 
 from __future__ import annotations
 
