@@ -1,4 +1,4 @@
-"""What a crash costs: nothing is lost, and no effect is there twice."""
+"""A crash loses no job, and makes no effect twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What appears behind the cursor: committed late, or due again; step by step."""
+"""Jobs appear behind the cursor, committed late or due again; step by step."""
 
 from __future__ import annotations
 

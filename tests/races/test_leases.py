@@ -1,4 +1,4 @@
-"""A job begins only while nobody else can own it, and never beside itself."""
+"""A job begins only while no other process can own it, and never beside itself."""
 
 from __future__ import annotations
 

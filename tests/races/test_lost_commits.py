@@ -26,7 +26,7 @@ def pod(scene):
 
 
 def reconnect(pod) -> None:
-    """What a dispatcher does with a new connection."""
+    """Do what a dispatcher does with a new connection."""
     pod.dispatcher._recover(pod.round_trip)
 
 

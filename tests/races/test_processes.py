@@ -173,7 +173,7 @@ def pids(admin) -> set[int]:
 
 
 def owners(admin) -> int:
-    """How many processes share all the origins."""
+    """Count the processes that share all the origins."""
     row = admin.execute(
         "select count(distinct owner), count(*) filter (where owner is null)"
         " from jobs_lib.origins where role = 'execute'"

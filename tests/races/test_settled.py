@@ -1,4 +1,4 @@
-"""What an attempt, a crash and a pause leave behind; step by step."""
+"""An attempt, a crash and a pause leave the right rows behind; step by step."""
 
 from __future__ import annotations
 

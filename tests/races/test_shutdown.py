@@ -1,4 +1,4 @@
-"""How an executor stops: by one signal, by two, and when its time is over."""
+"""An executor stops by one signal, by two, and when its time is over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(database_url, connect, start_process, wait_for):
-    """A function that starts an executor with six jobs of which two are running."""
+    """A function that starts an executor with six jobs, two of them running."""
 
     def start(seconds: float, grace: float):
         app = make_app(database_url)

@@ -1,4 +1,4 @@
-"""A claim skips an origin that somebody has locked, and forgets nothing of it."""
+"""A claim skips an origin that another session has locked, and forgets nothing."""
 
 from __future__ import annotations
 

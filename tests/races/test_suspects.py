@@ -1,4 +1,4 @@
-"""A job that kills its process is found, and nobody else pays for it."""
+"""A job that kills its process is found, and no other job pays for it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):
 
 
 def crash(scene, crashes: int, *jobs: int) -> None:
-    """As if processes had died that had claimed these."""
+    """Pretend that the processes that claimed these have died."""
     scene.admin.execute(
         "update jobs_lib.jobs set crashes = %s where id = any(%s)",
         (crashes, list(jobs)),

@@ -20,7 +20,7 @@ def admin(connect):
 
 @pytest.fixture
 def enqueue(database_url, connect):
-    """A function that enqueues so many jobs of a kind."""
+    """A function that enqueues a number of jobs of a kind."""
     app = make_app(database_url)
 
     @app.job(name="plain", group="group")
