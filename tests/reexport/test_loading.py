@@ -1,4 +1,4 @@
-"""However often, by however many and however badly a range is loaded: each key once."""
+"""Each key is loaded once, through repeats, several loaders and failures."""
 
 from __future__ import annotations
 

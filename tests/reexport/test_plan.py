@@ -1,4 +1,4 @@
-"""Ranges cover each key exactly once, whatever the keys are."""
+"""Ranges cover each key exactly once, for every kind of key."""
 
 from __future__ import annotations
 
