@@ -1,4 +1,4 @@
-"""What a Kafka with passwords, certificates and rights refuses is named at once."""
+"""A refusal by a Kafka with passwords, certificates and rights is named at once."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ PRODUCER = {
 
 @pytest.fixture
 def made(monkeypatch) -> list[dict[str, Any]]:
-    """What each client was made with; they are really made."""
+    """The settings that each client was made with; the clients are real."""
     found: list[dict[str, Any]] = []
     for name in ("Consumer", "Producer", "AdminClient"):
         kind = getattr(client, name)

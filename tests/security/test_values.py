@@ -132,7 +132,7 @@ def told(error: BaseException) -> str:
 
 @pytest.fixture
 def events(caplog):
-    """All events of a test, whose log is as talkative as can be."""
+    """All events of a test that logs at the lowest level."""
     caplog.set_level(logging.DEBUG)
     with watching_events() as found:
         yield found
