@@ -1,4 +1,4 @@
-"""A session needs no hand work, and says what is missing."""
+"""A session needs no manual setup, and names what is missing."""
 
 from __future__ import annotations
 
