@@ -110,7 +110,7 @@ FLIGHT = Flight(
 
 @pytest.fixture
 def app():
-    """An app whose registry is in this process alone."""
+    """An app with a registry in this process alone."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 

@@ -39,14 +39,14 @@ EMPTY = [
 
 @pytest.fixture
 def app():
-    """An app whose registry is in this process alone."""
+    """An app with a registry in this process alone."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 
 
 @pytest.fixture
 def read(app):
-    """Reads what is said to be of a schema, as a consumer would."""
+    """A function that reads bytes by a schema, as a consumer would."""
 
     def read(schema: Any, data: bytes, value: Any = Any) -> Any:
         topic = app.topic(f"t{uuid.uuid4()}", value=dict[str, Any], schema=schema)

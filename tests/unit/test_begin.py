@@ -24,7 +24,7 @@ QUERIES = load_queries("jobs_lib")
 
 
 class Server:
-    """Answers what is asked before a handler begins; the lease may end meanwhile."""
+    """Answers the queries before a handler; the lease may end during one."""
 
     def __init__(self) -> None:
         self.ends: list[Lease] = []
@@ -57,7 +57,7 @@ class Scene:
         self.called: list[Any] = []
 
     def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
-        """What becomes of jobs of one type."""
+        """Runs jobs of one type and returns their ends."""
         types = self.app.jobs
         connections = JobConnections(types, QUERIES, UUID(int=1), self.server.lend)
         runner = Runner(types, connections, throttle=Throttle(types, connections))
@@ -69,7 +69,7 @@ class Scene:
         return [runner.run(job) for job in jobs]
 
     def declare(self, kind: str, **options: Any) -> None:
-        """A type `work` whose handler notes its calls."""
+        """Declare a type `work` with a handler that notes its calls."""
         if kind == "batch":
 
             @self.app.batch(name="work", size=9)

@@ -1,4 +1,4 @@
-"""What tests take of the CPU is added up by folder; the longest files come first."""
+"""The CPU time of tests is added up by folder; the longest files come first."""
 
 from __future__ import annotations
 

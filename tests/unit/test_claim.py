@@ -1,4 +1,4 @@
-"""What a claim asks for by id."""
+"""A claim asks for some jobs by id."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ NOT_FITTING = [
 
 
 def judge(reader, writer) -> bool:
-    """What Avro's own library says."""
+    """Return the verdict of Avro's own library."""
     checked = ReaderWriterCompatibilityChecker().get_compatibility(
         avro.schema.parse(json.dumps(reader)), avro.schema.parse(json.dumps(writer))
     )

@@ -1,4 +1,4 @@
-"""What the library imports is what pyproject declares: for all, or for an extra."""
+"""pyproject declares every package that the library imports, some for an extra."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with (ROOT / "pyproject.toml").open("rb") as opened:
 
 
 def packages(requirements: list[str]) -> set[str]:
-    """The names of what is required, as an import spells them."""
+    """Return the names of required packages, as an import spells them."""
     found = {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
     return {name.lower().replace("-", "_") for name in found}
 

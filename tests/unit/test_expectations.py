@@ -1,4 +1,4 @@
-"""What fails in a test is seen, unless the test has said that it may fail."""
+"""A failure in a test is seen, unless the test expects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinity never become null: wherever they lie, their place is named."""
+"""NaN and infinity never become null: the error names their place."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ NAN, INF = math.nan, math.inf
 
 
 def takes_deques() -> bool:
-    """Whether this release of pydantic writes them."""
+    """Tell whether this release of pydantic writes them."""
     try:
         TypeAdapter(Any).dump_json(deque([1]))
     except PydanticSerializationError:
@@ -298,7 +298,7 @@ def test_no_payload_holds_a_number_that_json_has_not(named, value_type, value, t
 
 
 def refusal(told: str, reason: str) -> str:
-    """How a codec refuses; releases of pydantic before 2.13 write no deque at all."""
+    """Return a codec's refusal; pydantic before 2.13 writes no deque at all."""
     text = f"^{re.escape(told)}, {reason}"
     return text if TAKES_DEQUES else f"{text}|^Unable to serialize .*deque"
 

@@ -1,4 +1,4 @@
-"""Up to where nothing of a group is left, and what may be known of that when."""
+"""A floor says up to which id a group has no job left, and when that is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = ("local/1", "g")
 
 @pytest.fixture
 def floors():
-    """Of one group the head was 100, while rows up to 80 could not appear any more."""
+    """The floors after a group had the head 100; no row up to 80 could still appear."""
     floors = GroupStarts()
     floors.note(GROUP, 100, 20, 80)
     return floors

@@ -1,4 +1,4 @@
-"""What is written as JSON can be read again."""
+"""All JSON that the library writes can be read again."""
 
 from __future__ import annotations
 

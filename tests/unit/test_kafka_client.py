@@ -1,4 +1,4 @@
-"""What Kafka's clients are told, whatever the settings say."""
+"""Unsafe settings of Kafka's clients are refused."""
 
 from __future__ import annotations
 

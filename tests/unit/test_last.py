@@ -1,4 +1,4 @@
-"""Since when a pile waits of which only the last job runs."""
+"""A pile of jobs, of which only the last one runs, knows since when it waits."""
 
 from __future__ import annotations
 

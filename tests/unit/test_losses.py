@@ -18,7 +18,7 @@ from tests.support.claimed import make_claimed
 
 
 class Type:
-    """As much of a job type as counts here."""
+    """The part of a job type that counts here."""
 
     retry = Retry(max_attempts=1)
 

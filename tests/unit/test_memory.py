@@ -1,4 +1,4 @@
-"""How a process that runs for long keeps its memory."""
+"""A process that runs for long keeps its memory small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collector():
 
 @pytest.fixture
 def told(monkeypatch):
-    """A function that returns what the C library is told, if it knows `mallopt`."""
+    """A function that returns the calls to the C library's `mallopt`, if it has one."""
 
     def told(*, knows: bool) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

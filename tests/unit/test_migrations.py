@@ -1,4 +1,4 @@
-"""The rules for migrations: the release before works on, and nobody waits for long."""
+"""By the rules for migrations the release before works on, and no pod waits long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
 
 
 def breaches(upgrade: str) -> list[str]:
-    """What of the rules a revision's SQL does not keep to."""
+    """Return the rules that a revision's SQL breaks."""
     # What a function does is not done while it is made.
     code = re.sub(r"--.*|\$function\$[\s\S]*?\$function\$", "", upgrade).lower()
     # Nobody uses a table yet that the revision itself makes.

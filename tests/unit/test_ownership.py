@@ -1,4 +1,4 @@
-"""What a source wants is set arithmetic, whatever the callbacks bring."""
+"""The wishes of a source are set arithmetic, for any order of callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is passed over for its value: kept by value, and taken where there is room."""
+"""Jobs passed over are kept by value, and taken when their value has room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORIGINS = {"local/0", "local/1"}
 
 @pytest.fixture
 def passed():
-    """Two values in two origins, of which two more each may wait."""
+    """Passed jobs of two values in two origins, with room for two of each value."""
     passed = Passed()
     passed.room = lambda value: 2
     for job_id in range(1, 7):

@@ -1,4 +1,4 @@
-"""Whether Kafka is reached, by how its clients fare."""
+"""The answers and failures of Kafka's clients tell whether Kafka is reached."""
 
 from __future__ import annotations
 

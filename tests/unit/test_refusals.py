@@ -1,4 +1,4 @@
-"""What Kafka's client refuses at once, thousands in one block among them."""
+"""Kafka's client refuses records at once, up to thousands in one block."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def record(
 
 
 def confirm() -> None:
-    """Nobody else has the shard."""
+    """Confirm that no other relay has the shard."""
 
 
 @pytest.mark.guarantee("FK10")

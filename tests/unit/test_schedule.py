@@ -1,4 +1,4 @@
-"""When schedules tick, through both changes of the clock, and what is refused."""
+"""Schedules tick right through both changes of the clock; wrong ones are refused."""
 
 from __future__ import annotations
 

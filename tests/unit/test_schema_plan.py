@@ -36,7 +36,7 @@ def registry():
 
 @pytest.fixture
 def declare(registry):
-    """A function that makes an app whose topic has a schema of these fields."""
+    """A function that makes an app with a topic; its schema has these fields."""
 
     def declare(*fields) -> App:
         settings = load_settings(schema_registry_url=registry.url)

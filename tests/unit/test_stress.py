@@ -53,7 +53,7 @@ def children(parent: int) -> set[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Tell whether a process exists and is no zombie."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -64,7 +64,7 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def few_plugins(monkeypatch):
-    """Pytest starts in half the time without those that nobody needs here."""
+    """Pytest starts in half the time without the plugins that are not needed here."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "pytest_randomly")
 

@@ -1,4 +1,4 @@
-"""Where a claim looks next."""
+"""A claim chooses the origins of its next windows and jump."""
 
 from __future__ import annotations
 
