@@ -64,5 +64,5 @@ def test_the_service_of_the_page_gives_jobs_of_a_customer_one_place(
             places = conn.execute(
                 "select distinct origin from jobs_lib.jobs"
             ).fetchall()
-    # Whatever the partition of the record: it is that of the group.
+    # The origin is that of the group, not of the record's partition.
     assert len(places) == 1
