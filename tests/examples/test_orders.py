@@ -146,7 +146,7 @@ def test_orders_are_charged_once_and_shown_by_the_other_service(
         assert conn.execute("select count(*) from parcels").fetchone() == (4,)
         board_server.signal(SIGTERM)
         board_server.wait()
-        # It has said good-bye: nobody has to wait until its heartbeat is old.
+        # The process has signed off: no other one waits until its heartbeat is old.
         assert conn.execute("select count(*) from board.processes").fetchone() == (0,)
 
 
