@@ -315,7 +315,7 @@ def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code,
 def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
     url, admin, app, connect, wait_for, monkeypatch
 ):
-    # Of each delay, drawn below its bound, nearly the longest.
+    # Draw nearly the longest delay below each bound.
     monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)
     times: list[float] = []
 

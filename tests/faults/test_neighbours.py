@@ -148,6 +148,6 @@ def test_an_ordinary_vacuum_does_not_truncate_the_busy_tables(admin, table, rows
     admin.execute(f"delete from {name}")
     admin.execute(f"vacuum {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == size
-    # Their space is used again, and given back when somebody asks for that.
+    # New rows use their space, and a truncating vacuum returns it.
     admin.execute(f"vacuum (truncate) {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == (0,)

@@ -114,7 +114,7 @@ def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
             "select (payload->>'n')::int from jobs_lib.jobs order by 1"
         )
         assert [row[0] for row in jobs] == kept
-        # The commit had arrived; whatever was cut before it is not there.
+        # The commit had arrived; a connection cut earlier leaves nothing.
         assert kept == ([n] if point == "COMMIT" else [])
 
 
@@ -183,7 +183,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
                 with connect() as connection:
                     work.enqueue(connection)
                 wait_for(lambda n=n: len(ran) == n, what="it has run")
-            # Until here, nobody had given up the wait for that host.
+            # Until here, no thread had given up the wait for that host.
             assert not failed
 
 
@@ -194,7 +194,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
 def test_a_query_that_fails_before_the_handler_costs_no_attempt(
     url, connect, proxy, wait_for, monkeypatch, asked, fault
 ):
-    # What waits for a worker is not given back meanwhile.
+    # Jobs that wait for a worker are not released meanwhile.
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
     app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
     lent, gate = threading.Event(), threading.Event()
