@@ -196,7 +196,7 @@ def test_rows_from_before_the_clock_was_set_back_have_settled(read, admin):
         "insert into jobs_lib.outbox (shard, topic, key, created_at)"
         " values (0, 'slow', %s, clock_timestamp() + %s * interval '1 second')"
     )
-    # Of a key that is still young the row of the future brings all the others.
+    # A row from the future brings all other rows of its young key.
     for key, seconds in (("a", 3600), ("a", 0), ("b", 3600), ("young", 0)):
         admin.execute(write, (key, seconds))
     block = read()

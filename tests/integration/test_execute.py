@@ -159,7 +159,7 @@ def test_a_handler_gets_the_values_of_an_enqueue_with_their_types(
 def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
     app, admin, connect, wait_for, monkeypatch
 ):
-    # Of each delay, drawn below its bound, nearly the longest.
+    # Draw nearly the longest delay below each bound.
     monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)
     order: list[int] = []
 

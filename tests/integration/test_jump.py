@@ -69,7 +69,7 @@ def jump(database_url, admin, passed):
     [
         ([*BLOCKED, FREE], [2]),
         ([*BLOCKED, ("h", "available", 0, 0)], [2]),
-        # A suspect is told by a claim, which lets it run alone.
+        # A claim returns a suspect, and lets it run alone.
         ([*BLOCKED, ("h", "available", 0, 1)], [2]),
         ([*BLOCKED, (None, "available", 0, 1)], [2]),
         # Other priorities have windows of their own; what stands behind them waits.

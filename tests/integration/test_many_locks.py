@@ -116,7 +116,7 @@ def test_a_group_behind_coarse_locks_keeps_its_order(
         )
     )
     wait_for(lambda: is_waiting(admin, small), what="the small transaction waits")
-    # It keeps the large one from nothing meanwhile.
+    # The small one blocks nothing of the large one meanwhile.
     large.execute(ENQUEUE, (MANY,))
     large.commit()
     waiting.result(timeout=30)

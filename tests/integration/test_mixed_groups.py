@@ -54,7 +54,7 @@ def test_only_the_last_job_runs_although_jobs_of_another_type_lie_between(
     books = [("book", n) for n in range(20)]
     assert sorted(ran) == [*books, ("publish", 19)]
     assert [one for one in ran if one[0] == "book"] == books
-    # It keeps its own place among the others.
+    # The last job keeps its own place among the others.
     assert ran.index(("publish", 19)) == (19 if first == "publish" else 20)
     assert outcomes(admin) == {
         ("book", "completed"): 20,

@@ -281,7 +281,7 @@ def test_a_service_runs_its_schedules_and_stops(database_url, admin, wait_for):
     assert all(
         tick.utcoffset() == tick.astimezone(ZURICH).utcoffset() for tick in ticks
     )
-    # A service without an executor has nobody to run them, and enqueues none.
+    # A service without an executor could not run them, and enqueues none.
     admin.execute("delete from jobs_lib.schedules")
     app.topic("events")
     idle = Service(app, ["relay"])

@@ -207,7 +207,7 @@ def test_a_huge_payload_is_refused_and_a_large_one_reported_once(refused, note):
 def test_a_group_that_is_no_short_string_is_refused(database_url, refused, group):
     app = make_app(database_url)
 
-    # The function is free to return anything, whatever the payload is.
+    # The function is free to return anything for any payload.
     @app.job(group=lambda n: group if n else "fine")
     def free(job: Job, n: int) -> None: ...
 

@@ -158,7 +158,7 @@ def test_every_way_to_the_next_release_ends_in_the_same_schema(
 ):
     before = migrate(other_url)
     migrate(empty_url)
-    # What was there is changed, and not only added to.
+    # The release changes existing objects, and does not only add some.
     later = NextRelease(
         tmp_path,
         [

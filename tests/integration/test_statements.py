@@ -92,7 +92,7 @@ def test_all_jobs_run_with_one_the_usual_hundred_or_a_thousand_partitions(
     app = make_app(database_url, home="work")
     topic = app.topic("work", partitions=partitions)
     assert topic.partitions == (partitions or 100)
-    # What carries no work of this service is not made for it.
+    # A topic without work of this service does not get as many partitions.
     assert app.topic("state", compacted=True).partitions == 3
     assert app.topic("events").partitions == 3
 

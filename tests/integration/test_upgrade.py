@@ -132,7 +132,7 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
                 wait_for(lambda: ran("old") > before + 20, what="the old one works on")
                 pods.enter_context(running(new, "executor"))
                 wait_for(lambda: ran("new") > 20, what="the new one works beside it")
-            # A pod of the old release that is started anew has its place, too.
+            # A pod of the old release that starts again has its place, too.
             with running(old, "executor"):
                 before = ran("old")
                 wait_for(lambda: ran("old") > before + 20, what="it works again")
