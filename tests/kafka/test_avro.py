@@ -238,7 +238,7 @@ def test_a_row_that_is_no_avro_is_held_and_never_sent(
     with connect() as connection:
         states.send(connection, key="before", value=value)
         states.send(connection, key="N1", value=value)
-        # From SQL it is JSON, whatever the topic has.
+        # From SQL it is JSON, even for a topic with a schema.
         connection.execute("select jobs_lib.send(%s, 'N1', '{}')", (name,))
         connection.execute("select jobs_lib.send(%s, null, '{}')", (name,))
         states.send(connection, key="N1", value=value)

@@ -43,7 +43,7 @@ def test_topics_and_groups_are_the_environments_own(
 ):
     app = make_of("dev")
     adopt(app)
-    # Of this test alone: what `topic` makes is bare.
+    # For this test alone: topics of the fixture `topic` have no prefix.
     bare = topic()
     name = f"dev.{bare}"
     states = app.topic(bare, value=int, compacted=True)

@@ -109,7 +109,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
         narrow.send(connection, key=None, value=b"small")
     with running(app, "relay"):
         await_left(17 + 13 + 1)
-        # What comes later waits behind it, and nothing else does.
+        # Later rows of the key wait behind it, and nothing else does.
         with connect() as connection:
             narrow.send(connection, key="b", value=b"20")
             narrow.send(connection, key="a", value=b"20")
@@ -233,7 +233,7 @@ def test_the_rows_of_a_missing_topic_wait_for_it(
         finally:
             support.delete_topics(kafka_admin, [missing.name])
     for n in range(20):
-        # What was tried alone may come once more; nothing is missing or out of order.
+        # Rows tried alone may come once more; none is missing or out of order.
         assert [int(v) for v in found[f"k{n}"]] == list(range(n, 100, 20))
 
 

@@ -92,7 +92,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
                     f"{admin.execute(_WAITING).fetchall()}"
                 ),
             )
-        # Each change once, whoever made it; each message is there; no other is.
+        # Each change is there once, each message is there, and no other is.
         rows = slot.read()
     assert admin.execute("select distinct n from entities").fetchall() == [(jobs / 3,)]
     assert len(rows) == jobs

@@ -58,7 +58,7 @@ def emptied(admin, wait_for):
 def test_rows_that_are_committed_late_leave_in_order(
     app, events, made, connect, bootstrap_servers, emptied, monkeypatch
 ):
-    # As if an old snapshot made each look slow; what has no lock is late at once.
+    # As if an old snapshot made each poll slow; rows without a lock are late at once.
     monkeypatch.setattr("jobs_lib.outbox.starts._QUICK", -1.0)
     monkeypatch.setattr("jobs_lib.outbox.starts._MARGIN", 0.0)
     chance = random.Random(19)

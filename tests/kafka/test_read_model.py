@@ -123,7 +123,7 @@ def test_the_version_of_a_key_never_falls_and_a_deleted_key_stays_deleted(
     for key, version in admin.execute("select id, version from written order by at"):
         written[key].append(version)
     for key, versions in streams.items():
-        # What was not the newest when it came was never to be seen.
+        # A version that was not the newest on arrival was never written.
         records = [
             v for n, v in enumerate(versions) if all(v > w for w in versions[:n])
         ]
@@ -165,7 +165,7 @@ def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
         await_read(admin, name, "g", len(records), wait_for)
         query = "select id, version from model"
         assert admin.execute(query).fetchall() == [(1, 6)]
-        # Whatever comes once more, alone and in any order.
+        # Each record comes once more, alone and in any order.
         again = random.Random(4).sample(records, len(records))
         send_each(bootstrap_servers, name, again)
         await_read(admin, name, "g", 2 * len(records), wait_for)

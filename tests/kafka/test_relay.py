@@ -92,7 +92,7 @@ def test_rows_that_are_moved_while_they_are_sent_are_deleted_all_the_same(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
     with connect() as connection:
-        # Room before the rows: whatever writes the table anew moves them there.
+        # Room before the rows: a rewrite of the table moves them there.
         states.send(connection, key="k", value=State("k", 0, 0), version=0)
         connection.rollback()
         for n in range(50):
@@ -124,7 +124,7 @@ def test_each_value_alone_rebuilds_the_row(
     aircraft = app.topic(topic(4), value=Aircraft, compacted=True, merge=False)
     sent = [
         Aircraft("a", legs=[Leg("JFK", "LAX")], gate="B4", version=1),
-        # What has its default or is null now belongs to the state as well.
+        # Columns with a default or a null belong to the state as well.
         Aircraft("a", legs=[], gate=None, version=2),
     ]
     with running(app, "relay"):
@@ -168,7 +168,7 @@ def test_a_hint_of_new_rows_wakes_the_relay_before_its_next_poll(
     admin.execute("create table things (id text)")
     capture_changes(admin, "things", topic=states.name, key="id")
     with running(app, "relay"):
-        # From here on it listens: whatever is written now, it is told of.
+        # From here on it listens: a hint reaches it for every write.
         wait_for(
             lambda: (
                 admin.execute(

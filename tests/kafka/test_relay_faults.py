@@ -68,7 +68,7 @@ def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage
     assert stage.count_left() == before
     stage.start_relay("heir")
     stage.await_empty()
-    # What had been sent comes again, and runs on from there.
+    # Records that had been sent come again, and the rest follows.
     verdict = stage.judge(repeats=BLOCK)
     assert not verdict.violations, str(verdict)
     assert 0 < verdict.repeats <= BLOCK
@@ -96,7 +96,7 @@ def test_rows_without_a_confirmed_delivery_are_sent_again(stage, own_broker):
     assert stage.count_left() == before
     own_broker.proxy.thaw()
     stage.await_empty()
-    # Nobody has committed what nobody has seen: nothing comes twice.
+    # Records without a confirmation were not committed: nothing comes twice.
     verdict = stage.judge(repeats=0)
     assert not verdict.violations, str(verdict)
 
@@ -169,7 +169,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
             )
             after = count_sent(stage)
             if not owned or connection.execute(query).fetchall() != owned:
-                # Whoever has just joined may be the one who is to have it.
+                # A process that has just joined may be the one to have it.
                 return None
             ((pod, epoch),) = owned
             assert [one for one in after if after[one] > before[one]] == [pod]

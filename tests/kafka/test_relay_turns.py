@@ -163,7 +163,7 @@ def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
             timeout=60,
             what="all but two rows left, from their own shards, too",
         )
-        # What comes later waits for none of it, and no block tries the loader out.
+        # Later rows wait for none of it, and no block tries the loader out.
         sent = len(killed)
         with connect() as connection:
             for n in range(200):

@@ -132,7 +132,7 @@ def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
             check()
         last = await_pods("pod-a")
         check()
-    # Who stays is not disturbed; what moves is taken over once each way.
+    # A pod that stays keeps its origins; a moved origin is taken over once each way.
     moved = {origin for origin, (pod, _) in both.items() if pod == "pod-b"}
     assert {o: epoch - first[o][1] for o, (_, epoch) in both.items()} == {
         o: int(o in moved) for o in every

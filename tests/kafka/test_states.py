@@ -253,7 +253,7 @@ def test_a_burst_is_collected_into_one_record(
             prompt.send(connection, key="a", value=1)
             connection.commit()
             waiting = "outbox where topic = '{}'"
-            # What collects itself holds nobody up.
+            # A row that settles holds up no other.
             wait_for(
                 lambda: count(admin, waiting.format(prompt.name)) == 0,
                 timeout=20,
@@ -313,7 +313,7 @@ def test_a_feed_of_changes_chooses_the_keys_to_send(
 
     changed = ["N1", "N2", "N3", "N2", "N3"]
     assert follow() == changed
-    # It has died before it could tell the feed how far it is: all comes again.
+    # As if it died before it advanced the feed: all comes again.
     assert follow() == changed
     feed.advance()
     change(admin, "N1")
@@ -367,7 +367,7 @@ def test_send_current_is_refused_for_a_topic_without_an_entity(app, connect):
 def test_headers_name_the_type_source_time_and_version_of_a_record(
     app, topic, admin, connect, relay
 ):
-    # Whatever the session's zone: the time is told in UTC.
+    # The time is written in UTC, in any zone of the session.
     here = sql.Identifier(admin.info.dbname)
     admin.execute(
         sql.SQL("alter database {} set timezone = 'Europe/Berlin'").format(here)

@@ -64,7 +64,7 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
             calm.send(connection, key=f"{minutes}", value=minutes)
             at = datetime.now(UTC) + timedelta(minutes=minutes + 5)
             work.options(run_at=at).enqueue(connection, minutes=minutes)
-        # Written by other sessions, in whatever zone: a moment is a moment.
+        # Other sessions wrote these in any zone: a moment is a moment.
         connection.execute(
             "update jobs_lib.outbox set created_at ="
             " clock_timestamp() + make_interval(mins => key::int + 5)"

@@ -125,7 +125,7 @@ def test_a_plan_applies_all_differences_of_a_topic_except_its_partitions(
     planned = plan_topics(app)
     assert {(c.what, c.found, c.wanted, c.applies) for c in planned} == expected
     assert apply_topics(app) == planned
-    # Keys would move: how many partitions there are is for somebody to decide.
+    # Keys would move: the operator decides the number of partitions.
     wait_for(
         lambda: [change.what for change in plan_topics(app)] == ["partitions"],
         what="all else is as declared",

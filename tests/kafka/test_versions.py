@@ -196,7 +196,7 @@ def test_a_merged_end_has_the_version_of_the_rows_it_replaces(
     admin.execute("delete from aircraft")
     admin.execute("insert into aircraft values ('N2', 7)")
     with connect() as connection:
-        # Who sends these knows of no version.
+        # The sender of these knows no version.
         states.send_current(connection, key="N1")
         states.send_current(connection, key="N2")
         states.send(connection, key="N3", value=Aircraft("N3", 5))
@@ -314,7 +314,7 @@ def test_a_column_that_holds_no_version_costs_no_change(states, admin, relayed):
         admin.execute("insert into aircraft values (%s, %s)", (f"N{n}", version))
     admin.execute("delete from aircraft")
     ends = {key: version for key, version, _ in relayed()}
-    # Of the last bigint only itself is left.
+    # The last bigint has no successor.
     numbers = {"N4": "9223372036854775807", "N6": "13"}
     assert ends == {**{f"N{n}": None for n in range(6)}, **numbers}
 
