@@ -54,7 +54,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     admin, executor = connect(autocommit=True), connect()
     job = add_job(admin)
     owner = add_owner(admin)
-    # What the claim's statement does, held open before its commit.
+    # The statement of a claim, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     add_claim(executor, owner, job)
     became: dict[int, str] = {}
@@ -130,7 +130,7 @@ def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
             what="nothing is left",
         )
     ran = admin.execute("select count(*) from effects").fetchone()
-    # What was claimed but had not started is cancelled by its executor.
+    # The executor cancels jobs that were claimed and had not started.
     row = admin.execute(
         "select count(*) from jobs_lib.history where outcome = 'cancelled'"
     ).fetchone()

@@ -46,7 +46,7 @@ def enqueue(
     (tmp_path / "enqueueing_shop.py").write_text(SHOP, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("JOBS_LIB_APP", "enqueueing_shop:app")
-    # Each test imports it anew, with the settings of its own database.
+    # Each test imports it again, with the settings of its own database.
     monkeypatch.delitem(sys.modules, "enqueueing_shop", raising=False)
     return lambda *words: command("jobs", "enqueue", *words)
 

@@ -186,7 +186,7 @@ def test_the_retry_command_names_the_jobs_it_left_and_why(command, connect):
 def test_a_retry_neither_waits_for_a_promotion_nor_stops_it(database, connect):
     admin, executor = connect(autocommit=True), connect()
     held, free = add_failed(admin), add_failed(admin)
-    # What a promotion does, held open before its commit.
+    # The statement of a promotion, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     executor.execute(
         "update jobs_lib.jobs set state = 'available' where id = %s", (held,)
