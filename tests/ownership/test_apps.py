@@ -484,7 +484,7 @@ def test_an_app_shares_origins_with_its_pods_of_an_earlier_release(
         old.start()
     try:
         assert find_role(database, "billing", ["a", "b"], 5.0) == role
-        # It stays so, whatever runs later; and no other app gets the same.
+        # It stays so through later runs; and no other app gets the same.
         assert find_role(database, "billing", ["x"], 5.0) == role
         assert find_role(database, "shipping", ["y"], 5.0) == "execute:shipping"
     finally:

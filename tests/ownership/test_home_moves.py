@@ -155,7 +155,7 @@ def test_groups_stay_in_order_while_their_home_is_adopted(
         with job.transaction() as own:
             own.execute("insert into effects values (default, %s, %s)", (group, n))
 
-    # A pod without consumers: it shares what holds jobs, whatever the topic.
+    # A pod without consumers shares all origins with jobs, of any topic.
     with running(app, "executor"), connect() as connection:
         for n in range(60):
             for group in "abc":

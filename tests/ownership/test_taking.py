@@ -209,7 +209,7 @@ def test_an_owner_that_beats_while_a_take_over_waits_for_its_commit_is_not_robbe
         (silent,),
     )
     commit.rollback()
-    # It has gone on: what nobody owned it takes after that.
+    # It has gone on: after that it takes the origins without an owner.
     source.replace(["t/1", "t/2"])
     wait_for(lambda: "t/2" in owners(admin), what="the other one is taken")
     assert owners(admin) == {"t/1": 1, "t/2": 1}
