@@ -159,7 +159,7 @@ def test_no_row_of_a_key_is_passed_over(admin, eyes, gone, write):
 
 def test_a_writer_of_the_release_before_is_waited_for_too(admin, eyes, gone, connect):
     late = connect()
-    # Of its key alone it holds a lock.
+    # It holds a lock of its key alone.
     late.execute("select pg_advisory_xact_lock(hashtextextended('k', 7603))")
     late.execute(WRITE + "values (1, 'events', 'k', '', 0)")
     eyes.know(admin)
