@@ -87,7 +87,7 @@ def test_within_one_claim_the_highest_priority_starts_first(scene):
     ]
     pod.round()
     started = [job.id for job in pod.start_all()]
-    # Of equals the older one comes first.
+    # The older one of two equals comes first.
     assert started == [ids[n] for n in (2, 4, 1, 3, 0)]
     pod.finish(first)
 

@@ -42,7 +42,7 @@ def test_a_job_uncommitted_at_the_claim_does_not_supersede_a_running_one(
     pod.rounds()
     assert pod.startable == []  # never two at once
     pod.finish(running)
-    # Who comes last sees the last state: after its commit there is a run.
+    # The last enqueue counts: a run follows its commit.
     assert run(pod) == ([newer] if commits else [])
     assert scene.ends(older) == ["completed"]
 
@@ -134,7 +134,7 @@ def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     assert len(pod.dispatcher._settler.early) == 2
     heir.take_over(ORIGIN)
     pod.rounds()
-    # The old owner ended none of them; whatever it still starts cannot commit.
+    # The old owner ended none of them; a job that it still starts cannot commit.
     assert all(scene.state(job) for job in jobs)
     assert jobs[-1] in run(heir, 8)
     assert all(len(scene.ends(job)) == 1 for job in jobs)

@@ -16,7 +16,7 @@ from jobs_lib.executor.claiming.trail import Trail
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
-# What is committed late
+# Jobs that are committed late
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -116,7 +116,7 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     job = pod.start()
     assert job.id == head
     pod.finish(job, RetryAfter(3600))
-    # What waits behind its head fills the slices, and nobody asks for it.
+    # Jobs behind their head fill the slices, and no claim asks for them.
     assert run(pod, 10) == []
     assert pod.claimer.wanted.extra == {}
     slow.commit()
@@ -148,7 +148,7 @@ def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
     other, old = scene.begin(), scene.begin()
     other.execute("select pg_current_xact_id()")
     oldest = scene.enqueue(old)
-    # What waits behind a head fills the slices, and is passed over each time.
+    # Jobs behind a head fill the slices, and are passed over each time.
     waiting = [scene.enqueue(group="g") for _ in range(60)]
     pod = scene.pod(ORIGIN)
     pod.round()
@@ -179,10 +179,10 @@ def test_a_trail_yields_the_cursors_from_before_an_ended_transaction():
     assert trail.note(5.0, {"o": 40}, 8, [6]) == [{}]
     assert trail.note(9.0, {"o": 50}, 9, [6, 8]) == [{"o": 30}]
     assert trail.note(50.0, {"o": 60}, 10, [6, 8]) == [{"o": 40}]
-    # Each long one by itself, whatever else is open.
+    # Each long one counts by itself, beside other open ones.
     assert trail.note(51.0, {"o": 70}, 11, [6]) == [{"o": 50}, {"o": 30}]
     assert trail.note(51.1, {"o": 80}, 11, []) == [{"o": 50}, {}]
-    # Of many that end together each moment counts once.
+    # Each moment counts once for many that end together.
     trail.note(60.0, {"o": 90}, 900, range(100, 900))
     assert trail.note(61.0, {"o": 99}, 901, []) == [{"o": 70}, {"o": 50}]
 

@@ -285,7 +285,7 @@ def test_a_process_whose_handlers_leak_is_replaced_in_order(
     leak_all(200)
     count = "select count(*), count(distinct job), count(distinct pid) > 2 from runs"
     assert admin.execute(count).fetchone() == (400, 400, True)
-    # Nothing was cut off: each has run at its first attempt, and nobody died.
+    # Nothing was cut off: each has run at its first attempt, and no process died.
     ended = admin.execute("select distinct outcome, attempt from jobs_lib.history")
     assert ended.fetchall() == [("completed", 1)]
     assert "died" not in parent.output

@@ -179,7 +179,7 @@ def test_only_the_next_job_of_a_group_is_woken(scene, swept):
     for job in pod.start_all():
         pod.finish(job, RetryAfter(3600))
     pod.rounds(3)
-    # Of a the head, of b what stands behind it, of c the head and the next one.
+    # The head of a, the job behind the head of b, and the first two jobs of c.
     gone = [jobs[0], jobs[4], jobs[2], jobs[5]]
     cancel(scene.database, gone)
     woken = scene.admin.execute(
