@@ -145,7 +145,7 @@ def test_a_relay_that_may_not_write_does_not_start(
     grant("alice", "TOPIC", topic.name, "READ")
     text = refuse(app, "relay")
     assert f"alice' WRITE on the topic '{topic.name}'" in text
-    # Of transactional ids a broker tells nothing before they are used.
+    # A broker reveals nothing about a transactional id before its first use.
     grant("alice", "TOPIC", topic.name, "WRITE")
     with running(app, "relay") as service:
         wait_for(lambda: service.failure, timeout=20, what="it ends by itself")
@@ -195,7 +195,7 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
     allow(grant, "alice", denied, denied)
     allow(grant, "alice", granted, granted)
     if not kept:
-        # Who may read a topic is also told that it is there.
+        # A user that may read a topic also sees that it exists.
         revoke("alice", "TOPIC", denied, "READ")
     app = secured_app()
     topics = [app.topic(name, value=int) for name in (denied, granted)]

@@ -105,7 +105,7 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
     assert len(made) == 3
     for configuration in made:
         assert {key: configuration[key] for key in given} == given
-    # What is for another kind of client does no harm, and is no news either.
+    # A key for another kind of client does no harm, and is not logged either.
     assert not [r for r in caplog.records if "property" in r.getMessage()]
     # And all is well at the start of a service, unless one of them is not known.
     client.check_settings(settings)
@@ -125,10 +125,10 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
         ("linger.ms", CANARY, "linger.ms"),
         ("fetch.min.bytes", CANARY, "fetch.min.bytes"),
         ("ssl.ca.pem", CANARY, "ssl.ca.pem"),
-        # Of a producer alone, with what is forced.
+        # For a producer alone, with the forced settings.
         ("max.in.flight.requests.per.connection", "6", "max.in.flight"),
         ("retries", "0", "retries"),
-        # Of a consumer alone.
+        # For a consumer alone.
         ("max.poll.interval.ms", "1", "max.poll.interval.ms"),
         ("error_cb", "x", "error_cb is a Python object"),
         ("logger", "x", "logger is a Python object"),

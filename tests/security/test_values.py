@@ -410,7 +410,7 @@ CARRYING = {"payload", "payloads", "headers", "more", "value"}
 def test_no_object_shows_what_it_carries():
     seen = set()
     for module in pkgutil.walk_packages(jobs_lib.__path__, "jobs_lib."):
-        # Of the test kit people want to see it.
+        # Users of the test kit want to see it.
         if module.name.startswith(("jobs_lib.testing", "jobs_lib.schemas.registry")):
             continue
         for one in vars(importlib.import_module(module.name)).values():
