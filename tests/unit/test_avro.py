@@ -126,7 +126,7 @@ def test_each_kind_of_field_comes_back_as_it_was(app):
     data = flights.encode(FLIGHT)
     assert data[:1] == b"\0"
     assert read(app, data, Flight) == FLIGHT
-    # Whoever has no class of it gets plain values, by the registered schema alone.
+    # A reader without a class gets plain values, by the registered schema alone.
     plain = read(app, data)
     assert plain["status"] == "AIRBORNE"
     assert plain["crew"] == [{"name": "Grace", "born": None}]
@@ -229,7 +229,7 @@ def test_a_type_that_can_never_fit_its_schema_is_refused_at_declaration(app):
     schema["fields"][1]["default"] = 0
     with pytest.raises(ConfigurationError, match=r"no field born$"):
         app.topic("people", value=Person, schema=schema)
-    # Of these nothing is known before there is a value.
+    # Nothing is known about these before there is a value.
     for n, value in enumerate((Any, dict[str, Any], Person | None, list[Person])):
         app.topic(f"people-{n}", value=value, schema=schema)
 

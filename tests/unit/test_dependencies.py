@@ -93,5 +93,5 @@ def test_each_package_has_one_lowest_version():
     for requirement in chain.from_iterable(groups):
         if found := re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)", requirement):
             lowest[found[1]].add(found[2])
-    # What is tried is the highest of them: a lower one would be a promise untried.
+    # The highest of them is tried: a lower one would be an untried promise.
     assert {name: of for name, of in lowest.items() if len(of) > 1} == {}

@@ -31,7 +31,7 @@ def hints(clock):
 def test_an_origin_is_hinted_at_once_per_interval(hints, clock):
     assert hints.choose("a/1") == "a/1"
     assert hints.choose("a/1") is None
-    # Another one is told at once.
+    # Another origin is hinted at once.
     assert hints.choose("a/2") == "a/2"
     clock.now += 0.004
     assert hints.choose("a/1") is None

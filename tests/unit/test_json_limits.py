@@ -74,7 +74,7 @@ def test_a_megabyte_of_digits_is_checked_at_once(run):
     payload = Payload("work", work, globals())
     began = time.process_time()
     payload.encode({"data": data}, MEGABYTE)
-    # A search that begins anew at each digit takes ten seconds.
+    # A search that starts again at each digit takes ten seconds.
     assert time.process_time() - began < 2
 
 

@@ -21,7 +21,7 @@ REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
 
 def breaches(upgrade: str) -> list[str]:
     """Return the rules that a revision's SQL breaks."""
-    # What a function does is not done while it is made.
+    # The statements of a function do not run while it is made.
     code = re.sub(r"--.*|\$function\$[\s\S]*?\$function\$", "", upgrade).lower()
     # Nobody uses a table yet that the revision itself makes.
     written = WRITTEN - set(re.findall(r"\bcreate table (\w+)", code))

@@ -60,7 +60,7 @@ def pick(rows: list[Row], order: str) -> dict[str, list[Seen]]:
     return send([rows[int(n) - 1] for n in order.split()])
 
 
-# Of an event each row is sent; the repeats are those that the faults explain.
+# Each row of an event is sent; faults explain the repeats.
 EVENT_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("1 2 3 2 3 4 5", 2, set()),  # a block again
@@ -78,7 +78,7 @@ EVENT_ORDERS = [
     ("1 2 3 4 2 5", 9, {"I20"}),  # a stale one in between, of a relay that woke up
     ("1 2 3 4 5 1 2 3 4 5", 9, {"I21"}),  # further back than a block
 ]
-# Of states the last one says it all.
+# The last one of several states says it all.
 STATE_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("5", 0, set()),

@@ -25,7 +25,7 @@ def test_jobs_of_each_value_are_taken_up_to_its_room(passed):
     assert sorted(value for value, _, _ in taken) == ["a", "a", "b", "b"]
     assert len(passed) == 2
     assert {*passed.values} == {"a"}
-    # Nothing more of it, until somebody says that there is room again.
+    # No more jobs of that value, until it is marked to have room again.
     assert passed.take(ORIGINS, ()) == []
     passed.hungry.add("a")
     assert len(passed.take(ORIGINS, ())) == 2

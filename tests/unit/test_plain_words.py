@@ -82,7 +82,7 @@ def test_a_line_of_an_event_shows_no_form_of_python(caplog, event, fields, text)
 def test_an_error_of_kafka_is_described_by_its_text():
     error = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 are down"))
     assert describe(error) == "KafkaException: 2/2 are down (_ALL_BROKERS_DOWN)"
-    # Whatever else it is made of.
+    # It may be made of anything else.
     assert describe(KafkaException("odd")) == "KafkaException: odd"
     assert describe(KafkaException()) == "KafkaException: "
 

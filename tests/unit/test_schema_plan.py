@@ -134,7 +134,7 @@ def test_forward_transitive_suffices_with_a_full_export(registry, declare, invok
     _, ids = register_schemas(declare(TAIL, SEATS))
     assert [*ids] == [SUBJECT]
     assert registry.levels[of] == "FORWARD_TRANSITIVE"
-    # What consumers of earlier versions need is still held.
+    # The fields that consumers of earlier versions need are still checked.
     assert (1, "tail", True) in places(check_schemas(declare(SEATS)))
 
 

@@ -88,7 +88,7 @@ def test_the_first_run_that_fails_ends_all_and_tells_its_seed(counted, capsys):
     assert "assert 3 != 3" in out
     assert "AssertionError: the third" in out
     assert out.endswith("2 of 9 runs passed.\n")
-    # The same order again: the seed that is told is that of the run.
+    # The same order again: the reported seed is that of the run.
     noted = counted.parent / "runs"
     order = noted.read_text().replace("|", "").split()[40:]
     noted.unlink()

@@ -18,7 +18,7 @@ from tests.support.apps import heard
 @pytest.fixture
 def wakeup():
     """A sleep without a connection for hints."""
-    # Nothing is asked of the database where nobody listens.
+    # A wakeup without a channel to listen to asks nothing of the database.
     with contextlib.closing(Wakeup(Database("dbname=none", "any"), None)) as w:
         yield w
 
