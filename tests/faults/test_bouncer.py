@@ -144,7 +144,7 @@ def add_held(connection: psycopg.Connection[Any], row: int) -> int:
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
-def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
+def test_every_command_works_behind_pgbouncer(url, bounced, admin, monkeypatch):
     app = make_app(bounced, pgbouncer=True)
     items = app.topic("items", value=Item)
     app.entity(items, source="items", key="id")(lambda connection, keys: {})
@@ -200,7 +200,9 @@ def migrate(request, monkeypatch):
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
-def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factory):
+def test_the_tables_are_installed_through_pgbouncer(
+    empty_url, migrate, tmp_path_factory
+):
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, empty_url, "transaction", size=2) as bounced:
         for _ in range(2):
@@ -244,7 +246,7 @@ def test_migrations_use_the_direct_url_past_the_pooler(empty_url, migrate):
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
-def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
+def test_a_spark_task_loads_its_ranges_behind_pgbouncer(url, bounced, admin):
     app = make_app(bounced, pgbouncer=True)
     app.entity(app.topic("items", value=Item), source="items", key="id")(
         lambda connection, keys: {}
@@ -304,7 +306,7 @@ def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
-def test_relay_read_model_and_re_export_work_behind_it(
+def test_relay_read_model_and_re_export_work_behind_pgbouncer(
     bounced, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(4, config={"cleanup.policy": "compact"})
@@ -446,7 +448,9 @@ def test_only_lost_statements_of_the_driver_or_library_hint_at_a_pooler(
 
 @needs_pgbouncer
 @pytest.mark.parametrize("direct", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direct):
+def test_an_executor_works_behind_pgbouncer(
+    url, bounced, start_worker, wait_for, direct
+):
     options = {"direct_url": url} if direct else {}
     worker = start_worker(
         bounced, pgbouncer=True, workers=4, async_workers=20, **options
@@ -465,7 +469,9 @@ def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direc
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
-def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_for):
+def test_enqueue_retry_groups_and_schedules_work_behind_pgbouncer(
+    url, bounced, wait_for
+):
     app = make_app(bounced, pgbouncer=True, workers=4)
     ran: list[tuple[str, int, int]] = []
 
@@ -514,7 +520,7 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
 
 
 @needs_pgbouncer
-def test_consumers_work_behind_it(
+def test_consumers_work_behind_pgbouncer(
     url, bounced, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(4)

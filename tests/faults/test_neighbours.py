@@ -30,7 +30,7 @@ def settled_blocks(admin) -> int:
 @pytest.mark.guarantee("FP13", "J26")
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [0, 50], ids=["ungrouped", "grouped"])
-def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
+def test_an_old_snapshot_does_not_make_claims_more_and_more_expensive(
     url, admin, app, connect, wait_for, groups
 ):
     @app.job(group="group")
