@@ -476,7 +476,7 @@ def test_an_app_enqueues_and_sends_in_transactions_of_their_own(app, notify, con
     assert admin.execute("select key from jobs_lib.outbox").fetchall() == [("1",)]
 
 
-def test_both_uses_of_an_app_share_its_connections(app_with_one, connect):
+def test_an_apps_enqueues_and_transactions_share_its_connections(app_with_one, connect):
     app, notify = app_with_one
     for order in range(3):
         notify.enqueue(app, order=order)

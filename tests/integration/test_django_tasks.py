@@ -144,7 +144,7 @@ def test_priority_and_time_are_those_of_the_job(tasks, admin):
 
 
 @pytest.mark.guarantee("J38")
-def test_djangos_signals_tell_of_each_attempt(tasks, wait_for):
+def test_djangos_signals_report_each_attempt(tasks, wait_for):
     try:
         signals = importlib.import_module("django.tasks.signals")
     except ImportError:

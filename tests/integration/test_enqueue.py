@@ -213,7 +213,7 @@ def heard_from(listener) -> list[str]:
     return [notice.payload for notice in listener.notifies(timeout=0)]
 
 
-def test_an_enqueue_tells_executors_when_it_commits(connect, database_url, notify):
+def test_an_enqueue_notifies_executors_when_it_commits(connect, database_url, notify):
     listener = connect(autocommit=True)
     listener.execute('listen "jobs_lib.jobs"')
     with connect() as connection:

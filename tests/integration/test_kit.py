@@ -358,7 +358,9 @@ def test_a_record_has_the_version_that_it_is_given():
     assert make_record(1, headers={"ce_version": "9"}, version=7).version == 9
 
 
-def test_a_connection_left_open_keeps_no_database(jobs_server_url, monkeypatch):
+def test_the_kit_drops_a_database_despite_open_connections(
+    jobs_server_url, monkeypatch
+):
     monkeypatch.setattr(databases_module, "migrate", lambda *_: None)
     opened = []
 
