@@ -101,7 +101,7 @@ def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
     assert found("execute", 1).owner is None
 
 
-def test_counts_end_and_origins_of_a_topic_that_is_gone_are_shown(app, admin):
+def test_owners_show_a_capped_count_and_the_origins_of_a_deleted_topic(app, admin):
     admin.execute(
         "insert into jobs_lib.origins (role, origin) values ('execute', 'gone/0')"
     )

@@ -94,7 +94,7 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
 
 
 @pytest.mark.guarantee("W13")
-def test_no_moment_is_kept_or_compared_without_its_zone(admin):
+def test_no_column_stores_a_time_without_its_zone(admin):
     rows = admin.execute(
         "select table_name, column_name from information_schema.columns"
         " where table_schema = 'jobs_lib' and data_type like '%without time zone'"
