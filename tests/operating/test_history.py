@@ -117,7 +117,7 @@ def test_very_many_rows_stay_where_they_are_until_their_time_has_passed(
     assert partitions(admin)["default"] == 10_001
 
 
-def test_a_second_process_leaves_the_work_to_the_first(database, connect):
+def test_a_second_process_leaves_the_maintenance_to_the_first(database, connect):
     holder = connect()
     holder.execute(
         "select pg_advisory_xact_lock(hashtextextended(%s, 7603))", (database.schema,)
@@ -137,7 +137,7 @@ def test_a_second_process_leaves_the_work_to_the_first(database, connect):
     assert maintain(database, KEEP).made + len(partitions(connect())) == 5
 
 
-def test_completions_go_on_while_a_reader_of_the_history_keeps_the_drop_off(
+def test_completions_go_on_while_a_reader_of_the_history_blocks_the_drop(
     database, connect
 ):
     admin = connect(autocommit=True)

@@ -202,7 +202,7 @@ def test_a_retry_neither_waits_for_a_promotion_nor_stops_it(database, connect):
     executor.commit()
 
 
-def test_a_job_that_fails_again_meanwhile_is_not_retried_without_end(database, connect):
+def test_retry_leaves_jobs_that_failed_after_it_began(database, connect):
     admin = connect(autocommit=True)
     job = add_failed(admin, at=datetime.now(UTC) + timedelta(minutes=1))
     assert retry(database).retried == 0
