@@ -56,7 +56,7 @@ def test_the_instance_id_counts_before_the_client_id(source):
     assert wanted(source, answer, answer) == {"orders/2"}
 
 
-def test_an_answer_counts_once_it_was_read_twice(source):
+def test_a_sidecar_follows_an_answer_after_reading_it_twice(source):
     first, second = [member("pod-a", 1)], [member("pod-a", 2)]
     assert wanted(source, first) == set()
     assert wanted(source, first) == {"orders/1"}

@@ -191,7 +191,7 @@ def test_origins_of_silent_owners_are_taken_later_after_a_database_outage(
 
 
 @pytest.mark.guarantee("I4", "I11")
-def test_an_owner_that_beats_while_a_take_over_waits_for_its_commit_is_not_robbed(
+def test_an_owner_that_beats_while_a_take_over_waits_keeps_its_origin(
     own, silent, admin, connect, wait_for
 ):
     commit = connect()
