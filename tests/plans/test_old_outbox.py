@@ -180,7 +180,7 @@ def test_a_lock_that_no_transaction_holds_is_not_waited_for(admin, eyes, gone, c
 
 
 @pytest.mark.guarantee("W12", "FP25")
-def test_a_late_row_without_a_key_is_found_by_a_complete_look(admin, eyes, gone, write):
+def test_a_complete_poll_finds_a_late_row_without_a_key(admin, eyes, gone, write):
     late = write(None)
     eyes.know(admin)
     eyes.settle()
@@ -200,7 +200,7 @@ def test_a_late_row_without_a_key_is_found_by_a_complete_look(admin, eyes, gone,
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_no_row_that_is_let_go_is_passed_over(admin, eyes, gone, many):
+def test_the_relay_finds_a_row_released_from_a_hold(admin, eyes, gone, many):
     admin.execute(
         "insert into jobs_lib.holds (topic, key, error, retry_at)"
         " values ('events', 'k', 'too large', now())"

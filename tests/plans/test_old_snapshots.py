@@ -157,7 +157,7 @@ def test_a_promotion_reads_nothing_that_is_not_due(database, admin, poller):
 
 
 @pytest.mark.guarantee("FP25")
-def test_filled_origins_are_asked_for_seldom_while_that_is_slow(
+def test_the_query_for_filled_origins_runs_seldom_while_it_is_slow(
     database, admin, gone, wait_for
 ):
     filled = FilledOrigins(database)
