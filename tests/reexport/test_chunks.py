@@ -110,7 +110,7 @@ def test_a_paused_re_export_writes_rows_only_after_it_resumes(
     assert len(query(database, ROWS)) == 1
 
 
-def test_a_pause_is_felt_before_the_next_look(database, running, exporter):
+def test_a_pause_of_a_re_export_holds_before_the_next_poll(database, running, exporter):
     exporter.export(make_job(database), running, ["N001"])
     reexport.pause(database, "aircraft")
     with pytest.raises(Snooze, match="paused"):
