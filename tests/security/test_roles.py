@@ -398,7 +398,7 @@ def test_a_new_role_of_an_old_name_inherits_nothing(
 
 @pytest.mark.guarantee("FS14")
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by the command"])
-def test_a_service_that_was_made_an_enqueuer_stays_one(
+def test_a_service_role_that_was_made_an_enqueuer_gets_no_service_rights_back(
     database_url, make_role, tmp_path, admin, by_hand
 ):
     url = make_role(database_url, "service")
