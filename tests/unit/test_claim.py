@@ -74,7 +74,7 @@ ROW = ClaimRow(
 
 
 @pytest.mark.parametrize("by_value", [False, True])
-def test_each_column_of_a_row_comes_to_its_place(claimer, by_value):
+def test_each_column_of_a_claimed_row_is_read_into_its_field(claimer, by_value):
     row = tuple(ROW) if by_value else ROW[:-1]
     found = read_rows(
         [row], claimer.cursors, claimer.in_flight, claimer._open_lane, by_value=by_value

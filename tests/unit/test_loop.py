@@ -112,7 +112,7 @@ def test_a_loop_beats_after_each_round():
     loop.stop()
 
 
-def test_loops_that_share_an_event_end_together_and_one_not_started_is_stopped():
+def test_the_stop_of_an_unstarted_loop_ends_a_loop_that_shares_its_event():
     stopping = threading.Event()
 
     def work() -> Iterator[None]:

@@ -38,13 +38,13 @@ def lose(losses: Losses, job: ClaimedJob, *, connected_at: float) -> Result:
     return judged[0].result
 
 
-def test_the_second_loss_in_a_row_counts_where_the_other_connection_is_older():
+def test_the_second_loss_in_a_row_counts_when_the_other_connection_is_older():
     losses, job = Losses(TYPES), make_job()
     assert lose(losses, job, connected_at=5) is Result.SNOOZED
     assert lose(losses, job, connected_at=5) is Result.DISCARDED
 
 
-def test_losses_together_with_the_other_connection_count_from_the_fifth_on():
+def test_losses_of_both_connections_count_from_the_fifth_on():
     losses, job = Losses(TYPES), make_job()
     results = [lose(losses, job, connected_at=15) for _ in range(5)]
     assert results == [Result.SNOOZED] * 4 + [Result.DISCARDED]

@@ -33,7 +33,7 @@ def test_jobs_of_each_value_are_taken_up_to_its_room(passed):
     assert not passed.values
 
 
-def test_the_oldest_of_an_origin_comes_first(passed):
+def test_the_oldest_passed_jobs_of_an_origin_are_taken_first(passed):
     taken = passed.take({"local/1"}, ())
     assert [job_id for value, _, job_id in taken if value == "a"] == [1, 3]
 

@@ -40,7 +40,7 @@ def test_a_turn_takes_the_waiting_jobs_and_ends(line, ends):
     assert line.ran == 2
 
 
-def test_a_turn_goes_on_where_something_has_come_before_its_end(line):
+def test_a_turn_goes_on_with_a_job_that_came_before_its_end(line):
     late: Any = object()
 
     def end(at, must):
@@ -58,7 +58,7 @@ def test_a_turn_ends_before_its_next_job_where_there_are_too_many(line, ends):
     assert [*line.waiting] == ["first"]
 
 
-def test_a_long_turn_stands_back_for_once(line):
+def test_a_turn_counts_as_long_after_fifty_jobs(line):
     assert [line.turn.is_long() for _ in range(100)].index(True) == 49
 
 
