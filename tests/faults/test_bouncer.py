@@ -81,7 +81,7 @@ def servers():
 
 @pytest.fixture
 def bounced(url, tmp_path_factory, servers):
-    """The URL through PgBouncer in transaction mode, with `servers` connections."""
+    """The URL through PgBouncer in transaction mode, with a pool of `servers`."""
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, url, "transaction", size=servers) as bounced:
         yield bounced

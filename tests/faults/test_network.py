@@ -160,7 +160,7 @@ def test_executors_without_a_connection_for_hints_poll_at_the_plain_interval(
         proxy.close()
     with heard("loop.failed") as failed, executing(app, HOME):
         run_one()
-        proxy.close()  # nobody listens there any more
+        proxy.close()  # nothing listens there any more
         wait_for(lambda: failed, what="the connection is missed")
         # With hints an executor looks ten times more rarely.
         assert max(run_one() for _ in range(4)) < 3 * interval
