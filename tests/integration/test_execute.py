@@ -403,7 +403,7 @@ def test_jobs_survive_a_database_that_restarts(
 
 @pytest.mark.expects("jobs.fenced", "origins.lost")
 def test_the_epoch_alone_refuses_a_stale_owner(app, admin, inside, wait_for):
-    # Nobody has run the job meanwhile: only the fence can tell.
+    # No other executor has run the job meanwhile: only the fence can refuse.
     with executing(app, ["local/0"]):
         assert inside.begun.wait(10)
         admin.execute(
