@@ -110,7 +110,7 @@ def test_records_that_a_frozen_network_delivers_late_are_refused(
     with Proxy.before(stage.url) as database:
         away = stage.start_relay(
             "away",
-            at_full="SIGCONT",  # it is told, and nothing happens
+            at_full="SIGCONT",  # the signal comes, and nothing happens
             kafka_bootstrap_servers=own_broker.proxied,
             database_url=database.url(stage.url),
         )

@@ -121,7 +121,7 @@ def test_other_pods_leave_a_sidecar_the_origins_that_it_follows(
         running(make("pod-b", theirs), "consumers", "executor"),
         running(followed, "executor", sidecar=True),
     ):
-        # Nobody is a member of its group: it owns none of these.
+        # Its group has no member: the sidecar owns none of these.
         enqueue(admin, *(f"{mine}/{n}" for n in range(8)), *orphans)
         wait_for(
             lambda: {origin for _, origin in ran} == {*orphans},

@@ -19,7 +19,7 @@ AGES = range(-120, 121, 15)
 def make_zone(*, summer: bool) -> str:
     """A zone whose clocks went forward, or back, half an hour ago, by POSIX's rules."""
     change = datetime.now(UTC) - timedelta(minutes=30)
-    # Winter is UTC. The end of summer is told in summer time.
+    # Winter is UTC. The end of summer is given in summer time.
     forward = change if summer else change - timedelta(days=120)
     back = (change if not summer else change + timedelta(days=120)) + timedelta(hours=1)
     rules = [f"{at.timetuple().tm_yday - 1}/{at:%H:%M:%S}" for at in (forward, back)]
