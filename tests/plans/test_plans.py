@@ -38,7 +38,7 @@ INDEXES = {
 
 
 class Plans:
-    """The plans that the server used, told through auto_explain's notices."""
+    """The plans that the server used, read from auto_explain's notices."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
