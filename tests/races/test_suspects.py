@@ -55,7 +55,7 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
     assert row is not None
     assert row[:2] == (killer, "kill")
     assert "the process died" in row[2][-1]["error"]
-    # Nobody else has a failure on record.
+    # No other job has a failure on record.
     outcomes = admin.execute(
         "select distinct outcome from jobs_lib.history where type = 'work'"
     )
