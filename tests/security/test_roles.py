@@ -425,7 +425,7 @@ def test_a_new_role_of_a_services_name_is_no_service(
 
 
 def assert_no_service(database_url, url, tmp_path, *, enqueues=True):
-    """After a migration the role has not what a service has, and nobody advises it."""
+    """Assert that a migration gives the role no rights of a service, nor advises it."""
     added = "create table newer (payload jsonb)"
     with NextRelease(tmp_path, [added]).installed():
         migrate(database_url)
