@@ -70,7 +70,7 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 
     frame = spark.createDataFrame([(n,) for n in range(10)], "range int")
     returned = frame.repartition(3).mapInArrow(dies_after_the_commit, RESULT).collect()
-    # What was loaded by the first attempts is not told again by the second ones.
+    # The second attempts do not report ranges that the first ones loaded.
     assert returned == []
     assert reexport.status(database, "aircraft").loaded == 5_000
     assert loaded_keys(database) == KEYS
