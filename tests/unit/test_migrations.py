@@ -23,7 +23,7 @@ def breaches(upgrade: str) -> list[str]:
     """Return the rules that a revision's SQL breaks."""
     # The statements of a function do not run while it is made.
     code = re.sub(r"--.*|\$function\$[\s\S]*?\$function\$", "", upgrade).lower()
-    # Nobody uses a table yet that the revision itself makes.
+    # No pod uses a table yet that the revision itself makes.
     written = WRITTEN - set(re.findall(r"\bcreate table (\w+)", code))
     found = []
     if (away := TAKES_AWAY.search(code)) and "compatible_from" not in code:
