@@ -111,7 +111,7 @@ def fresh_settings() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_values_in_logs() -> Iterator[None]:
-    """Whatever a test logs holds no value of a record or payload."""
+    """Fail a test whose log holds a value of a record or payload."""
     with watching_logs():
         yield
 
@@ -188,7 +188,7 @@ def admin(connect: Connect) -> psycopg.Connection[psycopg.rows.TupleRow]:
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaBroker]:
     """A Kafka broker of this run; its data are thrown away."""
-    # Nobody kills it: it must not count as dead while the machine is busy.
+    # No test kills it: it must not count as dead while the machine is busy.
     patient = {"broker.session.timeout.ms": "60000"}
     with KafkaBroker.ephemeral(properties=patient) as broker:
         yield broker

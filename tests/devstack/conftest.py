@@ -48,7 +48,7 @@ def stack(open_folder):
 
 @dataclass(frozen=True)
 class User:
-    """Somebody to run a command as, with the interpreter that they can run."""
+    """A user to run a command as, with an interpreter that this user can run."""
 
     name: str
     python: str

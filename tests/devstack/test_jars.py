@@ -137,7 +137,9 @@ def test_a_download_begins_again_when_its_beginning_was_wrong(repository):
         path.unlink()
 
 
-def test_what_does_not_match_the_lock_file_is_never_stored(repository, tmp_path):
+def test_a_download_that_does_not_match_the_lock_file_is_never_stored(
+    repository, tmp_path
+):
     with pytest.raises(DevStackError, match="SHA-256") as told:
         ensure_jars([jar("part1", b"what was expected")])
     assert f"{repository.address}org/example/part1/1.0/part1-1.0.jar" in str(told.value)
@@ -154,7 +156,9 @@ def test_a_missing_jar_is_named_with_address_and_place(repository, tmp_path):
     assert ensure_jars([jar("absent", b"")]) == [place]
 
 
-def test_without_a_network_the_first_start_says_what_to_bring(monkeypatch, tmp_path):
+def test_the_first_start_without_a_network_names_the_jars_to_bring(
+    monkeypatch, tmp_path
+):
     base = f"http://127.0.0.1:{free_port()}/maven2"
     monkeypatch.setenv("JOBS_LIB_MAVEN_BASE_URL", base)
     monkeypatch.setenv("JOBS_LIB_CACHE_DIR", str(tmp_path / "cache"))

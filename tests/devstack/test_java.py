@@ -54,21 +54,21 @@ def test_an_old_java_is_named_with_the_way_out(monkeypatch, tmp_path, says, vers
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_no_java_is_told_with_the_way_out(monkeypatch, tmp_path):
+def test_a_missing_java_is_reported_with_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DevStackError, match=r"no Java.*'jobs-lib\[devstack\]'"):
         find_java()
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_a_wrong_java_home_is_told(monkeypatch, tmp_path):
+def test_a_wrong_java_home_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(DevStackError, match=r"JAVA_HOME is .* does not exist"):
         find_java()
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_a_program_that_is_no_java_is_told(monkeypatch, tmp_path):
+def test_a_program_that_is_no_java_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path, "hello")))
     with pytest.raises(DevStackError, match="did not tell its version: hello"):
         find_java()

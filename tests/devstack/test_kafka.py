@@ -82,7 +82,7 @@ def test_settings_are_passed(broker):
     assert found["offsets.topic.num.partitions"] == "4"
 
 
-def test_the_log_tells_what_the_broker_does(broker):
+def test_the_log_file_holds_the_messages_of_the_broker(broker):
     assert "INFO" in broker.log_file.read_text()
 
 

@@ -1,4 +1,4 @@
-"""Who runs the servers: root, an ordinary user, folders closed to others."""
+"""The servers run for root, for an ordinary user, and with closed folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answers(server):
 
 
 def asks_everybody(url):
-    """Whether each role has a password by SCRAM, and nobody comes in without."""
+    """Tell whether each role has a SCRAM password and no login works without one."""
     with psycopg.connect(url) as conn:
         passwords = conn.execute(
             "SELECT rolpassword LIKE 'SCRAM-SHA-256$%' FROM pg_authid WHERE rolcanlogin"

@@ -27,7 +27,7 @@ def read_names() -> dict[str, set[str]]:
 
 
 def find_imports(page: str) -> set[tuple[str, str]]:
-    """What the Python code of a page imports of ours: modules and names."""
+    """Return the modules and names of the library that a page's code imports."""
     found: set[tuple[str, str]] = set()
     for block in read_blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):

@@ -42,7 +42,7 @@ def test_each_path_of_the_page_is_there():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_plan_is_what_the_linter_holds():
+def test_the_plan_of_the_page_equals_the_layers_of_the_linter():
     plan = PAGE.split("```")[1].strip().split("\n")
     names = (re.split(r"  +", line)[0].split("·") for line in plan)
     assert [{name.strip() for name in line} for line in names] == find_layers()

@@ -1,4 +1,4 @@
-"""What runs before a commit and after a push is what `make` runs."""
+"""The hooks before a commit and the workflow after a push run what `make` runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.links import dead_links, markdown_files
 from tests.support.pages import ROOT
 
 
-def test_the_workflow_runs_what_a_change_must_pass():
+def test_the_workflow_runs_the_script_that_a_change_must_pass():
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     steps = yaml.safe_load(text)["jobs"]["test"]["steps"]
     commands = [step["run"] for step in steps if "run" in step]

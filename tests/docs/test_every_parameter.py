@@ -102,7 +102,7 @@ def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def is_only_caught(thing: type) -> bool:
-    """Whether it is an exception that no handler raises."""
+    """Tell whether the object is an exception that no handler raises."""
     return issubclass(thing, JobsError) and thing.__module__ == JobsError.__module__
 
 
@@ -134,7 +134,7 @@ def test_every_parameter_stands_in_the_page_of_its_call(page):
 
 
 def parameters(call: Callable[..., Any]) -> list[tuple[str, bool]]:
-    """What a caller can give, and whether it is given by its name."""
+    """Return the parameters of a call, and whether each is given by its name."""
     if call is Options:
         return [(field.name, True) for field in dataclasses.fields(Options)][1:]
     if call in (Discard, Cancel):

@@ -139,7 +139,7 @@ def test_a_signal_ends_a_test_alone(run_tests):
         assert ("Timeout (>0.5s)" in message) == (name in names(SIGNAL)), output
 
 
-def test_another_process_takes_the_place_of_one_that_no_signal_ends(run_tests):
+def test_a_new_worker_replaces_one_that_no_signal_ends(run_tests):
     ended, output = run_tests(PROCESS, "-n", "1", grace=1.5)
     assert {*ended} == {"test_before", *names(PROCESS), "test_after"}, output
     for name in names(PROCESS):

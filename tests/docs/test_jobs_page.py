@@ -72,7 +72,9 @@ def test_each_answer_of_the_partner_has_the_outcome_of_the_page(
     assert [*map(str, page["tenants"].tenants)] == ["None"] * len(answers)
 
 
-def test_the_handlers_of_the_page_do_what_it_says(page, connect, wait_for):
+def test_the_handlers_of_the_page_have_the_outcomes_it_promises(
+    page, connect, wait_for
+):
     admin = connect(autocommit=True)
     admin.execute("create table charges (customer text, n int)")
     admin.execute("create table mails (address text)")

@@ -92,7 +92,7 @@ def alembic(project, empty_url):
 
 @pytest.mark.guarantee("O7")
 @pytest.mark.parametrize("schema", ["jobs_lib", "work"])
-def test_a_migration_of_ones_own_installs_the_tables_between_its_operations(
+def test_a_migration_of_a_users_project_installs_the_tables_between_its_operations(
     alembic, empty_url, schema
 ):
     settings = {} if schema == "jobs_lib" else {"JOBS_LIB_SCHEMA": schema}

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "observe.md"
 
 
 @pytest.mark.expects("loop.failed")
-def test_the_listener_of_the_page_counts_what_it_wants():
+def test_the_listener_of_the_page_counts_failures_until_it_stops():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -39,7 +39,7 @@ def test_every_command_of_the_page_runs_and_says_what_the_page_shows(
                 words = shlex.split(line, comments=True)
                 assert words[0] == "jobs-lib"
                 result = CliRunner().invoke(cli, words[1:])
-                # A check may end with 1: nobody owns the origins of these jobs.
+                # A check may end with 1: no process owns the origins of these jobs.
                 expected = {0, 1} if words[1] == "check" else {0}
                 assert result.exit_code in expected, (line, result.output)
                 assert result.exception is None or words[1] == "check", line

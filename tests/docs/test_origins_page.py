@@ -1,4 +1,4 @@
-"""What an origin and the home topic are is told before a page uses the words."""
+"""A page explains origins and the home topic before it uses the words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_uses_the_words_links_to_what_they_mean(page):
+def test_a_page_that_says_origin_or_home_topic_links_to_their_page_first(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     # Output and code are shown as they are, and headings are no place for links.
     prose = re.sub(r"```.*?```|`[^`\n]*`|^#.*?$", "", text, flags=re.DOTALL | re.M)
@@ -64,5 +64,5 @@ def test_the_service_of_the_page_gives_jobs_of_a_customer_one_place(
             places = conn.execute(
                 "select distinct origin from jobs_lib.jobs"
             ).fetchall()
-    # Whatever the partition of the record: it is that of the group.
+    # The origin is that of the group, not of the record's partition.
     assert len(places) == 1

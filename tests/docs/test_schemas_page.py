@@ -49,7 +49,7 @@ def test_the_code_and_the_commands_of_the_page_run(
                 words = shlex.split(line)
                 done = CliRunner().invoke(cli, words[1:])
                 assert done.exit_code == 0, (line, done.output)
-        # Of the change, the new topic is registered by the release that brings it.
+        # The release that brings the new topic registers it.
         fleet, second = modules("fleet"), modules("fleet2")
         registered = CliRunner().invoke(cli, ["schemas", "register", "fleet2:app"])
         assert "aircraft-state-v2-value" in registered.stdout
@@ -79,7 +79,7 @@ FIELD = {"name": "more", "type": "int"}
 DEFAULT = {**FIELD, "default": 0}
 
 
-def test_the_table_of_changes_tells_what_the_check_does(modules, tmp_path):
+def test_the_check_judges_each_change_as_the_table_of_the_page_says(modules, tmp_path):
     (schema,) = read_blocks(PAGE, "json")
     base = json.loads(schema)
 

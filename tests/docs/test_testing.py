@@ -29,7 +29,7 @@ def project(tmp_path) -> Path:
 
 
 def run_pytest(folder: Path, url: str) -> str:
-    """What pytest prints in a folder, with the tests' own server."""
+    """Return what pytest prints in a folder, with the tests' own server."""
     (folder / "given_server.py").write_text(
         "import pytest\n\n\n@pytest.fixture(scope='session')\n"
         f"def jobs_server_url():\n    return {url!r}\n"
@@ -75,7 +75,7 @@ def test_a_server_of_pytest_postgresql_serves_as_well(
     assert database_names() == before
 
 
-def test_they_fail_when_the_service_is_wrong(project, postgres_server):
+def test_the_tests_of_the_page_fail_when_the_service_is_wrong(project, postgres_server):
     shop = project / "shop.py"
     code = shop.read_text().replace("key=str(order)", "key='8'")
     call = "send_invoice.enqueue(conn, customer=customer, order=order)"
@@ -86,7 +86,7 @@ def test_they_fail_when_the_service_is_wrong(project, postgres_server):
     assert re.search(r"^=+ 2 failed, 2 passed in ", output, re.MULTILINE), output
 
 
-def test_nothing_is_started_before_it_is_needed(tmp_path):
+def test_the_plugin_loads_no_database_code_before_a_test_needs_it(tmp_path):
     (tmp_path / "test_plain.py").write_text(
         "import sys\n\n\ndef test_plain():\n"
         "    assert 'jobs_lib.testing.databases' not in sys.modules\n\n\n"

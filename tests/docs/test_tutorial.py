@@ -94,7 +94,7 @@ class Reader:
 
 
 def answers(port: int) -> bool:
-    """Whether a server listens there."""
+    """Tell whether a server listens there."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
@@ -119,7 +119,7 @@ def wheel(tmp_path) -> Path:
 
 @pytest.fixture
 def reader(tmp_path, wheel):
-    """Somebody with a copy of the example, Python, and nothing else."""
+    """A user who has a copy of the example, Python, and nothing else."""
     folder = tmp_path / "orders"
     ignored = shutil.ignore_patterns(".*", "__pycache__")
     shutil.copytree(ROOT / "examples/orders", folder, ignore=ignored)

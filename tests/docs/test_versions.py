@@ -80,7 +80,7 @@ def lowest() -> list[str]:
     for requirement in wanted:
         match = REQUIREMENT.match(requirement)
         assert match, f"{requirement} has no lowest version"
-        # Of one that is named twice, such as by an extra, the higher one holds.
+        # If a package is named twice, such as by an extra, the higher version holds.
         found[match[1]] = max(found.get(match[1], "0"), match[2], key=_as_numbers)
     return [f"{name}=={version}" for name, version in found.items()]
 

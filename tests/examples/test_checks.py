@@ -122,7 +122,7 @@ def test_the_table_is_compared_with_the_flights(table, holds):
         "invented",
     ],
 )
-def test_the_partner_is_told_in_order(posts, holds):
+def test_the_posts_to_the_partner_are_checked_for_order_and_repeats(posts, holds):
     assert checks.partner_in_order(FLIGHTS, posts).holds is holds
 
 

@@ -68,7 +68,7 @@ def test_no_file_of_the_orders_takes_long_to_read():
 
 @pytest.fixture
 def env(empty_url, bootstrap_servers, kafka_admin):
-    """What all processes of the shop have in their environment."""
+    """The environment of all processes of the shop."""
     environment = f"t{uuid.uuid4().hex[:10]}"  # topics and groups of this test alone
     yield {
         "PYTHONPATH": f"{ROOT}:{ORDERS}",
@@ -146,7 +146,7 @@ def test_orders_are_charged_once_and_shown_by_the_other_service(
         assert conn.execute("select count(*) from parcels").fetchone() == (4,)
         board_server.signal(SIGTERM)
         board_server.wait()
-        # It has said good-bye: nobody has to wait until its heartbeat is old.
+        # The process has signed off: no other one waits until its heartbeat is old.
         assert conn.execute("select count(*) from board.processes").fetchone() == (0,)
 
 
@@ -161,7 +161,7 @@ def wait_for_state(board: httpx.Client, order: int, state: str, wait_for) -> Non
 
 
 def read_totals(conn) -> dict[str, int]:
-    """What each customer has paid; in a transaction of its own."""
+    """Read what each customer has paid, in a transaction of its own."""
     rows = conn.execute("select customer, cents from totals").fetchall()
     conn.commit()
     return dict(rows)

@@ -34,7 +34,7 @@ FLIGHT = Flight(
 
 
 class Partner:
-    """The other side of the jobs: what it was told, and how it answers."""
+    """The partner that the jobs call: the calls it got, and how it answers."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -115,7 +115,7 @@ def test_arrivals_wait_for_a_partner_that_is_away_and_keep_their_order(jobs, par
     jobs.travel(1)
     assert jobs.drain() == 3
     keys = [key for key, _ in partner.told]
-    # The first one is told twice, by one key.
+    # The partner gets the first one twice, with one key.
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert [body.split('"flight":')[1][0] for _, body in partner.told] == list("1123")

@@ -1,3 +1,3 @@
-"""What the product is put through: servers, connections, processes, handlers."""
+"""The product goes through faults of servers, connections, processes and handlers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Helpers that the tests of faults share."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def count(url: str, table: str = "jobs_lib.jobs") -> int:
 
 
 def attempts(url: str) -> set[tuple[str, int]]:
-    """How jobs have ended and at which attempt, each pair once."""
+    """Return each pair of an outcome and its attempt once."""
     with psycopg.connect(url) as connection:
         return set(connection.execute("select outcome, attempt from jobs_lib.history"))
 
 
 def effects(url: str) -> list[int]:
-    """The numbers of the jobs whose effect is there, in order."""
+    """Return the numbers of the jobs that left an effect, in order."""
     with psycopg.connect(url) as connection:
         rows = connection.execute("select n from effects order by n")
         return [row[0] for row in rows]

@@ -81,7 +81,7 @@ def servers():
 
 @pytest.fixture
 def bounced(url, tmp_path_factory, servers):
-    """The URL through PgBouncer in transaction mode, with a pool of so many."""
+    """The URL through PgBouncer in transaction mode, with a pool of `servers`."""
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, url, "transaction", size=servers) as bounced:
         yield bounced
@@ -89,9 +89,9 @@ def bounced(url, tmp_path_factory, servers):
 
 @pytest.fixture
 def unspoilt(url, bounced):
-    """Fails if a session behind it keeps what somebody has set or prepared there.
+    """Fail if a session behind it keeps a setting or a prepared statement.
 
-    PgBouncer lends it to others next, who never asked for that.
+    PgBouncer lends the session to other clients next.
     """
     yield
     assert_unspoilt(url, bounced)
@@ -115,12 +115,12 @@ def assert_unspoilt(url, bounced):
 
 
 def find_refused(failures):
-    """What PgBouncer has refused: Kafka may have kept a busy machine waiting."""
+    """Return the failures by PgBouncer alone: Kafka's may come from a busy machine."""
     errors = [fields["error"] for _, fields in failures]
     return [one for one in errors if isinstance(one, psycopg.Error | str)]
 
 
-def test_every_command_that_opens_a_database_is_among_those_that_are_tried():
+def test_every_command_that_opens_a_database_is_tried_here():
     known = [*COMMANDS, *SERVICES, *WITHOUT_DATABASE]
     for leaf in leaves(cli):
         assert any(f"{one} ".startswith(f"{leaf} ") for one in known), leaf
@@ -144,7 +144,7 @@ def add_held(connection: psycopg.Connection[Any], row: int) -> int:
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
-def test_every_command_works_behind_it(url, bounced, admin, monkeypatch):
+def test_every_command_works_behind_pgbouncer(url, bounced, admin, monkeypatch):
     app = make_app(bounced, pgbouncer=True)
     items = app.topic("items", value=Item)
     app.entity(items, source="items", key="id")(lambda connection, keys: {})
@@ -200,7 +200,9 @@ def migrate(request, monkeypatch):
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
-def test_the_tables_are_installed_through_it(empty_url, migrate, tmp_path_factory):
+def test_the_tables_are_installed_through_pgbouncer(
+    empty_url, migrate, tmp_path_factory
+):
     folder = tmp_path_factory.mktemp("pgbouncer")
     with faults.pgbouncer(folder, empty_url, "transaction", size=2) as bounced:
         for _ in range(2):
@@ -234,7 +236,7 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
     assert Database(empty_url).check_version(latest) == latest
 
 
-def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
+def test_migrations_use_the_direct_url_past_the_pooler(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
     migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
     latest = migrations.latest_version()
@@ -244,7 +246,7 @@ def test_migrations_go_past_it_where_a_way_is_known(empty_url, migrate):
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
 @pytest.mark.usefixtures("unspoilt")
-def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
+def test_a_spark_task_loads_its_ranges_behind_pgbouncer(url, bounced, admin):
     app = make_app(bounced, pgbouncer=True)
     app.entity(app.topic("items", value=Item), source="items", key="id")(
         lambda connection, keys: {}
@@ -262,7 +264,7 @@ def test_a_spark_task_loads_its_ranges_behind_it(url, bounced, admin):
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
-def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
+def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
     bounced, admin, bootstrap_servers, topic, wait_for, servers
 ):
     name = topic(1)
@@ -304,7 +306,7 @@ def test_senders_that_have_all_of_its_servers_wait_for_no_other_one(
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
-def test_relay_read_model_and_re_export_work_behind_it(
+def test_relay_read_model_and_re_export_work_behind_pgbouncer(
     bounced, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(4, config={"cleanup.policy": "compact"})
@@ -367,7 +369,9 @@ def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tm
 @needs_pgbouncer
 @pytest.mark.expects("loop.failed", "fenced")
 @pytest.mark.guarantee("U4", "FP10")
-def test_without_the_setting_the_first_error_names_it(bounced, run_process, wait_for):
+def test_the_first_error_of_an_executor_without_the_setting_names_it(
+    bounced, run_process, wait_for
+):
     worker = run_process("-m", "tests.faults.worker", bounced, "{}")
 
     def find_errors() -> list[str]:
@@ -384,7 +388,7 @@ def test_without_the_setting_the_first_error_names_it(bounced, run_process, wait
 @needs_pgbouncer
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize("servers", [1])
-def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
+def test_a_failed_enqueue_without_the_setting_names_it(bounced):
     one, other = make_app(bounced), make_app(bounced)
     for app in (one, other):
         app.job(name="notify")(lambda job: None)
@@ -402,7 +406,7 @@ def test_without_the_setting_an_enqueue_that_fails_names_it(bounced):
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize("servers", [1])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_without_the_setting_an_error_of_the_callers_statement_names_it(
+def test_an_error_of_the_callers_statement_without_the_setting_names_it(
     bounced, is_async
 ):
     async def count_async(app):
@@ -436,13 +440,17 @@ def test_without_the_setting_an_error_of_the_callers_statement_names_it(
         ("42P01", 'relation "_pg3_0" does not exist', False),
     ],
 )
-def test_only_what_a_pooler_causes_is_taken_for_its_work(state, text, hints):
+def test_only_lost_statements_of_the_driver_or_library_hint_at_a_pooler(
+    state, text, hints
+):
     assert hints_at_pooler(state, text) is hints
 
 
 @needs_pgbouncer
 @pytest.mark.parametrize("direct", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direct):
+def test_an_executor_works_behind_pgbouncer(
+    url, bounced, start_worker, wait_for, direct
+):
     options = {"direct_url": url} if direct else {}
     worker = start_worker(
         bounced, pgbouncer=True, workers=4, async_workers=20, **options
@@ -461,7 +469,9 @@ def test_an_executor_works_behind_it(url, bounced, start_worker, wait_for, direc
 
 @needs_pgbouncer
 @pytest.mark.guarantee("J21", "FP10")
-def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_for):
+def test_enqueue_retry_groups_and_schedules_work_behind_pgbouncer(
+    url, bounced, wait_for
+):
     app = make_app(bounced, pgbouncer=True, workers=4)
     ran: list[tuple[str, int, int]] = []
 
@@ -510,7 +520,7 @@ def test_enqueue_retry_groups_and_schedules_work_behind_it(url, bounced, wait_fo
 
 
 @needs_pgbouncer
-def test_consumers_work_behind_it(
+def test_consumers_work_behind_pgbouncer(
     url, bounced, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(4)

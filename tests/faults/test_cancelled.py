@@ -1,4 +1,4 @@
-"""A cancellation that nobody asked for is a failure: it counts, and has its backoff."""
+"""An unrequested cancellation is a failure: it counts, and has its backoff."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def raise_it_on_a_thread(job) -> None:
     ],
     ids=lambda handler: handler.__name__,
 )
-def test_a_cancellation_that_nobody_asked_for_burns_an_attempt(
+def test_an_unrequested_cancellation_burns_an_attempt(
     url, app, admin, connect, wait_for, handler
 ):
     rude = app.job(name="rude", retry=exponential(first=0.2, cap=0.2, max_attempts=3))(

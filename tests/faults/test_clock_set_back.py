@@ -21,7 +21,9 @@ AHEAD = "clock_timestamp() + interval '1 hour'"
 
 
 @pytest.mark.guarantee("FP23")
-def test_a_rate_goes_on(database_url, admin, connect, wait_for):
+def test_a_rate_goes_on_after_the_clock_was_set_back(
+    database_url, admin, connect, wait_for
+):
     app = make_app(database_url)
     ran: list[int] = []
 
@@ -38,7 +40,7 @@ def test_a_rate_goes_on(database_url, admin, connect, wait_for):
 
 
 @pytest.mark.guarantee("FP23")
-def test_a_rate_is_not_exceeded_meanwhile(admin):
+def test_a_rate_is_not_exceeded_after_the_clock_was_set_back(admin):
     admin.execute(f"insert into jobs_lib.rates values ('work', 0, {AHEAD})")
     row = admin.execute("select * from jobs_lib.take_starts('work', 0.01, 1, 5)")
     granted, seconds = row.fetchone()
@@ -47,7 +49,9 @@ def test_a_rate_is_not_exceeded_meanwhile(admin):
 
 
 @pytest.mark.guarantee("FP23", "S14")
-def test_a_dead_process_is_dead_in_time(database_url, admin, connect, wait_for):
+def test_a_dead_process_counts_as_dead_after_the_clock_was_set_back(
+    database_url, admin, connect, wait_for
+):
     app = make_app(database_url)
     ran: list[int] = []
 
@@ -74,7 +78,9 @@ def test_a_dead_process_is_dead_in_time(database_url, admin, connect, wait_for):
 
 
 @pytest.mark.guarantee("FP23")
-def test_a_living_process_stays_alive(database, admin, wait_for):
+def test_a_live_process_stays_alive_after_the_clock_was_set_back(
+    database, admin, wait_for
+):
     one, other = (Process(database, "pod", ["execute"], 0.05) for _ in range(2))
     one.start()
     other.start()

@@ -139,7 +139,7 @@ def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
     assert set().union(*sent.values()) == {*range(201)}
     for key, numbers in of_keys.items():
         every = [*range(int(key), 201, KEYS)]
-        # What is back is sent again, before all that was committed after it.
+        # Rows that are back are sent again, before rows committed after them.
         before = [n for n in every if n <= 100]
         after = [n for n in every if n == int(key) or n > 100]
         assert numbers[: len(before)] == before

@@ -1,4 +1,4 @@
-"""Handlers that do what nobody should do: the pod lives on, and the attempt counts."""
+"""Handlers misbehave: the pod lives on, and the attempt counts."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
 
 
 def attempt_of_late(admin) -> int | None:
-    """How many attempts of the late job are over; None once it has ended."""
+    """Return how many attempts of the late job are over; None once it has ended."""
     row = admin.execute("select attempt from jobs_lib.jobs where type = 'late'")
     found = row.fetchone()
     return None if found is None else found[0]
@@ -205,7 +205,7 @@ def attempt_of_late(admin) -> int | None:
 
 @pytest.mark.guarantee("FP14")
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_handlers_that_hold_every_connection_hold_up_nobody_else(
+def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
     url, admin, connect, wait_for, kind
 ):
     app = make_app(url, async_workers=4)
@@ -315,7 +315,7 @@ def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code,
 def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
     url, admin, app, connect, wait_for, monkeypatch
 ):
-    # Of each delay, drawn below its bound, nearly the longest.
+    # Draw nearly the longest delay below each bound.
     monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)
     times: list[float] = []
 

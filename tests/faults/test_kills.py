@@ -38,7 +38,7 @@ def test_a_job_is_not_run_again_after_its_commit(url, start_worker, wait_for):
     assert effects(url) == [0]
     assert count(url) == 0
     start_worker(url, pod="heir")
-    # Enqueued later, so it runs after whatever the dead process has left.
+    # Enqueued later, so it runs after the jobs that the dead process left.
     enqueue(url, "add", 1)
     wait_for(lambda: count(url) == 0, what="the other one has run")
     assert effects(url) == [0, 0]

@@ -1,4 +1,4 @@
-"""What a pod has in memory does not begin once others may have taken it over."""
+"""Jobs in a pod's memory do not begin once other pods may have taken them over."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_pod_that_is_cut_off_from_its_database_begins_nothing_more(
             assert len(begun) == (2 if kind == "batch" else 1)
             proxy.release()
             wait_for(lambda: len(ended) == 8, timeout=40, what="it goes on")
-        # Nobody else has taken over: what had run is not repeated.
+        # No other pod has taken over: jobs that had run are not repeated.
         assert ended == list(range(8))
 
 

@@ -1,4 +1,4 @@
-"""What `/livez` says of threads that stand still, long handlers and outages."""
+"""`/livez` fails for stuck threads, and not for long handlers or outages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def serve(url, monkeypatch):
         (ThreadWorkers, "_watch", "jobs_lib worker"),
     ],
 )
-def test_a_thread_that_stands_still_or_is_gone_fails_livez(
+def test_a_stuck_or_ended_thread_fails_livez(
     serve, monkeypatch, wait_for, owner, method, name
 ):
     freed, stuck = threading.Event(), threading.Event()

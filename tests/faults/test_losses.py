@@ -1,4 +1,4 @@
-"""A job that loses its own connection again and again, and one whose server is away."""
+"""A job that keeps losing its connection pays for it, unless its server is away."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def make_shop(url: str, kafka: str, topic: str, ran: list[int]) -> App:
 
 
 @pytest.mark.guarantee("FP21")
-def test_all_goes_on_where_the_tables_were_restored_from_a_dump(
+def test_jobs_and_records_go_on_after_the_tables_are_restored_from_a_dump(
     postgres_server, other_server, database_url, bootstrap_servers, topic, wait_for
 ):
     spend_transaction_ids(database_url)
@@ -132,7 +132,7 @@ def test_all_goes_on_where_the_tables_were_restored_from_a_dump(
 
 
 @pytest.mark.guarantee("FP21")
-def test_an_origin_whose_mark_is_of_another_server_is_claimed(
+def test_jobs_of_an_origin_marked_by_another_server_are_claimed(
     database_url, connect, wait_for
 ):
     admin = connect(autocommit=True)

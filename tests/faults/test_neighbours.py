@@ -22,7 +22,7 @@ def blocks(admin) -> int:
 
 
 def settled_blocks(admin) -> int:
-    """The same, once the sessions have told the server: they do so each second."""
+    """Return the same once the sessions have reported it, as they do each second."""
     admin.execute("select pg_sleep(1.4)")
     return blocks(admin)
 
@@ -30,7 +30,7 @@ def settled_blocks(admin) -> int:
 @pytest.mark.guarantee("FP13", "J26")
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [0, 50], ids=["ungrouped", "grouped"])
-def test_an_old_snapshot_does_not_make_claims_dearer_and_dearer(
+def test_an_old_snapshot_does_not_make_claims_more_and_more_expensive(
     url, admin, app, connect, wait_for, groups
 ):
     @app.job(group="group")
@@ -141,13 +141,13 @@ def test_removing_finished_jobs_holds_up_neither_claims_nor_completions(
         ),
     ],
 )
-def test_a_vacuum_locks_nobody_out_to_cut_off_empty_pages(admin, table, rows):
+def test_an_ordinary_vacuum_does_not_truncate_the_busy_tables(admin, table, rows):
     name = f"jobs_lib.{table.partition(' ')[0]}"
     admin.execute(f"insert into jobs_lib.{table} {rows}")
     size = admin.execute("select pg_relation_size(%s)", (name,)).fetchone()
     admin.execute(f"delete from {name}")
     admin.execute(f"vacuum {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == size
-    # Their space is used again, and given back when somebody asks for that.
+    # New rows use their space, and a truncating vacuum returns it.
     admin.execute(f"vacuum (truncate) {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == (0,)

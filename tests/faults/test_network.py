@@ -1,4 +1,4 @@
-"""Connections that are cut, that fall silent, and whose last answer is lost."""
+"""Connections are cut, fall silent, or lose their last answer."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
             "select (payload->>'n')::int from jobs_lib.jobs order by 1"
         )
         assert [row[0] for row in jobs] == kept
-        # The commit had arrived; whatever was cut before it is not there.
+        # The commit had arrived; a connection cut earlier leaves nothing.
         assert kept == ([n] if point == "COMMIT" else [])
 
 
@@ -131,7 +131,7 @@ def enqueue_with_effect(url: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("ever", [True, False], ids=["lost", "never"])
-def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
+def test_executors_without_a_connection_for_hints_poll_at_the_plain_interval(
     url, connect, wait_for, ever
 ):
     interval = 1.0
@@ -160,7 +160,7 @@ def test_without_a_connection_for_hints_executors_look_at_the_plain_interval(
         proxy.close()
     with heard("loop.failed") as failed, executing(app, HOME):
         run_one()
-        proxy.close()  # nobody listens there any more
+        proxy.close()  # nothing listens there any more
         wait_for(lambda: failed, what="the connection is missed")
         # With hints an executor looks ten times more rarely.
         assert max(run_one() for _ in range(4)) < 3 * interval
@@ -183,7 +183,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
                 with connect() as connection:
                     work.enqueue(connection)
                 wait_for(lambda n=n: len(ran) == n, what="it has run")
-            # Until here, nobody had given up the wait for that host.
+            # Until here, no thread had given up the wait for that host.
             assert not failed
 
 
@@ -191,10 +191,10 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
 @pytest.mark.guarantee("J20", "FP8")
 @pytest.mark.parametrize("fault", ["reset", "hold"])
 @pytest.mark.parametrize("asked", ["payload", "start"])
-def test_a_job_whose_question_before_its_handler_fails_pays_no_attempt(
+def test_a_query_that_fails_before_the_handler_costs_no_attempt(
     url, connect, proxy, wait_for, monkeypatch, asked, fault
 ):
-    # What waits for a worker is not given back meanwhile.
+    # Jobs that wait for a worker are not released meanwhile.
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
     app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
     lent, gate = threading.Event(), threading.Event()

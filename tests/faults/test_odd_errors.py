@@ -1,4 +1,4 @@
-"""Errors that cannot be told, or are none: each is one failure, and no thread ends."""
+"""An error without a usable text costs one failure, and ends no thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ each = pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
 
 
 def declare(app, kind, act):
-    """A job type of a kind, whose handlers do this with the job's number."""
+    """Declare a job type of a kind whose handler calls this with the job's number."""
     job = app.job(name="odd", retry=RETRY)
     if kind == "batch":
 
@@ -119,10 +119,10 @@ def living(before: set[threading.Thread]) -> int:
 
 @pytest.mark.guarantee("FJ19")
 @pytest.mark.parametrize("kind", ["plain", "batch"])
-def test_a_thread_that_is_ended_from_outside_is_replaced_and_told(
+def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
     url, app, connect, wait_for, monkeypatch, kind
 ):
-    """As libraries do it that end a handler in time: it may come right behind it."""
+    """Throw as libraries with time limits do, even just after the handler."""
     real = Runner._finish
 
     def thrown_into(self, job, outcome):
@@ -231,13 +231,13 @@ def test_a_listener_that_raises_ends_no_thread(url, app, connect, wait_for):
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FJ19")
 @each
-def test_an_odd_error_can_be_told_in_the_log(caplog, make):
+def test_an_odd_error_is_logged_in_one_short_line(caplog, make):
     emit("loop.failed", loop=make.__name__, error=make())
     (line,) = [r.getMessage() for r in caplog.records if make.__name__ in r.message]
     assert len(line) < 3_000
 
 
-def test_a_secret_that_the_cut_went_through_is_not_shown():
+def test_a_secret_at_the_cut_of_a_long_error_is_not_shown():
     keep_secret(["open-sesame-open-sesame"])
     for pad in range(19_970, 20_010):
         text = describe(JobsError(pad * "\0" + "open-sesame-open-sesame" + 99 * "x"))

@@ -149,7 +149,7 @@ def check(
 
 
 @pytest.mark.guarantee("J20", "I7")
-def test_a_pod_that_has_waited_for_its_database_does_not_take_the_silent_for_dead(
+def test_a_pod_that_waited_for_its_database_does_not_take_silent_owners_for_dead(
     url, admin, wait_for
 ):
     silent = uuid4()

@@ -1,4 +1,4 @@
-"""A job starts soon after what it waits for, whatever has happened before.
+"""A job starts soon after what it waits for, after any history.
 
 Promised are two seconds while workers are idle, which a median shows; of a single job
 a busy machine may make more. What the other tests are about took a minute and more.
@@ -53,7 +53,7 @@ def declare(url: str, **settings):
 
 
 def jump(admin, ids: int) -> None:
-    """As if so many jobs had come and gone."""
+    """Pretend that so many jobs came and went."""
     sequence = "pg_get_serial_sequence('jobs_lib.jobs', 'id')"
     admin.execute(f"select setval({sequence}, nextval({sequence}) + %s)", (ids,))
 
@@ -226,7 +226,7 @@ def test_a_group_starts_soon_after_its_failing_head_was_cancelled(
 
 
 @pytest.mark.guarantee("J14", "S1")
-def test_no_group_stands_still_while_jobs_beside_it_are_cancelled(
+def test_jobs_start_without_a_long_gap_while_others_are_cancelled(
     database, url, admin, connect, wait_for
 ):
     app, work, started = declare(url)

@@ -93,7 +93,9 @@ def test_the_handler_pays_for_its_own_statements(url, handlers, admin, wait_for)
 
 @pytest.mark.guarantee("FP11")
 @pytest.mark.parametrize("name", ["add", "aadd"])
-def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name):
+def test_a_failed_rollback_does_not_hide_the_first_error(
+    url, app, admin, wait_for, name
+):
     killed = []
 
     def lose(connection) -> None:
@@ -133,9 +135,7 @@ def test_a_rollback_that_fails_does_not_hide_why(url, app, admin, wait_for, name
 
 @pytest.mark.guarantee("FP11")
 @pytest.mark.parametrize("name", ["add", "aadd"])
-def test_an_error_of_the_driver_whose_connection_has_gone_costs_no_attempt(
-    url, app, wait_for, name
-):
+def test_a_driver_error_on_a_lost_connection_costs_no_attempt(url, app, wait_for, name):
     cut: list[socket.socket] = []
 
     def cut_once(connection) -> None:
@@ -270,7 +270,7 @@ class Full(Refusal):
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP12")
 @pytest.mark.parametrize("kind", [Closed, ReadOnly, Crowded, Full])
-def test_a_server_that_refuses_is_waited_for(
+def test_an_executor_waits_for_a_server_that_refuses(
     url, postgres_server, start_worker, wait_for, kind
 ):
     with (

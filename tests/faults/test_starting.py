@@ -1,4 +1,4 @@
-"""A pod starts while PostgreSQL is away, and may be asked to stop meanwhile."""
+"""A pod starts while PostgreSQL is away, and can be stopped while it waits."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for
         what=lambda: f"it says what it waits for\n{pod.output}",
     )
     assert pod.running
-    # Of several processes the first to wait may be another one.
+    # Any of the processes may be the first to wait.
     wait_for(lambda: is_well("/livez"), what="its probes answer")
     assert not is_well("/readyz")
     away.start()

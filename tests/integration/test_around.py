@@ -73,7 +73,7 @@ def test_hooks_wrap_every_enqueue_the_first_one_outermost(app, connect, database
     ]
 
 
-def test_what_a_hook_makes_of_a_job_is_checked(app, connect):
+def test_headers_that_a_hook_sets_are_checked(app, connect):
     work = app.jobs["work"]
 
     @app.around_enqueue
@@ -105,7 +105,7 @@ def test_the_active_span_travels_with_the_job(app, connect):
     ]
 
 
-def test_without_opentelemetry_nothing_is_imported_and_all_works(
+def test_enqueue_works_without_opentelemetry_and_imports_no_async_sqlalchemy(
     database_url, run_process, connect
 ):
     script = """

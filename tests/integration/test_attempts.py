@@ -1,4 +1,4 @@
-"""What counts as an attempt: a handler's failures, and nothing else but crashes."""
+"""Only failures of a handler and crashes count as attempts."""
 
 from __future__ import annotations
 

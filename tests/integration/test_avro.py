@@ -75,7 +75,7 @@ def test_a_value_that_does_not_fit_leaves_the_transaction_as_it_was(
     ]
 
 
-def test_nobody_is_asked_for_a_schema_while_a_transaction_is_open(
+def test_send_asks_no_registry_for_a_schema_inside_a_transaction(
     app, states, registry, connect
 ):
     register_schemas(app)

@@ -18,7 +18,7 @@ QUICK = exponential(first=0.01, cap=0.01)
 
 @pytest.mark.guarantee("J29")
 @pytest.mark.parametrize("way", ["raises", "marks"])
-def test_one_call_takes_many_keeps_groups_in_order_and_only_the_failed_one_fails(
+def test_a_batch_call_keeps_groups_in_order_and_fails_only_the_failed_item(
     app, admin, connect, wait_for, way
 ):
     calls: list[int] = []
@@ -51,7 +51,7 @@ def test_one_call_takes_many_keeps_groups_in_order_and_only_the_failed_one_fails
     assert max(calls) > 5
     assert max(calls) <= 20
     for group, found in ran.items():
-        # What ran behind the failed one ran again: each first time counts.
+        # Jobs behind the failed one ran again: each first time counts.
         in_order = list(dict.fromkeys(found))
         later = [n for n in range(100) if f"g{n % 4}" == group]
         if way == "raises":

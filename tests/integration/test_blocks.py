@@ -196,7 +196,7 @@ def test_rows_from_before_the_clock_was_set_back_have_settled(read, admin):
         "insert into jobs_lib.outbox (shard, topic, key, created_at)"
         " values (0, 'slow', %s, clock_timestamp() + %s * interval '1 second')"
     )
-    # Of a key that is still young the row of the future brings all the others.
+    # A row from the future brings all other rows of its young key.
     for key, seconds in (("a", 3600), ("a", 0), ("b", 3600), ("young", 0)):
         admin.execute(write, (key, seconds))
     block = read()
@@ -219,9 +219,7 @@ def write_calm(admin):
     return write_calm
 
 
-def test_rows_that_leave_as_they_lie_are_sent_as_they_were_read(
-    read, write, write_calm
-):
+def test_rows_that_need_no_merge_are_sent_as_plain_rows(read, write, write_calm):
     write(1, 9 * MIB // 1_000, None)
     write_calm("a", None, "b", None)
     block = read()
@@ -232,7 +230,7 @@ def test_rows_that_leave_as_they_lie_are_sent_as_they_were_read(
     ]
 
 
-def test_rows_of_which_some_are_merged_are_made_into_records(read, write_calm):
+def test_rows_with_repeated_keys_are_merged_into_records(read, write_calm):
     write_calm("a", "b", "a")
     block = read()
     assert not isinstance(block.outgoing, PlainRows)
@@ -241,7 +239,7 @@ def test_rows_of_which_some_are_merged_are_made_into_records(read, write_calm):
 
 
 @pytest.mark.guarantee("W20")
-def test_what_has_no_key_is_not_collected(read, admin):
+def test_a_row_without_a_key_is_not_collected(read, admin):
     admin.execute("insert into jobs_lib.outbox (shard, topic) values (0, 'calm')")
     assert len(read().records) == 1
 
@@ -251,7 +249,7 @@ def test_what_has_no_key_is_not_collected(read, admin):
 @pytest.mark.parametrize(
     "taken", ["owner = gen_random_uuid()", "owner = null", "epoch = epoch + 1"]
 )
-def test_who_has_lost_the_shard_deletes_nothing(
+def test_a_relay_that_lost_its_shard_deletes_nothing(
     database, admin, write, relay, taken, reexports
 ):
     write(1, 2, 3)
@@ -333,7 +331,7 @@ def reexporting(database, admin, owned):
 @pytest.mark.parametrize(
     ("rate", "state"), [(60_000, "paused"), (1, "running")], ids=["paused", "slow"]
 )
-def test_a_re_export_that_may_send_nothing_keeps_no_other_one_back(
+def test_a_re_export_that_may_send_nothing_holds_up_no_other_one(
     database, reexporting, rate, state, wait_for
 ):
     reader, write = reexporting

@@ -33,7 +33,7 @@ class UndoError(Exception):
 
 @dataclass
 class Hand:
-    """What a caller has in hand, and how it works with it."""
+    """A kind of connection that a caller has, and how the caller uses it."""
 
     caller: Any
     execute: Callable[[str], Any]
@@ -303,7 +303,7 @@ def test_a_connection_in_pipeline_mode_is_used_as_it_is(app, notify, connect):
 
 
 @pytest.mark.guarantee("W15")
-def test_without_a_transaction_everything_is_refused(app, notify, connect):
+def test_calls_without_a_transaction_are_refused(app, notify, connect):
     topic = app.topic("orders")
 
     def refused(caller):
@@ -346,7 +346,7 @@ def test_without_a_transaction_everything_is_refused(app, notify, connect):
             assert row == (0,)
 
 
-def test_what_is_no_connection_to_postgresql_is_refused(notify):
+def test_an_object_that_is_no_postgresql_connection_is_refused(notify):
     with pytest.raises(NoTransactionError, match=r"builtins\.object: give a psycopg"):
         notify.enqueue(object(), order=1)
     with (
@@ -357,7 +357,9 @@ def test_what_is_no_connection_to_postgresql_is_refused(notify):
 
 
 @pytest.mark.guarantee("U4")
-def test_what_opens_connections_is_refused_with_the_way_to_one(app, notify, connect):
+def test_an_engine_maker_pool_or_cursor_is_refused_with_the_way_to_a_connection(
+    app, notify, connect
+):
     url = app.settings.database_url
     topic = app.topic("orders")
 
@@ -384,7 +386,7 @@ def test_what_opens_connections_is_refused_with_the_way_to_one(app, notify, conn
     refused(connect().cursor(), "give its connection, `cursor.connection`")
 
 
-def test_on_a_failed_transaction_it_says_so(app, notify, connect):
+def test_enqueue_on_a_failed_transaction_asks_to_roll_back_first(app, notify, connect):
     with connect() as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("select 1/0")
@@ -474,7 +476,7 @@ def test_an_app_enqueues_and_sends_in_transactions_of_their_own(app, notify, con
     assert admin.execute("select key from jobs_lib.outbox").fetchall() == [("1",)]
 
 
-def test_both_uses_of_an_app_share_its_connections(app_with_one, connect):
+def test_an_apps_enqueues_and_transactions_share_its_connections(app_with_one, connect):
     app, notify = app_with_one
     for order in range(3):
         notify.enqueue(app, order=order)

@@ -20,7 +20,7 @@ def ended(admin) -> int:
 
 
 @pytest.mark.parametrize("kind", ["type", "origin", "group"])
-def test_what_is_paused_stays_and_the_others_run_until_it_is_resumed(
+def test_a_paused_type_origin_or_group_waits_until_resumed_while_others_run(
     app, admin, connect, wait_for, kind
 ):
     ran: list[str] = []

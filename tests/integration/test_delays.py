@@ -1,4 +1,4 @@
-"""When a job starts: not before it may, soon after, whatever other groups do."""
+"""A job starts when it is due, soon after, and apart from other groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_job_starts_early_and_none_later_than_promised(
                 work.enqueue(connection, group=f"g{n % 4}", fail=n % 7 == 0)
             work.options(run_at=now + timedelta(days=1)).enqueue(connection)
 
-    enqueue()  # nobody owns them yet
+    enqueue()  # no executor owns them yet
     with executing(app, HOME, workers=8):
         enqueue()
         wait_for(

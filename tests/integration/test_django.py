@@ -75,7 +75,9 @@ def test_jobs_and_records_follow_djangos_transaction(app, notify, handler, admin
 
 
 @pytest.mark.guarantee("W15")
-def test_outside_of_an_atomic_block_it_is_refused(app, notify, handler, admin):
+def test_enqueue_and_send_outside_of_an_atomic_block_are_refused(
+    app, notify, handler, admin
+):
     for call in (
         lambda: notify.enqueue(db.connection, order=1),
         lambda: notify.enqueue_many(db.connection, [{"order": 1}]),
@@ -89,7 +91,9 @@ def test_outside_of_an_atomic_block_it_is_refused(app, notify, handler, admin):
     assert count(admin, "jobs") == 0
 
 
-def test_without_djangos_autocommit_its_commit_counts(notify, handler, admin):
+def test_a_job_is_stored_by_djangos_commit_when_autocommit_is_off(
+    notify, handler, admin
+):
     transaction.set_autocommit(False)
     notify.enqueue(db.connection, order=1)
     assert count(admin, "jobs") == 0
@@ -97,7 +101,9 @@ def test_without_djangos_autocommit_its_commit_counts(notify, handler, admin):
     assert count(admin, "jobs") == 1
 
 
-def test_in_a_block_that_is_to_be_rolled_back_it_says_so(notify, handler, admin):
+def test_enqueue_in_a_block_marked_for_rollback_asks_to_roll_back_first(
+    notify, handler, admin
+):
     with transaction.atomic():
         transaction.set_rollback(True)
         with pytest.raises(NoTransactionError, match="roll back first"):
@@ -113,7 +119,7 @@ def test_in_a_block_that_is_to_be_rolled_back_it_says_so(notify, handler, admin)
             notify.enqueue(db.connection, order=1)
 
 
-def test_what_is_refused_costs_no_transaction_of_django(notify, handler, admin):
+def test_a_refused_payload_leaves_djangos_transaction_usable(notify, handler, admin):
     with transaction.atomic():
         with pytest.raises(PayloadError):
             notify.enqueue(db.connection, order="many")
@@ -121,7 +127,7 @@ def test_what_is_refused_costs_no_transaction_of_django(notify, handler, admin):
     assert count(admin, "jobs") == 1
 
 
-def test_an_error_of_the_server_is_djangos(notify, handler, admin):
+def test_an_error_of_the_server_is_raised_as_djangos_error(notify, handler, admin):
     admin.execute("alter table jobs_lib.jobs rename to gone")
     with pytest.raises(db.ProgrammingError), transaction.atomic():
         notify.enqueue(db.connection, order=1)

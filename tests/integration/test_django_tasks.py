@@ -60,7 +60,7 @@ def configure(handler, database_url) -> Iterator[Any]:
 
 @pytest.fixture
 def tasks(configure, database_url) -> Iterator[ModuleType]:
-    """The project's tasks, whose queue the app runs."""
+    """The project's tasks; the app runs their queue."""
     global app
     app = make_app(database_url)
     configure(OPTIONS={"app": f"{HERE}.app"})
@@ -91,7 +91,7 @@ def test_a_task_follows_djangos_transaction(tasks, admin, wait_for):
 
 
 @pytest.mark.guarantee("J38")
-def test_outside_of_a_transaction_a_task_has_its_own(tasks, admin, wait_for):
+def test_a_task_outside_of_a_transaction_has_its_own(tasks, admin, wait_for):
     result = tasks.greet.enqueue("ada")
     assert str(result.status) == "READY"
     assert admin.execute("select id::text from jobs_lib.jobs").fetchall() == [
@@ -144,7 +144,7 @@ def test_priority_and_time_are_those_of_the_job(tasks, admin):
 
 
 @pytest.mark.guarantee("J38")
-def test_djangos_signals_tell_of_each_attempt(tasks, wait_for):
+def test_djangos_signals_report_each_attempt(tasks, wait_for):
     try:
         signals = importlib.import_module("django.tasks.signals")
     except ImportError:
@@ -169,7 +169,7 @@ def test_djangos_signals_tell_of_each_attempt(tasks, wait_for):
 
 
 @pytest.mark.guarantee("U4")
-def test_what_is_no_task_any_more_fails_its_job_and_says_so(tasks, admin, wait_for):
+def test_a_job_whose_task_no_longer_exists_fails_with_its_name(tasks, admin, wait_for):
     given = {"args": [], "kwargs": {}, "backend": "default"}
     app.jobs["django.default"].enqueue(app, task=f"{THERE}.no_task", **given)
 

@@ -18,7 +18,7 @@ from tests.support.apps import make_app
 
 @pytest.fixture
 def locked_out(connect, wait_for):
-    """Waits until so many sessions wait for a lock of this database."""
+    """A function that waits until a number of sessions wait for a lock."""
     watch = connect(autocommit=True)
 
     def wait(count: int) -> None:
@@ -88,7 +88,7 @@ def test_ids_of_a_group_are_drawn_in_the_order_of_commit(
     assert early < between < late[0]
 
 
-def test_without_order_nobody_waits(connect, notify):
+def test_an_unordered_enqueue_does_not_wait_for_its_group(connect, notify):
     first = connect()
     notify.enqueue(first, order=1, customer="c")
     with connect() as second:
@@ -98,7 +98,7 @@ def test_without_order_nobody_waits(connect, notify):
 
 
 @pytest.mark.guarantee("J10", "FJ13")
-def test_of_fifty_with_one_key_one_is_inserted_and_all_get_its_id(
+def test_fifty_enqueues_of_one_unique_key_insert_one_job_and_return_its_id(
     connect, notify, locked_out
 ):
     unique = notify.options(unique="invoice-7")
@@ -160,7 +160,7 @@ def test_two_types_may_use_one_key_and_each_gets_its_own_job(
 
 @pytest.mark.guarantee("J3")
 @pytest.mark.parametrize("way", ["one", "many", "sql"])
-def test_who_enqueues_for_one_group_does_not_wait_for_who_does_for_another(
+def test_transactions_that_enqueue_for_different_groups_do_not_wait_for_each_other(
     connect, notify, way
 ):
     def enqueue(connection, customer: str) -> None:
@@ -208,12 +208,12 @@ def test_priority_and_headers_are_stored(database_url, connect):
 
 
 def heard_from(listener) -> list[str]:
-    """What has been notified until now."""
+    """Return the notifications until now."""
     listener.execute("select 1")
     return [notice.payload for notice in listener.notifies(timeout=0)]
 
 
-def test_an_enqueue_tells_executors_when_it_commits(connect, database_url, notify):
+def test_an_enqueue_notifies_executors_when_it_commits(connect, database_url, notify):
     listener = connect(autocommit=True)
     listener.execute('listen "jobs_lib.jobs"')
     with connect() as connection:

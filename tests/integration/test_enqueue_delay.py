@@ -64,9 +64,7 @@ def test_a_delay_counts_from_the_call_by_the_databases_clock(
         assert before <= run_at - timedelta(minutes=10) <= after
 
 
-def test_a_delay_counts_alike_where_there_is_no_copy(
-    database_url, work, admin, enqueue
-):
+def test_a_delay_works_with_a_driver_without_copy(database_url, work, admin, enqueue):
     url = sqlalchemy_url(database_url).set(drivername="postgresql+psycopg2")
     engine = create_engine(url)
     with engine.begin() as connection:
@@ -78,7 +76,7 @@ def test_a_delay_counts_alike_where_there_is_no_copy(
     ).fetchall() == [("scheduled", True)]
 
 
-def test_a_delay_of_nothing_is_none(database_url, work, admin, enqueue):
+def test_a_delay_of_zero_makes_a_job_available(database_url, work, admin, enqueue):
     with psycopg.connect(database_url) as connection:
         enqueue(work.options(delay=0), connection)
     assert admin.execute("select distinct state from jobs_lib.jobs").fetchall() == [
@@ -114,7 +112,7 @@ def test_a_delayed_job_runs_when_its_delay_is_over(app, connect, wait_for):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_delay_is_refused(work, delay, match):
+def test_an_invalid_delay_is_refused(work, delay, match):
     with pytest.raises(EnqueueError, match=match):
         work.options(delay=delay)
 

@@ -95,7 +95,7 @@ def test_a_hundred_thousand_jobs_in_one_call_keep_the_order_of_their_groups(
         assert connection.execute("select from jobs_lib.jobs limit 1").rowcount == 0
 
 
-def test_one_wrong_payload_of_many_is_named_and_nothing_is_sent(connect, notify):
+def test_a_wrong_payload_among_many_is_named_and_none_is_sent(connect, notify):
     with connect() as connection:
         payloads = [{"order": n} for n in range(100)]
         payloads[37] = {"order": "x"}  # type: ignore[dict-item]

@@ -87,7 +87,7 @@ def test_a_trigger_enqueues_as_python_does(connect, database_url):
     ]
 
 
-def test_all_that_can_be_given(connect):
+def test_the_sql_function_stores_every_argument(connect):
     at = datetime(2200, 1, 1, tzinfo=UTC)
     with connect() as connection:
         ids = [
@@ -138,14 +138,16 @@ def test_all_that_can_be_given(connect):
         ("'w', origin => 'local'", "no topic is declared"),
     ],
 )
-def test_what_python_refuses_sql_refuses_with_a_hint(connect, arguments, match):
+def test_the_sql_function_refuses_invalid_arguments_with_a_hint(
+    connect, arguments, match
+):
     with connect() as connection:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=match) as caught:
             connection.execute(f"select jobs_lib.enqueue({arguments})")
         assert caught.value.diag.message_hint
 
 
-def test_without_a_home_topic_it_says_what_to_do(connect):
+def test_enqueue_without_a_home_topic_hints_at_topics_declare(connect):
     with connect() as connection:
         connection.execute("update jobs_lib.topics set home = false")
         with pytest.raises(psycopg.Error, match="no home topic") as caught:

@@ -159,7 +159,7 @@ def test_a_handler_gets_the_values_of_an_enqueue_with_their_types(
 def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
     app, admin, connect, wait_for, monkeypatch
 ):
-    # Of each delay, drawn below its bound, nearly the longest.
+    # Draw nearly the longest delay below each bound.
     monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)
     order: list[int] = []
 
@@ -330,7 +330,7 @@ def test_a_stale_owner_can_neither_commit_nor_complete(
     assert admin.execute("select job from effects").fetchall() == [(inside.job_id,)]
 
 
-def test_what_ran_before_in_the_group_is_complete_when_an_effect_commits(
+def test_earlier_jobs_of_the_group_are_complete_when_an_effect_commits(
     app, admin, connect, wait_for
 ):
     unfinished: list[int] = []
@@ -403,7 +403,7 @@ def test_jobs_survive_a_database_that_restarts(
 
 @pytest.mark.expects("jobs.fenced", "origins.lost")
 def test_the_epoch_alone_refuses_a_stale_owner(app, admin, inside, wait_for):
-    # Nobody has run the job meanwhile: only the fence can tell.
+    # No other executor has run the job meanwhile: only the fence can refuse.
     with executing(app, ["local/0"]):
         assert inside.begun.wait(10)
         admin.execute(

@@ -124,7 +124,7 @@ def test_many_failures_of_one_kind_are_few_lines(app, admin, connect, wait_for, 
     assert last.getMessage().endswith("more=left out for 10 s")
 
 
-def test_what_no_handler_has_raised_is_told_of_as_well(
+def test_failures_that_no_handler_raised_are_logged_too(
     app, admin, connect, wait_for, caplog
 ):
     @app.job(retry=1, time_limit=0.05)
@@ -155,7 +155,7 @@ def test_what_no_handler_has_raised_is_told_of_as_well(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_starts_and_ends_are_told_where_each_job_is_to_be_told(
+def test_starts_and_ends_are_logged_at_debug_level(
     app, admin, connect, wait_for, caplog, is_async
 ):
     if is_async:
@@ -179,7 +179,7 @@ def test_starts_and_ends_are_told_where_each_job_is_to_be_told(
     assert end.fields == {**start.fields, "outcome": "completed", "error": None}
 
 
-def test_each_job_costs_no_line_where_none_is_to_be_told(
+def test_starts_and_ends_are_not_logged_at_info_level(
     app, admin, connect, wait_for, caplog
 ):
     @app.job()

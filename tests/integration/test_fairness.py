@@ -36,7 +36,7 @@ def flood(admin) -> None:
 @pytest.mark.slow
 @pytest.mark.guarantee("J18", "FJ15")
 @pytest.mark.parametrize("stuck", [False, True], ids=["quick", "saturated"])
-def test_what_comes_behind_a_million_of_one_group_starts_within_a_second(
+def test_a_job_behind_a_million_of_one_group_starts_within_a_second(
     app, admin, connect, wait_for, stuck
 ):
     started: list[float] = []
@@ -118,7 +118,7 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
                 enqueued = time.monotonic()
                 wait_for(lambda n=n: n in started, what="the low one runs")
                 assert started[n] - enqueued < 2.0
-            # A group runs in its order, whatever the priorities of its jobs are.
+            # A group runs in its order, for any priorities of its jobs.
             with connect() as connection:
                 for n in range(10, 40):
                     level = ("high", "normal", "batch")[n % 3]
@@ -137,10 +137,10 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["alone", "groups"])
-def test_what_waited_for_a_worker_for_long_keeps_its_place(
+def test_jobs_released_after_a_long_wait_for_a_worker_keep_their_place(
     app, connect, wait_for, monkeypatch, groups
 ):
-    # What no worker begins is given back at once, as behind handlers of seconds.
+    # Jobs that no worker begins are released at once, as behind slow handlers.
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 0.01)
     begun: list[int] = []
 

@@ -142,7 +142,7 @@ def test_workers_that_claim_at_once_do_not_wait_for_each_other(
         watcher = threading.Thread(target=look)
         watcher.start()
         wait_for(lambda: count(admin, "jobs") == 0, timeout=120, what="all ran")
-        # Half a take-over: whoever claims goes round the origin that is locked.
+        # Half a take-over: a claim passes by the origin that is locked.
         takeover = connect()
         takeover.execute(
             "select from jobs_lib.origins where origin = 'local/1' for update"

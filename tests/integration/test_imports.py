@@ -1,4 +1,4 @@
-"""What is loaded when: no driver to declare, no Kafka client to enqueue."""
+"""Declaring loads no database driver, and enqueueing loads no Kafka client."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def test_a_module_that_only_declares_loads_no_driver_and_no_settings():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_import_of_an_app_without_libpq_says_what_to_install():
+def test_importing_an_app_without_libpq_names_the_package_to_install():
     done = run("-c", WITHOUT_LIBPQ)
     assert done.returncode == 1
     assert "no pq wrapper" in done.stderr
     assert "libpq is missing: pip install 'jobs-lib[binary]'" in done.stderr
 
 
-def test_who_only_enqueues_and_sends_loads_no_kafka_client(database_url):
+def test_a_program_that_only_enqueues_and_sends_loads_no_kafka_client(database_url):
     done = run("-c", ENQUEUE, database_url)
     assert done.stdout == "enqueued\n", done.stderr
 

@@ -1,4 +1,4 @@
-"""A server, role or database whose default isolation is a stricter one."""
+"""The library works where the default isolation is stricter."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def waits(admin, wait_for):
 
 
 @pytest.mark.guarantee("FP22")
-def test_every_transaction_of_ours_reads_what_is_committed(strict_url):
+def test_every_transaction_of_the_library_is_read_committed(strict_url):
     database = Database(strict_url)
     app = make_app(strict_url)
     found: list[Any] = []
@@ -117,7 +117,7 @@ def test_every_transaction_of_ours_reads_what_is_committed(strict_url):
 
 
 @pytest.mark.guarantee("FP22")
-def test_a_move_takes_along_what_it_has_waited_for(
+def test_a_repartition_moves_the_jobs_whose_commit_it_waited_for(
     strict_url, admin, connect, in_thread, waits
 ):
     app = make_app(strict_url)

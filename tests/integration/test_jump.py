@@ -69,7 +69,7 @@ def jump(database_url, admin, passed):
     [
         ([*BLOCKED, FREE], [2]),
         ([*BLOCKED, ("h", "available", 0, 0)], [2]),
-        # A suspect is told by a claim, which lets it run alone.
+        # A claim returns a suspect, and lets it run alone.
         ([*BLOCKED, ("h", "available", 0, 1)], [2]),
         ([*BLOCKED, (None, "available", 0, 1)], [2]),
         # Other priorities have windows of their own; what stands behind them waits.
@@ -83,13 +83,13 @@ def test_a_jump_finds_the_first_row_that_a_claim_might_take(jump, rows, found):
     assert jump(rows) == (found, len(rows) - 1 if rows else None, len(rows))
 
 
-def test_a_head_before_the_jump_blocks_what_it_sees(jump):
+def test_a_failed_head_before_the_jump_blocks_its_own_group(jump):
     assert jump([*BLOCKED, FREE], cursor=1) == ([2], 2, 2)
     assert jump([("h", "available", 0, 0)] * 2, cursor=1) == ([], 1, 1)
 
 
 @pytest.mark.parametrize("cursor", [0, 1])
-def test_a_jump_finds_what_a_failed_job_gives_way_to(jump, cursor):
+def test_a_jump_finds_the_newer_last_only_job_behind_a_failed_one(jump, cursor):
     rows = [*BLOCKED, BLOCKED[1]]
     assert jump(rows, cursor=cursor, lasts=["work"])[0] == [1]
     assert jump(rows, cursor=cursor, lasts=["other"])[0] == []

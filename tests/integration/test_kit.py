@@ -90,7 +90,7 @@ def load_orders(conn: psycopg.Connection, keys: list[str]) -> dict[str, Any]:
     return {str(n): {"order": n} for (n,) in rows}
 
 
-def test_what_was_sent_by_its_id_has_the_state_of_now(jobs: Jobs, outbox):
+def test_a_record_sent_by_its_id_shows_the_current_state(jobs: Jobs, outbox):
     with jobs.transaction() as conn:
         conn.execute("insert into placed values (1, null)")
         for key in ("1", "2"):
@@ -99,7 +99,7 @@ def test_what_was_sent_by_its_id_has_the_state_of_now(jobs: Jobs, outbox):
     assert outbox.assert_sent(orders, key="2").value is None
 
 
-def test_drain_runs_what_is_due_in_order_and_what_it_enqueues(jobs: Jobs, outbox):
+def test_drain_runs_due_jobs_in_order_and_the_jobs_they_enqueue(jobs: Jobs, outbox):
     with jobs.transaction() as conn:
         for order in (1, 2):
             place.enqueue(conn, order=order)
@@ -174,7 +174,7 @@ def test_a_snooze_and_a_discard_are_no_errors(jobs: Jobs):
 
 
 @pytest.mark.guarantee("J23")
-def test_the_clock_of_what_is_scheduled_can_be_moved(jobs: Jobs):
+def test_travel_moves_the_clock_of_scheduled_jobs(jobs: Jobs):
     now = datetime.now(UTC)
     with jobs.transaction() as conn:
         for hours in (3, 1, 2):
@@ -213,7 +213,7 @@ def test_jobs_that_enqueue_jobs_for_ever_are_stopped(jobs: Jobs):
     assert len(ran) == 20
 
 
-def test_what_is_paused_or_of_a_type_of_others_stays(jobs: Jobs):
+def test_drain_leaves_paused_jobs_and_unknown_types(jobs: Jobs):
     with jobs.transaction() as conn:
         ship.enqueue(conn, customer="ada", order=1)
         conn.execute("insert into jobs_lib.pauses values ('group', 'ada')")
@@ -296,7 +296,7 @@ def test_inline_runs_a_job_in_the_transaction_that_enqueues_it(jobs: Jobs):
     assert len(jobs.enqueued()) == 2
 
 
-def test_it_works_with_the_users_own_engine(jobs: Jobs):
+def test_the_kit_works_with_the_users_own_engine(jobs: Jobs):
     engine = create_engine(sqlalchemy_url(jobs.url))
     with Session(engine) as session, jobs.inline():
         place.enqueue(session, order=1)
@@ -309,7 +309,7 @@ def test_it_works_with_the_users_own_engine(jobs: Jobs):
 
 
 @pytest.mark.parametrize("first", ["publish", "ship"])
-def test_of_what_runs_last_only_the_newest_of_its_type_runs(jobs: Jobs, first):
+def test_drain_runs_only_the_newest_job_of_a_last_only_type(jobs: Jobs, first):
     with jobs.transaction() as conn:
         for n in range(1, 5):
             if first == "ship":
@@ -327,7 +327,7 @@ def test_of_what_runs_last_only_the_newest_of_its_type_runs(jobs: Jobs, first):
     assert ends == [("completed", 5), ("superseded", 3)]
 
 
-def test_what_has_failed_gives_way_to_a_newer_one_of_its_type(jobs: Jobs):
+def test_a_failed_last_only_job_gives_way_to_a_newer_one_in_drain(jobs: Jobs):
     with jobs.transaction() as conn:
         publish.enqueue(conn, customer="ada", n=0)
     assert jobs.drain(raises=False) == 1
@@ -358,7 +358,9 @@ def test_a_record_has_the_version_that_it_is_given():
     assert make_record(1, headers={"ce_version": "9"}, version=7).version == 9
 
 
-def test_a_connection_left_open_keeps_no_database(jobs_server_url, monkeypatch):
+def test_the_kit_drops_a_database_despite_open_connections(
+    jobs_server_url, monkeypatch
+):
     monkeypatch.setattr(databases_module, "migrate", lambda *_: None)
     opened = []
 

@@ -65,7 +65,7 @@ def test_a_state_of_a_locked_entity_is_sent(jobs, outbox, lock):
     outbox.assert_sent(orders, key="a", value=2)
 
 
-def test_what_cannot_be_old_needs_no_lock(jobs, outbox):
+def test_current_states_and_events_need_no_lock(jobs, outbox):
     with jobs.transaction() as conn:
         orders.send_current(conn, key="a")
         events.send(conn, key="a", value=1)

@@ -1,4 +1,4 @@
-"""Only the last: whoever enqueues, fails or rolls back, the newest state gets out."""
+"""The newest state gets out through every enqueue, failure and rollback."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class History:
         self._verdict.release()
 
     def run(self, job: Job, version: int) -> None:
-        """What the handler does."""
+        """Do what the handler does."""
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
@@ -213,7 +213,7 @@ class History:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("FJ17", "I15", "I16", "I17")
-def test_under_every_interleaving_a_run_sees_the_last_committed_state(
+def test_the_last_run_sees_the_last_committed_state_under_every_interleaving(
     app, admin, connect, wait_for
 ):
     admin.execute("create table states (name text, version int)")

@@ -65,7 +65,7 @@ def test_a_handler_that_returns_work_has_failed(
     assert "`async def`" in errors[-1]["error"]
 
 
-def test_what_a_handler_returns_means_nothing_else(app, admin, connect, wait_for):
+def test_a_plain_value_that_a_handler_returns_is_ignored(app, admin, connect, wait_for):
     @app.job()
     def work(job: Job) -> Any:
         return [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Limits: at most so many jobs of a type, or of a value, at once over all processes."""
+"""A limit bounds the jobs of a type or value that run at once over all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.apps import HOME, count, executing
 
 
 class Runs:
-    """What runs now, and the most that ever did, by value."""
+    """The jobs that run now, and the most that ever ran at once, by value."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()
@@ -124,7 +124,7 @@ def test_jobs_of_other_types_and_values_pass_those_that_wait_for_a_limit(
     assert runs.most[""] == 1
 
 
-def test_one_slot_goes_to_and_fro_between_two_processes(
+def test_two_processes_take_turns_with_a_single_slot(
     app, admin, connect, wait_for, runs
 ):
     @app.job(limit=1)
@@ -286,7 +286,7 @@ def test_a_living_process_keeps_its_slot_while_its_job_runs(
 def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
     app, admin, connect, wait_for, runs, gate
 ):
-    """As when others took it for dead since the server's clock was set."""
+    """Act as others do that took it for dead after the server's clock was set."""
 
     @app.job(limit=1)
     def call(job: Job, n: int) -> None:
@@ -317,9 +317,7 @@ def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
         wait_for(lambda: runs.ended == 2, what="both have run")
 
 
-def test_a_limit_holds_for_jobs_whose_value_is_null_or_a_number(
-    app, admin, connect, wait_for, runs
-):
+def test_a_limit_holds_for_null_and_numeric_values(app, admin, connect, wait_for, runs):
     @app.job(limit=(1, "tenant"))
     def call(job: Job, tenant: int | None) -> None:
         with runs.run(repr(tenant)):
@@ -350,7 +348,7 @@ def test_a_type_has_a_limit_and_a_rate(app, admin, connect, wait_for, runs):
 @pytest.mark.parametrize(
     "given", [0, -1, 1.5, "4", True, 1_001, (2,), (0, "tenant"), (2, 3), ("tenant", 2)]
 )
-def test_what_is_no_limit_is_refused(app, given):
+def test_an_invalid_limit_is_refused(app, given):
     with pytest.raises(ConfigurationError, match="the limit of 'call' is"):
 
         @app.job(limit=given)
@@ -358,7 +356,7 @@ def test_what_is_no_limit_is_refused(app, given):
 
 
 @pytest.mark.parametrize("parameter", ["tenants", "amount"])
-def test_a_limit_by_what_is_no_parameter_or_has_no_text_is_refused(app, parameter):
+def test_a_limit_by_an_unknown_or_float_parameter_is_refused(app, parameter):
     with pytest.raises(ConfigurationError, match=f"limit of 'call'.*'{parameter}'"):
 
         @app.job(limit=(2, parameter))

@@ -1,4 +1,4 @@
-"""The SQL functions refuse JSON that nobody could read again."""
+"""The SQL functions refuse JSON that Python could not read again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_sql_refuses_a_number_of_too_many_digits(admin, table, number):
 
 
 @pytest.mark.guarantee("J2")
-def test_what_sql_takes_is_read(admin, database_url, wait_for):
+def test_json_that_sql_accepts_is_read_by_the_handler(admin, database_url, wait_for):
     app = make_app(database_url)
     read: list[object] = []
 

@@ -1,4 +1,4 @@
-"""What a running command logs, of the library and of the application."""
+"""A running command logs lines of the library and of the application."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def work(job: Job, n: int) -> None:
 
 @pytest.fixture
 def run(tmp_path, database_url, admin, connect, run_process, wait_for):
-    """Run two jobs, of which one fails, by a command; returns what it logs."""
+    """Run two jobs by a command, one of them failing; return what it logs."""
     (tmp_path / "shop_of_logs.py").write_text(APP)
     app = make_app(database_url)
 
@@ -65,7 +65,7 @@ def test_the_applications_lines_stand_beside_those_of_the_library(run):
 
 
 @pytest.mark.guarantee("O5")
-def test_lines_of_json_hold_the_same(run):
+def test_json_lines_hold_the_fields_of_text_lines(run):
     lines = [json.loads(line) for line in run(JOBS_LIB_LOG_FORMAT="json")]
     (worked,) = [line for line in lines if line.get("message") == "worked on 2"]
     assert (worked["logger"], worked["customer"]) == ("shop", "ada")
@@ -74,14 +74,14 @@ def test_lines_of_json_hold_the_same(run):
     assert "raise LookupError" in failed["trace"]
 
 
-def test_a_verbose_command_tells_each_start_and_end(run):
+def test_a_verbose_command_logs_each_start_and_end(run):
     errors = run("--verbose")
     ends = [line for line in errors if " DEBUG jobs_lib job.ran " in line]
     assert sum(" job.started " in line for line in errors) == len(ends) == 2
     assert all(" seconds=0." in line for line in ends)
 
 
-def test_a_level_is_that_of_all_loggers(run):
+def test_the_log_level_applies_to_all_loggers(run):
     assert any("in detail" in line for line in run("--log-level", "debug"))
     errors = run("--log-level", "error")
     assert not [line for line in errors if "worked on" in line or "job.failed" in line]

@@ -116,7 +116,7 @@ def test_a_group_behind_coarse_locks_keeps_its_order(
         )
     )
     wait_for(lambda: is_waiting(admin, small), what="the small transaction waits")
-    # It keeps the large one from nothing meanwhile.
+    # The small one blocks nothing of the large one meanwhile.
     large.execute(ENQUEUE, (MANY,))
     large.commit()
     waiting.result(timeout=30)
@@ -151,7 +151,7 @@ def test_a_bulk_call_goes_on_with_its_groups_while_another_waits(
 
 
 @pytest.mark.guarantee("FP24", "S9")
-def test_who_holds_a_group_does_not_stop_a_large_transaction(
+def test_a_large_transaction_takes_bounded_locks_beside_one_that_holds_a_group(
     connect, admin, wait_for, in_thread
 ):
     large, small = connect(), connect()

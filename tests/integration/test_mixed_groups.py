@@ -1,4 +1,4 @@
-"""Groups that hold jobs of several types, some of which run last only."""
+"""Groups hold jobs of several types, and some types run only the last job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.apps import HOME, count, executing, heard
 
 
 def outcomes(admin) -> dict[tuple[str, str], int]:
-    """How the jobs of each type have ended."""
+    """Count the outcomes of the jobs of each type."""
     rows = admin.execute(
         "select type, outcome, count(*) from jobs_lib.history group by 1, 2"
     )
@@ -21,7 +21,7 @@ def outcomes(admin) -> dict[tuple[str, str], int]:
 
 @pytest.fixture
 def mixed(app):
-    """Types of one group, and what has run of them, in order."""
+    """The types of one group, and their jobs that have run, in order."""
     ran: list[tuple[str, int]] = []
 
     @app.job(group="entity", last_only=True)
@@ -40,7 +40,7 @@ def mixed(app):
 
 
 @pytest.mark.parametrize("first", ["publish", "book"])
-def test_only_the_last_runs_though_each_other_job_of_its_group_is_of_another_type(
+def test_only_the_last_job_runs_although_jobs_of_another_type_lie_between(
     app, mixed, admin, connect, wait_for, first
 ):
     publish, _, book, ran = mixed
@@ -54,7 +54,7 @@ def test_only_the_last_runs_though_each_other_job_of_its_group_is_of_another_typ
     books = [("book", n) for n in range(20)]
     assert sorted(ran) == [*books, ("publish", 19)]
     assert [one for one in ran if one[0] == "book"] == books
-    # It keeps its own place among the others.
+    # The last job keeps its own place among the others.
     assert ran.index(("publish", 19)) == (19 if first == "publish" else 20)
     assert outcomes(admin) == {
         ("book", "completed"): 20,
@@ -77,7 +77,7 @@ def test_two_types_that_run_last_only_share_groups(
     assert sorted(ran) == [("index", 19)] * 2 + [("publish", 19)] * 2
 
 
-def test_the_last_one_may_stand_behind_hundreds_of_another_type(
+def test_the_last_job_runs_behind_hundreds_of_another_type(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed
@@ -90,7 +90,7 @@ def test_the_last_one_may_stand_behind_hundreds_of_another_type(
     assert ran == [*(("book", n) for n in range(700)), ("publish", 2)]
 
 
-def test_the_last_one_may_stand_behind_one_that_waits_for_its_time(
+def test_the_last_job_waits_behind_a_scheduled_job_of_another_type(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed
@@ -111,7 +111,7 @@ def test_the_last_one_may_stand_behind_one_that_waits_for_its_time(
     assert ran == [("book", 1), ("publish", 2)]
 
 
-def test_what_comes_while_the_group_is_busy_counts_as_well(
+def test_a_job_enqueued_while_the_group_is_busy_supersedes_older_ones(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_what_comes_while_the_group_is_busy_counts_as_well(
 
 @pytest.mark.parametrize("options", [{}, {"debounce": 0.05, "max_wait": 1.0}])
 @pytest.mark.parametrize("between", [False, True])
-def test_one_that_has_failed_gives_way_to_a_newer_one_at_once(
+def test_a_failed_last_only_job_gives_way_to_a_newer_one_at_once(
     app, admin, connect, wait_for, options, between
 ):
     ran: list[int] = []
@@ -176,7 +176,7 @@ def test_one_that_has_failed_gives_way_to_a_newer_one_at_once(
     }
 
 
-def test_one_that_fails_while_a_newer_one_waits_gives_way_at_once(
+def test_a_last_only_job_that_fails_while_a_newer_one_waits_gives_way_at_once(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()
@@ -201,7 +201,7 @@ def test_one_that_fails_while_a_newer_one_waits_gives_way_at_once(
     assert ran == [1, 2]
 
 
-def test_a_new_owner_lets_the_one_that_has_failed_give_way(
+def test_a_failed_last_only_job_gives_way_under_a_new_owner(
     app, mixed, admin, connect, wait_for
 ):
     publish, _, book, ran = mixed
@@ -219,7 +219,7 @@ def test_a_new_owner_lets_the_one_that_has_failed_give_way(
     assert ran == [("book", 1), ("publish", 2)]
 
 
-def test_one_that_has_failed_keeps_its_pause_where_nothing_newer_waits(
+def test_a_failed_last_only_job_keeps_its_pause_without_a_newer_one(
     app, admin, connect, wait_for
 ):
     begun, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Types with workers of their own: what is slow takes no worker from the others."""
+"""A slow type with workers of its own takes no worker from the others."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_workers_that_no_type_has_are_refused_at_the_start(database_url):
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, "2", True, 1_001, Workers(2, "")])
-def test_what_is_no_number_of_workers_is_refused(app, given):
+def test_an_invalid_number_of_workers_is_refused(app, given):
     with pytest.raises(ConfigurationError, match="the workers of 'report' are"):
 
         @app.job(workers=given)

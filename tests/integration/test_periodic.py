@@ -41,7 +41,7 @@ def periodic_app(url: str, cron: str, **options):
 
 @contextlib.contextmanager
 def scheduling(clock, *apps):
-    """A running scheduler for each app, all of which have looked once."""
+    """Run a scheduler for each app, and wait until each has looked once."""
     pods = [
         Scheduler(app.database(), app.schedules.values(), clock=clock) for app in apps
     ]
@@ -132,7 +132,9 @@ def test_old_and_new_pods_of_one_release_share_the_ticks(database_url, admin):
     assert enqueued(admin) == [MIDDAY + timedelta(minutes=30 * n) for n in (1, 2, 3, 4)]
 
 
-def test_what_was_missed_is_caught_up_within_bounds_and_said(database_url, admin):
+def test_missed_ticks_are_caught_up_to_a_limit_and_the_dropped_ones_reported(
+    database_url, admin
+):
     clock = FakeClock(MIDDAY)
     app = periodic_app(database_url, "* * * * *", missed="all")
     with scheduling(clock, app):
@@ -151,7 +153,7 @@ def test_what_was_missed_is_caught_up_within_bounds_and_said(database_url, admin
     }
 
 
-def test_one_that_cannot_be_enqueued_is_tried_again_and_holds_up_no_other(
+def test_a_schedule_that_fails_to_enqueue_is_retried_and_holds_up_no_other(
     database_url, admin
 ):
     groups: list[object] = [7.5, "mended"]
@@ -245,7 +247,7 @@ def test_ticks_follow_the_clock_of_the_database_where_it_differs_from_the_pods(
 
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
-def test_a_pod_whose_clock_is_an_hour_ahead_ticks_by_the_database(
+def test_pods_with_wrong_clocks_tick_by_the_database(
     database_url, admin, start_process, wait_for
 ):
     for name, shift in (("ahead", 3600), ("behind", -3600)):
@@ -279,7 +281,7 @@ def test_a_service_runs_its_schedules_and_stops(database_url, admin, wait_for):
     assert all(
         tick.utcoffset() == tick.astimezone(ZURICH).utcoffset() for tick in ticks
     )
-    # A service without an executor has nobody to run them, and enqueues none.
+    # A service without an executor could not run them, and enqueues none.
     admin.execute("delete from jobs_lib.schedules")
     app.topic("events")
     idle = Service(app, ["relay"])

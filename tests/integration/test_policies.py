@@ -1,4 +1,4 @@
-"""What becomes of a failure: policies, rules, outcomes, keys and limits of time."""
+"""Policies, rules and time limits decide the outcome of a failed job."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_delay_never_leaves_its_bounds(first, factor, times, attempt):
 
 @pytest.mark.guarantee("J9")
 @pytest.mark.expects("jobs.fenced")
-def test_who_overruns_the_limit_is_cancelled_or_fenced_and_reported(
+def test_a_handler_that_overruns_its_limit_is_cancelled_or_fenced_and_reported(
     app, admin, connect, wait_for
 ):
     admin.execute("create table effects (name text, attempt int)")

@@ -92,7 +92,7 @@ def test_a_group_keeps_its_order(admin, connect, database_url, wait_for):
     assert [n for (n,) in ran] == list(range(15))
 
 
-def test_who_waits_for_the_rate_is_told_so_and_holds_up_no_other_type(
+def test_explain_names_the_rate_that_a_job_waits_for_while_other_types_run(
     admin, connect, database, database_url, wait_for
 ):
     app = make_pod(database_url, "one", Rate(1, per=3_600))
@@ -124,6 +124,6 @@ def test_the_test_kit_waits_for_no_rate(admin, database_url):
 
 
 @pytest.mark.parametrize(("starts", "per"), [(0, 1), (1, 0), (-1, 1), (1, 1e9)])
-def test_what_is_no_rate_is_refused(starts, per):
+def test_an_invalid_rate_is_refused(starts, per):
     with pytest.raises(ValueError, match=f"starts={starts}"):
         Rate(starts, per)

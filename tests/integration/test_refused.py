@@ -1,4 +1,4 @@
-"""What cannot be stored is refused before any SQL: the transaction lives on."""
+"""A job that cannot be stored is refused before any SQL: the transaction lives on."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_a_call_that_does_not_fit_the_signature_is_refused(refused, note):
     ],
     ids=repr,
 )
-def test_a_value_without_a_json_form(refused, note, data, match):
+def test_a_value_without_a_json_form_is_refused(refused, note, data, match):
     refuse_both(refused, note, match, data=data)
 
 
 @pytest.mark.guarantee("FJ5")
-def test_a_number_in_a_model_that_json_has_no_form_for(database_url, refused):
+def test_a_nan_inside_a_model_is_refused_with_its_place(database_url, refused):
     app = make_app(database_url)
 
     @app.job()
@@ -116,7 +116,7 @@ def test_a_number_in_a_model_that_json_has_no_form_for(database_url, refused):
 @pytest.mark.parametrize(
     "data", ["a\0b", {"\0": 1}, "\ud800", {"\udfff": 1}], ids=ascii
 )
-def test_characters_that_postgresql_does_not_store(refused, note, data):
+def test_characters_that_postgresql_does_not_store_are_refused(refused, note, data):
     refuse_both(refused, note, "NUL|no JSON form|surrogate", data=data)
     key = next(iter(data)) if isinstance(data, dict) else data
     refuse_both(refused, note, "NUL|no JSON form", group=key)
@@ -124,11 +124,11 @@ def test_characters_that_postgresql_does_not_store(refused, note, data):
     refused("UTF-8", lambda conn: note.options(headers={"a": key}))
 
 
-def test_a_number_of_too_many_digits(refused, note):
+def test_a_number_of_too_many_digits_is_refused(refused, note):
     refuse_both(refused, note, "5001 digits", data=10**5000)
 
 
-def test_a_value_that_is_nested_too_deeply(refused, note):
+def test_a_value_that_is_nested_too_deeply_is_refused(refused, note):
     nested: list[Any] = []
     for _ in range(5_000):
         nested = [nested]
@@ -150,7 +150,7 @@ def test_numbers_come_back_as_the_documentation_says(connect, note):
 
 @pytest.mark.guarantee("FJ9")
 @pytest.mark.parametrize("priority", ["urgent", 2**31, -1, 1, None, True], ids=repr)
-def test_a_priority_that_is_none(refused, note, priority):
+def test_an_unknown_priority_is_refused(refused, note, priority):
     refused("high, normal, batch", lambda conn: note.options(priority=priority))
 
 
@@ -172,11 +172,11 @@ def test_a_priority_that_is_none(refused, note, priority):
     ],
     ids=repr,
 )
-def test_a_time_that_cannot_be_meant(refused, note, run_at, match):
+def test_an_impossible_run_time_is_refused(refused, note, run_at, match):
     refused(match, lambda conn: note.options(run_at=run_at))
 
 
-def test_a_time_that_comes_twice_is_the_first_one_unless_told(connect, note):
+def test_a_repeated_local_time_means_the_first_unless_its_fold_is_set(connect, note):
     with connect() as connection:
         for fold in (0, 1):
             run_at = datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=BERLIN)
@@ -204,10 +204,10 @@ def test_a_huge_payload_is_refused_and_a_large_one_reported_once(refused, note):
     ["", "x" * 1_001, "ü" * 501, "a\0b", 7.5, b"x"],
     ids=lambda group: repr(group)[:8],
 )
-def test_a_group_that_is_no_short_string(database_url, refused, group):
+def test_a_group_that_is_no_short_string_is_refused(database_url, refused, group):
     app = make_app(database_url)
 
-    # The function is free to return anything, whatever the payload is.
+    # The function is free to return anything for any payload.
     @app.job(group=lambda n: group if n else "fine")
     def free(job: Job, n: int) -> None: ...
 
@@ -219,7 +219,7 @@ def test_a_group_that_is_no_short_string(database_url, refused, group):
 
 
 @pytest.mark.guarantee("FJ12")
-def test_groups_are_told_apart_by_their_bytes(connect, note):
+def test_groups_keep_their_exact_characters(connect, note):
     groups = [" ", "x ", "X", "x", "\u00e9", "e\u0301", "ü" * 500]
     with connect() as connection:
         for group in groups:
@@ -233,11 +233,11 @@ def test_groups_are_told_apart_by_their_bytes(connect, note):
     [{"a": 1}, {1: "a"}, [("a", "b")], "a", {"a": "x" * 8_192}, {"a": None}],
     ids=lambda value: repr(value)[:20],
 )
-def test_headers_that_are_no_short_strings(refused, note, headers):
+def test_headers_that_are_no_short_strings_are_refused(refused, note, headers):
     refused("headers of 'note'", lambda conn: note.options(headers=headers))
 
 
-def test_arguments_that_do_not_fit_the_signature(refused, note):
+def test_enqueue_refuses_arguments_that_do_not_fit_the_signature(refused, note):
     refuse_both(refused, note, "colour: extra", colour="red")
     refuse_both(refused, note, "group: input should be a valid string", group=7)
     refused("too many", lambda conn: note.enqueue(conn, None, None, 3))

@@ -1,4 +1,4 @@
-"""What cannot be sent is refused before SQL: the caller's transaction goes on."""
+"""A record that cannot be sent is refused before any SQL: the transaction lives on."""
 
 from __future__ import annotations
 
@@ -183,7 +183,9 @@ def test_a_number_that_json_has_no_form_for_is_refused(database_url, type_, valu
         (bytes, b"null \xff", b"null \xff"),
     ],
 )
-def test_what_only_looks_like_it_is_sent(database_url, type_, value, encoded):
+def test_a_value_that_only_looks_like_a_non_finite_number_is_sent(
+    database_url, type_, value, encoded
+):
     topic = make_app(database_url).topic("events", value=type_)
     assert topic.encode(value) == encoded or encoded is None
 

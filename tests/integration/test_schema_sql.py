@@ -158,7 +158,7 @@ def test_every_way_to_the_next_release_ends_in_the_same_schema(
 ):
     before = migrate(other_url)
     migrate(empty_url)
-    # What was there is changed, and not only added to.
+    # The release changes existing objects, and does not only add some.
     later = NextRelease(
         tmp_path,
         [
@@ -198,13 +198,13 @@ def test_a_script_of_another_version_changes_nothing(empty_url, execute, tmp_pat
     assert dump(empty_url) == after != before
 
 
-def test_alembic_prints_the_same(monkeypatch, capsys):
+def test_alembic_prints_the_same_sql_as_the_library(monkeypatch, capsys):
     config = Config("alembic.ini")
     command.upgrade(config, "head", sql=True)
     assert capsys.readouterr().out.strip() == write_sql().strip()
 
 
-def test_what_cannot_be_printed_is_refused(monkeypatch):
+def test_invalid_options_of_printed_sql_are_refused(monkeypatch):
     with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001_\w+ to"):
         write_sql(since="9999")
     # Alembic by itself would take it for short of `0008_enqueue`.

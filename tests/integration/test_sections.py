@@ -30,7 +30,7 @@ class Side:
         position.seen, position.all_plain = True, False
 
     def claim(self, *, looks: bool = False) -> list[int]:
-        """Claim once; returns the ids. It looks behind the cursor if it is told to."""
+        """Claim once and return the ids; with `looks`, look behind the cursor too."""
         self.claimer.cursors[ORIGIN].may_have_more = looks
         asked = self.claimer.prepare(100)
         if asked is None:
@@ -53,7 +53,7 @@ class Side:
             flight.end_lane(lane)
 
     def take_shared(self) -> list[tuple[str, str | None]]:
-        """The groups that are told to others, and the type that is next there."""
+        """Return the groups reported to other sections, with the next type of each."""
         shared = self.claimer.next_groups.take_shared()
         return [(group, type_) for _, group, type_ in shared]
 
@@ -89,7 +89,7 @@ def sides(app, admin, connect):
     connection.close()
 
 
-def test_a_group_is_told_to_the_section_that_has_its_next_job(sides, admin):
+def test_a_section_reports_a_group_to_the_section_that_has_its_next_job(sides, admin):
     booking, sending, enqueue, (book, send) = sides
     first, second, third = enqueue(book, send, book)
     assert booking.claim(looks=True) == [first]
@@ -107,7 +107,7 @@ def test_a_group_is_told_to_the_section_that_has_its_next_job(sides, admin):
     assert booking.claim() == [third]
 
 
-def test_a_job_behind_anothers_head_is_told_to_the_section_that_runs_it(sides, admin):
+def test_a_section_reports_a_job_behind_anothers_head_when_that_head_ends(sides, admin):
     booking, sending, enqueue, (book, send) = sides
     (first,) = enqueue(send)
     assert sending.claim(looks=True) == [first]
@@ -123,7 +123,7 @@ def test_a_job_behind_anothers_head_is_told_to_the_section_that_runs_it(sides, a
     assert booking.claim() == [second]
 
 
-def test_more_is_asked_for_where_what_was_passed_over_has_ended_meanwhile(app, admin):
+def test_a_claim_asks_for_more_when_jobs_it_passed_over_have_ended(app, admin):
     @app.job(limit=(1, "tenant"))
     def call(job: Job, tenant: str) -> None: ...
 

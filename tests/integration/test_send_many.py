@@ -29,7 +29,7 @@ def rows(admin):
 
 @pytest.mark.guarantee("FP24")
 @pytest.mark.parametrize("driver", ["psycopg", "inserts"])
-def test_many_records_are_what_single_ones_would_be(
+def test_send_many_writes_the_same_rows_as_single_sends(
     topic, admin, connect, database_url, driver
 ):
     records: list[Any] = [(key, {"text": key}, n or None) for n, key in enumerate(ODD)]
@@ -97,7 +97,7 @@ def test_a_key_that_was_sent_by_many_keeps_its_order(
     assert of_key == [{"n": 1}, {"n": 1}, {"n": 2}]
 
 
-def test_one_that_is_refused_writes_none(topic, admin, connect):
+def test_send_many_writes_nothing_when_a_record_is_refused(topic, admin, connect):
     with connect() as connection:
         connection.execute("select 1")
         with pytest.raises(PayloadError):

@@ -52,7 +52,7 @@ def test_sql_writes_what_python_would(admin):
         ("send_current('t', 'k', null)", "lacks its key"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_with_the_way_out(admin, call, match):
+def test_the_sql_functions_refuse_invalid_records_with_a_hint(admin, call, match):
     with pytest.raises(psycopg.Error, match=match) as refused:
         admin.execute(f"select jobs_lib.{call}")
     assert refused.value.diag.message_hint
@@ -86,7 +86,7 @@ def test_the_ids_of_a_key_rise_in_the_order_of_commits(
 
 @pytest.fixture
 def aircraft(admin):
-    """A table whose changes are captured."""
+    """A table with captured changes."""
     admin.execute('create schema "own"')
     admin.execute('create table own."Aircraft" (tail text primary key, seats int)')
     capture_changes(admin, "own.Aircraft", topic="aircraft-state", key="tail")

@@ -1,4 +1,4 @@
-"""Handlers whose signature changes while their jobs wait."""
+"""The signature of a handler changes while its jobs wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from jobs_lib import Discard, Job, exponential
 from tests.support.apps import HOME, executing, heard, make_app
 
-# Whatever a handler raises gives its job up at once.
+# Any error of a handler discards its job at once.
 STRICT: dict[str, Any] = {
     "group": "customer",
     "retry": exponential(first=0.05, cap=0.05, max_attempts=1),
@@ -55,7 +55,7 @@ def test_a_changed_signature_loses_no_queued_job(database_url, connect, wait_for
 
     with connect() as connection:
         for order, job_type in enumerate([ship, bill, ship, remind]):
-            # Of one customer: what stands behind a job that is kept waits with it.
+            # All for one customer: jobs behind a job that is kept wait with it.
             job_type.enqueue(connection, customer="ada", order=order)
         remind.enqueue(connection, customer="bob", order=4)
     with executing(broken, HOME), heard("jobs.retried") as kept:

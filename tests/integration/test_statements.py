@@ -1,4 +1,4 @@
-"""What claiming, starting and completing cost: statements by the batch, and idling."""
+"""Claims and completions cost statements by the batch, and idling costs few."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def spread(admin, partitions: int) -> list[str]:
 
 @pytest.mark.guarantee("S22")
 @pytest.mark.parametrize("partitions", [1, None, 1_000])
-def test_one_hundred_partitions_are_usual_and_one_and_a_thousand_work_as_well(
+def test_all_jobs_run_with_one_the_usual_hundred_or_a_thousand_partitions(
     database_url, admin, connect, wait_for, partitions
 ):
     app = make_app(database_url, home="work")
     topic = app.topic("work", partitions=partitions)
     assert topic.partitions == (partitions or 100)
-    # What carries no work of this service is not made for it.
+    # A topic without work of this service does not get as many partitions.
     assert app.topic("state", compacted=True).partitions == 3
     assert app.topic("events").partitions == 3
 
@@ -142,7 +142,7 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("prepare", [True, False])
-def test_what_is_done_meanwhile_is_done_once_in_each_exchange(connect, prepare, count):
+def test_an_exchange_calls_meanwhile_once(connect, prepare, count):
     calls: list[bool] = []
     with connect() as connection:
         connection.autocommit = True

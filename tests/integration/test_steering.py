@@ -95,7 +95,7 @@ def test_a_pending_job_is_cancelled_and_a_running_one_stops_within_a_second(
         wait_for(lambda: len(outcomes(admin)) == 6, what="all have ended")
         assert time.monotonic() - asked_at < WITHIN
         resume(database, "type", "never")
-        # Whoever looks again finds nothing left to run.
+        # A further poll finds nothing left to run.
         with connect() as connection:
             last = [never.options(origin=o).enqueue(connection) for o in TWO]
         wait_for(lambda: len(outcomes(admin)) == 8, what="later ones run")
@@ -107,7 +107,7 @@ def test_a_pending_job_is_cancelled_and_a_running_one_stops_within_a_second(
 
 @pytest.mark.guarantee("J15")
 @pytest.mark.parametrize("kind", ["type", "origin", "group"])
-def test_what_is_paused_stays_on_all_pods_within_a_second_until_it_is_resumed(
+def test_a_pause_holds_on_all_pods_within_a_second_until_resumed(
     app, admin, connect, database, wait_for, pods, kind
 ):
     ran: list[tuple[float, str, str]] = []

@@ -1,4 +1,4 @@
-"""A database that cannot be had is told with the whole reason, and its way out."""
+"""An unavailable database is reported with the whole reason and the way out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWAY = "postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders"
 
 
 def told_by(way: Callable[[], object]) -> str:
-    """What is said when a database is opened in some way."""
+    """Return the error of a call that opens a database."""
     with pytest.raises(UnavailableError) as told:
         way()
     assert "\n" not in str(told.value)
@@ -73,7 +73,7 @@ def test_the_reason_comes_first_and_the_hint_below_it_is_left_out():
     [lambda url: Database(url).connect("test"), migrate, begin, begin_async],
     ids=["connect", "migrate", "transaction", "async transaction"],
 )
-def test_of_several_addresses_each_is_told(way, monkeypatch):
+def test_the_error_names_each_address_that_refused(way, monkeypatch):
     monkeypatch.setattr(transaction, "_WAIT", 2.0)
     told = told_by(lambda: way(AWAY))
     assert "Connection refused (127.0.0.1, port 1); Connection refused" in told
@@ -81,14 +81,14 @@ def test_of_several_addresses_each_is_told(way, monkeypatch):
     assert "JOBS_LIB_DATABASE_URL" in told
 
 
-def test_the_command_that_migrates_tells_each_too(monkeypatch):
+def test_the_migrate_command_names_each_address_that_refused(monkeypatch):
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", AWAY)
     failure = CliRunner().invoke(cli, ["migrate"]).exception
     assert isinstance(failure, UnavailableError)
     assert "Connection refused (127.0.0.1, port 2)" in str(failure)
 
 
-def test_of_a_pool_whose_connections_are_all_in_use_no_other_reason_is_told(
+def test_a_pool_with_all_connections_in_use_names_only_that_reason(
     database_url, monkeypatch
 ):
     monkeypatch.setattr(transaction, "_WAIT", 0.2)

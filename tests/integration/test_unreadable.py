@@ -20,7 +20,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("headers", UNREADABLE.values(), ids=[*UNREADABLE])
-def test_headers_of_a_job_that_nobody_can_read_stop_no_job(
+def test_unreadable_headers_of_a_job_stop_no_job(
     app, admin, connect, wait_for, headers
 ):
     ran: list[tuple[int, object]] = []
@@ -42,6 +42,6 @@ def test_headers_of_a_job_that_nobody_can_read_stop_no_job(
     assert sorted(ran) == [(0, {"trace": "0"}), (1, None), (2, {"trace": "2"})]
 
 
-def test_what_can_be_read_is_read():
+def test_readable_json_is_read_and_unreadable_json_is_marked():
     assert read_json(b'{"a": [1, null]}') == {"a": [1, None]}
     assert isinstance(read_json("[" * 100_000), Unreadable)

@@ -35,7 +35,7 @@ def next_release(tmp_path):
 
 
 def make_release(url, name, *, knows_fresh):
-    """An app whose jobs note in the table ``fx`` which release has run them."""
+    """An app; its jobs note in the table ``fx`` which release has run them."""
     app = make_app(url)
 
     def note(job: Job) -> None:
@@ -132,7 +132,7 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
                 wait_for(lambda: ran("old") > before + 20, what="the old one works on")
                 pods.enter_context(running(new, "executor"))
                 wait_for(lambda: ran("new") > 20, what="the new one works beside it")
-            # A pod of the old release that is started anew has its place, too.
+            # A pod of the old release that starts again has its place, too.
             with running(old, "executor"):
                 before = ran("old")
                 wait_for(lambda: ran("old") > before + 20, what="it works again")
@@ -150,7 +150,7 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
     assert {fields["type"] for fields in unknown} == {"fresh"}
 
 
-def test_a_migration_inside_a_users_own_gives_way_and_keeps_what_that_has_done(
+def test_a_migration_inside_a_users_transaction_gives_way_and_keeps_its_work(
     database_url, connect, wait_for, next_release
 ):
     reader = connect()

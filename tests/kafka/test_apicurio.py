@@ -93,7 +93,7 @@ def test_a_schema_that_does_not_go_with_every_version_fails_the_deployment(
         rows = [line.split() for line in output.splitlines() if subject in line]
         assert {row[3] for row in rows} == versions, output
         assert all(field in row for row in rows), output
-        # Whoever goes past the command is refused by the registry itself.
+        # The registry itself refuses a registration that bypasses the command.
         text = json.dumps({"type": "record", "name": "Aircraft", "fields": fields})
         with pytest.raises(SchemaRegistryError) as refused:
             client.register_schema(subject, Schema(text, "AVRO"))

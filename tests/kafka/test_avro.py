@@ -36,7 +36,7 @@ def make_schema(version: int) -> dict[str, Any]:
 
 
 class Status(enum.Enum):
-    """What version 1 knows."""
+    """The value as version 1 knows it."""
 
     UNKNOWN = "UNKNOWN"
     PARKED = "PARKED"
@@ -102,7 +102,9 @@ def five_versions(release, relay, connect, topic):
 
 
 @pytest.mark.guarantee("W38", "W41")
-def test_a_reader_of_version_1_reads_them_all(release, five_versions, wait_for):
+def test_a_reader_of_version_1_reads_all_later_versions(
+    release, five_versions, wait_for
+):
     app, name = release(), five_versions
     seen: dict[str, Any] = {}
 
@@ -155,7 +157,7 @@ def test_a_consumer_needs_the_registered_schema_alone(
     assert [state for (state,) in rows] == SYMBOLS[1:]
 
 
-def test_of_an_id_the_state_is_sent_as_avro(
+def test_a_state_sent_by_its_id_is_avro(
     release, relay, connect, topic, bootstrap_servers
 ):
     app = release()
@@ -180,7 +182,7 @@ def test_of_an_id_the_state_is_sent_as_avro(
 
 
 @pytest.mark.guarantee("W39")
-def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
+def test_a_transaction_feeds_both_topics_until_the_old_one_is_closed(
     release, relay, connect, topic, bootstrap_servers
 ):
     first, second = topic(1), topic(1)
@@ -225,7 +227,7 @@ def test_one_transaction_feeds_both_topics_until_the_old_one_is_closed(
             assert record.key.encode() in record.value
 
 
-def test_what_is_no_avro_is_held_and_never_sent(
+def test_a_row_that_is_no_avro_is_held_and_never_sent(
     release, topic, admin, connect, bootstrap_servers, wait_for
 ):
     name = topic(1)
@@ -236,7 +238,7 @@ def test_what_is_no_avro_is_held_and_never_sent(
     with connect() as connection:
         states.send(connection, key="before", value=value)
         states.send(connection, key="N1", value=value)
-        # From SQL it is JSON, whatever the topic has.
+        # From SQL it is JSON, even for a topic with a schema.
         connection.execute("select jobs_lib.send(%s, 'N1', '{}')", (name,))
         connection.execute("select jobs_lib.send(%s, null, '{}')", (name,))
         states.send(connection, key="N1", value=value)

@@ -1,4 +1,4 @@
-"""Whatever befalls a pod, only calls that were under way are made twice."""
+"""Only calls under way are made twice when a fault hits a pod."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_only_calls_under_way_at_a_fault_are_made_twice(
         if fault == "frozen":
             struck.resume()
         wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what=output)
-        # It has what others took in its memory still, until it is back among them.
+        # Its memory still holds jobs that others took, until it is back among them.
         proxy.release()
         own_broker.proxy.release()
         wait_for(lambda: shares() == even, timeout=60, what=output)

@@ -134,5 +134,5 @@ def test_pods_come_and_go_under_load(
             'select n from effects where "group" = %s order by place', (group,)
         )
         assert [row[0] for row in rows] == list(range(count))
-    # Nobody was cut off: who leaves in order burns no attempt.
+    # No pod was cut off: one that leaves in order burns no attempt.
     assert not admin.execute("select from jobs_lib.history where attempt > 1").rowcount

@@ -1,4 +1,4 @@
-"""Consumers: state and offset in one transaction, whatever happens in between."""
+"""Consumers write state and offset in one transaction, through every fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def offsets(admin, topic: str) -> dict[int, int]:
 
 
 @pytest.mark.guarantee("S15", "S8")
-def test_one_service_handles_records_inline_and_by_jobs(
+def test_a_service_handles_records_inline_and_by_jobs(
     admin, database_url, bootstrap_servers, topic, wait_for
 ):
     name = topic(6)
@@ -145,7 +145,7 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
 
 
 @pytest.mark.guarantee("W76", "I24")
-def test_one_transaction_writes_what_a_block_changes_and_its_offset(
+def test_a_blocks_changes_and_its_offset_are_written_in_one_transaction(
     app, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
@@ -171,7 +171,7 @@ def test_one_transaction_writes_what_a_block_changes_and_its_offset(
 @pytest.mark.parametrize(
     "taken", ["owner = gen_random_uuid(), epoch = epoch + 1", "epoch = epoch + 1"]
 )
-def test_a_block_whose_partition_was_taken_meanwhile_changes_nothing(
+def test_a_block_changes_nothing_when_its_partition_was_taken_meanwhile(
     app, admin, database, bootstrap_servers, topic, wait_for, taken
 ):
     name = topic(1)
@@ -234,7 +234,7 @@ def test_a_failing_record_stops_its_partition_alone(
     assert sorted(set(handled)) == [(p, o) for p in (0, 1) for o in range(10)]
 
 
-def test_a_record_whose_handler_returns_work_waits_for_one_that_does_it(
+def test_a_record_is_retried_when_its_handler_returns_a_coroutine(
     app, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
@@ -258,7 +258,7 @@ def test_a_record_whose_handler_returns_work_waits_for_one_that_does_it(
 
 
 @pytest.mark.guarantee("FK12")
-def test_a_record_that_cannot_be_read_waits_for_who_can(
+def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
     database_url, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(2)

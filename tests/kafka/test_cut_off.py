@@ -16,7 +16,7 @@ JOBS = 60
 @pytest.mark.slow
 @pytest.mark.expects("jobs.fenced", "loop.failed")
 @pytest.mark.guarantee("I4")
-def test_what_a_pod_without_kafka_has_in_memory_does_not_run_twice(
+def test_jobs_in_the_memory_of_a_pod_without_kafka_do_not_run_twice(
     database_url, own_broker, admin, connect, wait_for
 ):
     home = own_broker.create(PARTITIONS)

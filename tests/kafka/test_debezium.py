@@ -76,7 +76,7 @@ def test_the_outbox_is_relayed_by_debezium_or_by_a_thread_of_the_service(
             what="Debezium has sent all",
         )
         assert found() == expected
-    # It deletes nothing: what stands there is for whoever relays next.
+    # It deletes nothing: the rows stay for the next relay.
     with running(app, "relay"):
         wait_for(
             lambda: admin.execute("select from jobs_lib.outbox").rowcount == 0,

@@ -43,7 +43,7 @@ def test_topics_and_groups_are_the_environments_own(
 ):
     app = make_of("dev")
     adopt(app)
-    # Of this test alone: what `topic` makes is bare.
+    # For this test alone: topics of the fixture `topic` have no prefix.
     bare = topic()
     name = f"dev.{bare}"
     states = app.topic(bare, value=int, compacted=True)
@@ -127,7 +127,7 @@ def test_a_database_of_another_environment_is_refused(make_of, connect):
             app.topic("things").send(connection, key="a", value=1)
 
 
-def test_a_copy_becomes_another_environments_and_forgets_what_waits(
+def test_a_copied_database_becomes_another_environments_and_loses_waiting_rows(
     make_of, connect, admin
 ):
     prod = make_of("prod")

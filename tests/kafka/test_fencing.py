@@ -82,7 +82,7 @@ def assert_nothing_is_older(stage: Stage, rounds: int) -> None:
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
+def test_a_relay_that_was_paused_with_a_full_queue_is_fenced(stage, rounds):
     pods = ["r0", "r1"]
     for pod in pods:
         stage.start_relay(pod)
@@ -104,11 +104,13 @@ def test_a_relay_that_stood_still_with_a_full_queue_is_refused(stage, rounds):
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK13")
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, rounds):
+def test_records_that_a_frozen_network_delivers_late_are_refused(
+    stage, own_broker, rounds
+):
     with Proxy.before(stage.url) as database:
         away = stage.start_relay(
             "away",
-            at_full="SIGCONT",  # it is told, and nothing happens
+            at_full="SIGCONT",  # the signal comes, and nothing happens
             kafka_bootstrap_servers=own_broker.proxied,
             database_url=database.url(stage.url),
         )
@@ -133,7 +135,7 @@ def test_what_a_network_has_kept_from_a_relay_is_refused(stage, own_broker, roun
 
 
 @pytest.mark.expects("loop.failed")
-def test_a_relay_whose_producers_are_refused_makes_new_ones(stage):
+def test_a_relay_makes_new_producers_when_its_own_are_fenced(stage):
     with psycopg.connect(stage.url) as connection:
         row = connection.execute("select id from jobs_lib.installation").fetchone()
     assert row is not None

@@ -1,4 +1,4 @@
-"""A first start says what is missing in one line, with the address and the way out."""
+"""A first start names what is missing in one line, with the way out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def declare(app, topic: str) -> None:
 
 
 @pytest.mark.guarantee("U4", "O5")
-def test_without_kafka_all_parts_together_say_so_in_one_line(
+def test_a_service_without_kafka_logs_one_line_for_all_parts(
     database_url, caplog, wait_for
 ):
     app = make_app(database_url, kafka_bootstrap_servers=AWAY, session_timeout=2.0)
@@ -67,7 +67,7 @@ def test_without_kafka_all_parts_together_say_so_in_one_line(
 
 
 @pytest.mark.guarantee("U4")
-def test_what_a_new_broker_lacks_is_named_in_one_line(
+def test_topics_missing_on_a_new_broker_are_named_in_one_line(
     database_url, bootstrap_servers, topic, caplog, wait_for
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)

@@ -1,4 +1,4 @@
-"""What Kafka refuses is held with the later rows of its key, and all others flow."""
+"""A refused record is held with the later rows of its key, and all others flow."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def widen(kafka_admin, narrow):
 
 @pytest.fixture
 def await_left(admin, database, wait_for):
-    """A function that waits until so many rows are left, all of them held."""
+    """A function that waits until a number of rows are left, all of them held."""
 
     def await_left(rows: int) -> None:
         def tell() -> str:
@@ -109,7 +109,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
         narrow.send(connection, key=None, value=b"small")
     with running(app, "relay"):
         await_left(17 + 13 + 1)
-        # What comes later waits behind it, and nothing else does.
+        # Later rows of the key wait behind it, and nothing else does.
         with connect() as connection:
             narrow.send(connection, key="b", value=b"20")
             narrow.send(connection, key="a", value=b"20")
@@ -176,7 +176,7 @@ def test_a_record_without_a_key_is_held_alone_where_kafka_wants_one(
 
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("I20")
-def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
+def test_a_relay_replaced_while_it_looks_for_refused_records_sends_nothing(
     app, database, narrow, connect, admin, bootstrap_servers, monkeypatch, wait_for
 ):
     made: Counter[int] = Counter()
@@ -208,7 +208,7 @@ def test_who_looks_for_what_is_refused_and_was_replaced_meanwhile_sends_nothing(
 
 
 @pytest.mark.guarantee("FK9")
-def test_the_rows_of_a_topic_that_is_not_there_wait_for_it(
+def test_the_rows_of_a_missing_topic_wait_for_it(
     app, database, topic, connect, bootstrap_servers, kafka_admin, await_left
 ):
     missing = app.topic(f"{topic()}-missing", value=int)
@@ -233,7 +233,7 @@ def test_the_rows_of_a_topic_that_is_not_there_wait_for_it(
         finally:
             support.delete_topics(kafka_admin, [missing.name])
     for n in range(20):
-        # What was tried alone may come once more; nothing is missing or out of order.
+        # Rows tried alone may come once more; none is missing or out of order.
         assert [int(v) for v in found[f"k{n}"]] == list(range(n, 100, 20))
 
 
@@ -266,7 +266,7 @@ def test_a_state_that_cannot_be_read_holds_its_key_alone(
 
 @pytest.mark.guarantee("FK10")
 @pytest.mark.parametrize("then", ["running", "cancelled", "a live row"])
-def test_a_held_row_of_a_re_export_does_as_its_re_export_does(
+def test_a_held_row_of_a_re_export_leaves_only_while_that_runs(
     app, database, topic, admin, connect, bootstrap_servers, await_left, wait_for, then
 ):
     states = app.topic(topic(1), value=int, compacted=True)

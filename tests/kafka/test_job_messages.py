@@ -27,7 +27,7 @@ union all select 'row', id, null, null, null, null from jobs_lib.outbox
 
 
 def seconds(quick: float, slow: float):
-    """How long an outage lasts: for a test of every day, and for a slow one."""
+    """Run a test with a short outage, and as a slow test with a long one."""
     marks = [pytest.mark.slow, pytest.mark.timeout(slow + 180)]
     return pytest.mark.parametrize(
         "seconds", [quick, pytest.param(slow, marks=marks)], ids="{:g}s".format
@@ -40,7 +40,7 @@ def linger(seconds: float) -> None:
 
 
 def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
-    """What a topic holds, by key."""
+    """Return the records of a topic by key."""
     found: dict[str, list[int]] = {}
     for record in read_topic(bootstrap_servers, topic):
         found.setdefault(record.key, []).append(record.json)
@@ -92,7 +92,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
                     f"{admin.execute(_WAITING).fetchall()}"
                 ),
             )
-        # Each change once, whoever made it; each message is there; no other is.
+        # Each change is there once, each message is there, and no other is.
         rows = slot.read()
     assert admin.execute("select distinct n from entities").fetchall() == [(jobs / 3,)]
     assert len(rows) == jobs
@@ -103,7 +103,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
 @pytest.mark.expects("loop.failed")
 @seconds(2, 60)
 @pytest.mark.guarantee("S4", "S17", "I22")
-def test_changes_are_told_in_order_once_the_broker_is_back(
+def test_changes_are_sent_in_order_once_the_broker_is_back(
     database_url, admin, own_broker, connect, seconds
 ):
     app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
@@ -173,7 +173,7 @@ def test_changes_are_told_in_order_once_the_broker_is_back(
 
 @seconds(1, 60)
 @pytest.mark.guarantee("S5")
-def test_while_the_database_refuses_the_change_nothing_is_told(
+def test_no_message_is_sent_while_the_database_refuses_the_change(
     database_url, admin, topic, bootstrap_servers, connect, seconds
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)

@@ -1,4 +1,4 @@
-"""What is committed late is sent, and in order, wherever a relay begins to read."""
+"""Rows committed late are sent in order, from any place a relay begins to read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events(app, topic):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What the senders know of their shards, one for each connection, in order."""
+    """The group starts of the senders, one for each connection, in order."""
     made: list[Starts] = []
 
     class Told(Starts):
@@ -55,10 +55,10 @@ def emptied(admin, wait_for):
 
 
 @pytest.mark.guarantee("W8", "W12")
-def test_what_is_committed_late_leaves_in_order(
+def test_rows_that_are_committed_late_leave_in_order(
     app, events, made, connect, bootstrap_servers, emptied, monkeypatch
 ):
-    # As if an old snapshot made each look slow; what has no lock is late at once.
+    # As if an old snapshot made each poll slow; rows without a lock are late at once.
     monkeypatch.setattr("jobs_lib.outbox.starts._QUICK", -1.0)
     monkeypatch.setattr("jobs_lib.outbox.starts._MARGIN", 0.0)
     chance = random.Random(19)

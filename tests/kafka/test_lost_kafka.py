@@ -17,7 +17,7 @@ TOPICS = {"member": "of-members", "follow": "of-followers"}
 @pytest.mark.slow
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK7")
-def test_without_kafka_executors_stop_in_time_and_go_on_when_it_is_back(
+def test_executors_that_lose_kafka_stop_in_time_and_go_on_when_it_is_back(
     database_url, admin, wait_for
 ):
     ran: list[str] = []

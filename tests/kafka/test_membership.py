@@ -1,4 +1,4 @@
-"""How a pod is a member: by which protocol, under which name, and when it is none."""
+"""A pod joins its group by any protocol, under its own name, and leaves in time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def owned(admin):
 
 @pytest.fixture
 def await_owned(owned, wait_for):
-    """A function that waits until the pods have so many origins, in both roles."""
+    """A function that waits until each pod has its number of origins, in both roles."""
 
     def await_owned(expected: dict[str, int], timeout: float = 40) -> None:
         wait_for(
@@ -120,7 +120,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
             await_owned({"pod-a": 3, "pod-b": 3})
             send_all(bootstrap_servers, home, 0)
             wait_for(lambda: handled() == [*range(20)], what="all were handled")
-        # Who does not leave the group is missed after the session timeout.
+        # A member that does not leave is missed after the session timeout.
         await_owned({"pod-a": 6}, timeout=60)
         send_all(bootstrap_servers, home, 20)
         wait_for(lambda: handled() == [*range(40)], what="all were handled")
@@ -128,7 +128,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
 
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK5")
-def test_a_pod_whose_name_another_one_takes_stops_and_says_why(
+def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
     database_url, bootstrap_servers, home, start_process, owned, wait_for
 ):
     def start():

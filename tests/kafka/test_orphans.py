@@ -1,4 +1,4 @@
-"""Jobs in origins that nobody is assigned in Kafka still run."""
+"""Jobs in origins that Kafka assigns to no pod still run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def home(topic):
 
 @pytest.fixture
 def ran():
-    """Which pod has run a job of which origin."""
+    """The pod and the origin of each job that has run."""
     return []
 
 
@@ -111,7 +111,7 @@ def test_an_app_runs_its_jobs_in_origins_that_another_one_follows(
 
 
 @pytest.mark.guarantee("FK8", "FK7")
-def test_what_a_sidecar_follows_is_left_to_it_by_those_who_do_not(
+def test_other_pods_leave_a_sidecar_the_origins_that_it_follows(
     make, topic, ran, admin, wait_for
 ):
     mine, theirs = topic(8), topic(1)
@@ -121,7 +121,7 @@ def test_what_a_sidecar_follows_is_left_to_it_by_those_who_do_not(
         running(make("pod-b", theirs), "consumers", "executor"),
         running(followed, "executor", sidecar=True),
     ):
-        # Nobody is a member of its group: it owns none of these.
+        # Its group has no member: the sidecar owns none of these.
         enqueue(admin, *(f"{mine}/{n}" for n in range(8)), *orphans)
         wait_for(
             lambda: {origin for _, origin in ran} == {*orphans},
@@ -169,7 +169,9 @@ def test_jobs_of_a_topic_that_is_deleted_run_and_those_of_the_others_stay(
         )
 
 
-def test_while_kafka_does_not_answer_nothing_becomes_an_orphan(database_url, admin):
+def test_origins_of_known_topics_become_no_orphans_while_kafka_does_not_answer(
+    database_url, admin
+):
     app = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
     database = app.database()
     process = Process(database, "pod-a", ["execute"], 1.0)

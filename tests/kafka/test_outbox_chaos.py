@@ -1,4 +1,4 @@
-"""Faults upon faults: whatever befalls relays and servers, the topics are right.
+"""The topics are right through many faults of relays and servers.
 
 How long the slow runs take can be set, and a run be repeated: CHAOS_SECONDS=1800,
 CHAOS_SEED=7.
@@ -41,7 +41,7 @@ def server():
 
 @pytest.fixture
 def stage(server, own_broker, run_process):
-    """A stage whose servers may both be killed."""
+    """A stage with servers that may both be killed."""
     # By the broker's clock, which is the machine's: when each record was there.
     config = {"message.timestamp.type": "LogAppendTime"}
     with Databases(server.url) as databases, databases.fresh() as url:
@@ -63,7 +63,7 @@ def stage(server, own_broker, run_process):
 
 
 class Faults:
-    """What befalls the relays of a stage, of which one is behind the proxy."""
+    """The faults of a stage's relays; one relay is behind the proxy."""
 
     def __init__(self, stage: Stage, server, broker, pods: int) -> None:
         self.stage, self.server, self.broker = stage, server, broker
@@ -74,7 +74,7 @@ class Faults:
         stage.await_owners(*self.pods)
 
     def of_relays(self, chance: random.Random) -> dict[str, Callable[[], None]]:
-        """What can befall a relay."""
+        """Return the faults that can hit a relay."""
         pod = chance.choice(self.pods)
         return {
             "kills": partial(self.stage.kill_at_once, pod),
@@ -83,7 +83,7 @@ class Faults:
         }
 
     def of_all(self, chance: random.Random) -> dict[str, Callable[[], None]]:
-        """The same, and what can befall servers and networks."""
+        """Return the same, and the faults of servers and networks."""
         seconds = chance.uniform(0, 4)
         return self.of_relays(chance) | {
             "kills of the database": partial(self.kill_database, seconds),
@@ -144,7 +144,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
 @pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("I18", "I19", "I20", "I21")
 @pytest.mark.timeout(180)
-def test_through_every_fault_the_topics_get_what_was_committed_in_order(
+def test_topics_get_all_committed_rows_in_order_through_every_fault(
     stage, server, own_broker
 ):
     faults = Faults(stage, server, own_broker, pods=2)

@@ -1,4 +1,4 @@
-"""Who owns what, and what there is to do: `jobs-lib owners`."""
+"""`jobs-lib owners` lists the owner of each origin and its waiting work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "jobs_lib.cli", "owners"]
 
 @pytest.fixture
 def app(database_url, bootstrap_servers, topic):
-    """A service of two partitions whose records and jobs wait for the test."""
+    """A service of two partitions; its records and jobs wait for the test."""
     home = topic(2)
     app = make_app(
         database_url, home=home, pod="pod-a", kafka_bootstrap_servers=bootstrap_servers
@@ -47,14 +47,14 @@ def environment(app) -> dict[str, str]:
     }
 
 
-def test_owners_say_what_waits_what_runs_and_what_is_not_read_yet(
+def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
     app, admin, connect, wait_for, bootstrap_servers
 ):
     database, settings, home = app.database(), app.settings, app.home
     admin.execute("select pg_advisory_lock(1)")
 
     def found(role: str, number: int):
-        """The row of one of the partitions; None while nobody has wanted it."""
+        """Return the row of a partition; None before any process has wanted it."""
         wanted = (role, f"{home}/{number}")
         rows = [
             one
@@ -101,7 +101,7 @@ def test_owners_say_what_waits_what_runs_and_what_is_not_read_yet(
     assert found("execute", 1).owner is None
 
 
-def test_counts_end_and_origins_of_a_topic_that_is_gone_are_shown(app, admin):
+def test_owners_show_a_capped_count_and_the_origins_of_a_deleted_topic(app, admin):
     admin.execute(
         "insert into jobs_lib.origins (role, origin) values ('execute', 'gone/0')"
     )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 @pytest.fixture
 def pods(database_url, bootstrap_servers, topic):
-    """Pods of a service whose home topic has 12 partitions."""
+    """Pods of a service; its home topic has 12 partitions."""
     return Pods(database_url, bootstrap_servers, topic(12), 12)
 
 
@@ -27,7 +27,7 @@ def owned_by(admin, pod: str) -> int:
 
 
 def shares(admin, role: str, consumer_role: str) -> list[int]:
-    """How many origins each pod has, once its executor owns what its consumer has."""
+    """Count each pod's origins once its executor owns those of its consumer."""
     executed, consumed = read_owners(admin, role), read_owners(admin, consumer_role)
     return sorted(map(len, executed.values())) if executed == consumed else []
 

@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def destroyed(monkeypatch):
-    """What each producer that has sent still waited for when it was destroyed."""
+    """The unanswered records of each sending producer at its destruction."""
     found: list[int] = []
 
     class Watched(Producer):
@@ -59,7 +59,7 @@ def make():
 
 @pytest.fixture
 def cut_off(own_broker, make, destroyed):
-    """Producers, of which one has sent records and was dropped without an answer."""
+    """Producers; one has sent records and was dropped before any answer."""
     topic = own_broker.create(4)
     producers = make(own_broker.proxied)
     # A coordinator that is still loading may take longer than a producer waits.
@@ -107,7 +107,9 @@ def test_a_producer_is_not_destroyed_before_its_records_are_answered(
 
 
 @pytest.mark.guarantee("FK14")
-def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
+def test_closing_the_producers_waits_no_longer_than_for_a_transaction(
+    cut_off, destroyed
+):
     began = time.monotonic()
     cut_off.close()
     assert time.monotonic() - began < 10
@@ -115,7 +117,7 @@ def test_who_closes_waits_no_longer_than_for_a_transaction(cut_off, destroyed):
 
 
 def remembers_missing(producers: ShardProducers, topic: str) -> bool:
-    """Whether shard 0's client refuses a topic without asking the broker."""
+    """Tell whether shard 0's client refuses a topic without asking the broker."""
     (producer,) = producers._made.values()
     producer.begin_transaction()
     try:
@@ -167,7 +169,7 @@ def test_thousands_that_the_client_finds_too_large_keep_back_no_other(
 
 
 def is_ready(producers: ShardProducers, shards: set[int]) -> bool:
-    """Whether there is a producer for each of the shards; makes what is missing."""
+    """Make the missing producers; tell whether each shard has one."""
     return not producers.fence_off(shards - producers.shards)
 
 

@@ -54,7 +54,7 @@ def model(admin):
 
 
 def is_end(key: int, version: int) -> bool:
-    """Whether this version of a key is a tombstone."""
+    """Tell whether this version of a key is a tombstone."""
     return (key + version) % 3 == 0
 
 
@@ -96,7 +96,7 @@ def await_read(admin, topic: str, group: str, records: int, wait_for) -> None:
 
 
 @pytest.mark.guarantee("I26", "W63")
-def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
+def test_the_version_of_a_key_never_falls_and_a_deleted_key_stays_deleted(
     make, model, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(2)
@@ -123,7 +123,7 @@ def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
     for key, version in admin.execute("select id, version from written order by at"):
         written[key].append(version)
     for key, versions in streams.items():
-        # What was not the newest when it came was never to be seen.
+        # A version that was not the newest on arrival was never written.
         records = [
             v for n, v in enumerate(versions) if all(v > w for w in versions[:n])
         ]
@@ -137,7 +137,7 @@ def test_the_version_of_a_key_never_falls_and_what_is_gone_stays_gone(
     assert dict(admin.execute(query).fetchall()) == expected
 
 
-def test_what_was_gone_comes_back_by_a_newer_version(
+def test_a_deleted_key_comes_back_with_a_newer_version(
     make, model, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
@@ -150,7 +150,7 @@ def test_what_was_gone_comes_back_by_a_newer_version(
 
 @pytest.mark.guarantee("I26", "W63")
 @pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
-def test_of_an_end_and_a_state_of_equal_version_the_first_to_come_is_older(
+def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
     make, model, admin, bootstrap_servers, topic, wait_for, block
 ):
     name = topic(1)
@@ -165,7 +165,7 @@ def test_of_an_end_and_a_state_of_equal_version_the_first_to_come_is_older(
         await_read(admin, name, "g", len(records), wait_for)
         query = "select id, version from model"
         assert admin.execute(query).fetchall() == [(1, 6)]
-        # Whatever comes once more, alone and in any order.
+        # Each record comes once more, alone and in any order.
         again = random.Random(4).sample(records, len(records))
         send_each(bootstrap_servers, name, again)
         await_read(admin, name, "g", 2 * len(records), wait_for)

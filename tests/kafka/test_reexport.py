@@ -174,7 +174,7 @@ def test_a_state_that_changes_while_it_is_read_never_goes_back(
 
 @pytest.mark.slow
 @pytest.mark.guarantee("W3")
-def test_a_topic_that_was_deleted_is_exported_anew_with_the_same_content(
+def test_a_re_export_fills_a_deleted_topic_with_the_same_content(
     shop, database, admin, kafka_admin, bootstrap_servers, wait_for
 ):
     fill(admin, 300)

@@ -54,7 +54,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def states(app, topic):
-    """A topic of states each of which is sent, even those that are not the last."""
+    """A topic that sends every state, not the last one alone."""
     return app.topic(topic(4), value=State, compacted=True, partitions=4, merge=False)
 
 
@@ -92,7 +92,7 @@ def test_rows_that_are_moved_while_they_are_sent_are_deleted_all_the_same(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
     with connect() as connection:
-        # Room before the rows: whatever writes the table anew moves them there.
+        # Room before the rows: a rewrite of the table moves them there.
         states.send(connection, key="k", value=State("k", 0, 0), version=0)
         connection.rollback()
         for n in range(50):
@@ -124,7 +124,7 @@ def test_each_value_alone_rebuilds_the_row(
     aircraft = app.topic(topic(4), value=Aircraft, compacted=True, merge=False)
     sent = [
         Aircraft("a", legs=[Leg("JFK", "LAX")], gate="B4", version=1),
-        # What has its default or is null now belongs to the state as well.
+        # Columns with a default or a null belong to the state as well.
         Aircraft("a", legs=[], gate=None, version=2),
     ]
     with running(app, "relay"):
@@ -136,7 +136,7 @@ def test_each_value_alone_rebuilds_the_row(
     assert values == [asdict(state) for state in sent]
 
 
-def test_a_session_of_a_second_leaves_the_relay_its_time(
+def test_a_relay_sends_although_its_session_lasts_only_a_second(
     database_url, bootstrap_servers, topic, connect, admin, wait_for
 ):
     # librdkafka refuses transactions of less than a second.
@@ -151,7 +151,7 @@ def test_a_session_of_a_second_leaves_the_relay_its_time(
 
 
 @pytest.mark.parametrize("how", ["python", "sql", "trigger"])
-def test_a_relay_is_told_of_new_rows_and_does_not_wait_for_its_next_look(
+def test_a_hint_of_new_rows_wakes_the_relay_before_its_next_poll(
     database_url, bootstrap_servers, topic, connect, admin, wait_for, how
 ):
     app = make_app(
@@ -168,7 +168,7 @@ def test_a_relay_is_told_of_new_rows_and_does_not_wait_for_its_next_look(
     admin.execute("create table things (id text)")
     capture_changes(admin, "things", topic=states.name, key="id")
     with running(app, "relay"):
-        # From here on it listens: whatever is written now, it is told of.
+        # From here on it listens: a hint reaches it for every write.
         wait_for(
             lambda: (
                 admin.execute(
@@ -210,7 +210,7 @@ def test_bytes_are_relayed_unchanged(
     assert [(r.key, r.value) for r in others] == [("", b""), ("a", None)]
 
 
-def test_what_does_not_fit_the_topic_is_refused(states, connect):
+def test_a_value_or_key_that_does_not_fit_the_topic_is_refused(states, connect):
     with connect() as connection:
         filled_wrongly: Any = {"name": "a", "n": "one", "version": 1}
         for value in ({"name": 1}, None, State(**filled_wrongly), object()):
@@ -357,7 +357,7 @@ def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_relays_share_the_shards_and_a_dead_ones_are_taken_over(
+def test_relays_share_the_shards_and_take_over_those_of_a_dead_relay(
     admin,
     states,
     app,

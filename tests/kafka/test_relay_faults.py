@@ -31,7 +31,7 @@ QUICK = {
 
 @pytest.fixture
 def single_url(postgres_server):
-    """The URL of a database whose outbox has one shard."""
+    """The URL of a database with one shard in its outbox."""
     name = f"single_{time.monotonic_ns()}"
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
         admin.execute(f"create database {name}")
@@ -42,7 +42,7 @@ def single_url(postgres_server):
 
 @pytest.fixture
 def stage(single_url, make_stage):
-    """A stage whose outbox has one shard."""
+    """A stage with one shard in its outbox."""
     return make_stage(single_url, PARTITIONS, **QUICK)
 
 
@@ -68,7 +68,7 @@ def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage
     assert stage.count_left() == before
     stage.start_relay("heir")
     stage.await_empty()
-    # What had been sent comes again, and runs on from there.
+    # Records that had been sent come again, and the rest follows.
     verdict = stage.judge(repeats=BLOCK)
     assert not verdict.violations, str(verdict)
     assert 0 < verdict.repeats <= BLOCK
@@ -76,7 +76,7 @@ def test_a_kill_between_the_send_and_the_delete_repeats_one_block_in_order(stage
 
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FK14")
-def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
+def test_rows_without_a_confirmed_delivery_are_sent_again(stage, own_broker):
     write(stage, 40)
     before = stage.count_left()
     # It dies while it waits for the delivery.
@@ -96,7 +96,7 @@ def test_rows_whose_delivery_nobody_has_seen_are_sent_again(stage, own_broker):
     assert stage.count_left() == before
     own_broker.proxy.thaw()
     stage.await_empty()
-    # Nobody has committed what nobody has seen: nothing comes twice.
+    # Records without a confirmation were not committed: nothing comes twice.
     verdict = stage.judge(repeats=0)
     assert not verdict.violations, str(verdict)
 
@@ -127,7 +127,7 @@ def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
 
 @pytest.mark.slow
 @pytest.mark.expects("loop.failed", "origins.lost")
-def test_relays_none_of_which_reaches_kafka_leave_one_that_goes_on(
+def test_relays_that_all_lose_kafka_go_on_when_it_is_back(
     database_url, make_stage, own_broker
 ):
     stage = make_stage(database_url, PARTITIONS, **QUICK)
@@ -153,7 +153,7 @@ def count_sent(stage: Stage) -> dict[str, int]:
 
 
 def find_sender(stage: Stage) -> tuple[str, int]:
-    """The one relay that sends while nobody takes over, and its epoch."""
+    """Return the sending relay and its epoch, read while no take-over happens."""
     query = (
         "select p.pod, o.epoch from jobs_lib.origins o"
         " join jobs_lib.processes p on p.id = o.owner where o.role = 'relay'"
@@ -169,7 +169,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
             )
             after = count_sent(stage)
             if not owned or connection.execute(query).fetchall() != owned:
-                # Whoever has just joined may be the one who is to have it.
+                # A process that has just joined may be the one to have it.
                 return None
             ((pod, epoch),) = owned
             assert [one for one in after if after[one] > before[one]] == [pod]
@@ -183,7 +183,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
 @pytest.mark.guarantee("W9")
 # The broker may take long to abort what the killed one has left open.
 @pytest.mark.expects("loop.failed")
-def test_of_several_relays_of_one_shard_one_sends_until_it_is_gone(stage):
+def test_one_of_several_relays_sends_a_shard_until_it_ends(stage):
     for pod in ("r0", "r1"):
         stage.start_relay(pod)
     with psycopg.connect(stage.url, autocommit=True) as admin:
@@ -219,7 +219,7 @@ def test_of_several_relays_of_one_shard_one_sends_until_it_is_gone(stage):
         ),
     ],
 )
-def test_a_live_row_leaves_in_the_next_block_whatever_waits_of_a_reexport(
+def test_a_live_row_leaves_in_the_next_block_despite_a_re_export_backlog(
     database_url, own_broker, admin, backlog
 ):
     app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)

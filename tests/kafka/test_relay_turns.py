@@ -31,7 +31,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def declare(app, topic):
-    """A function that declares a topic whose states a function loads."""
+    """A function that declares a topic and the loader of its states."""
 
     def declare(load):
         states = app.topic(topic(1), value=dict[str, int])
@@ -45,7 +45,7 @@ def declare(app, topic):
 @pytest.mark.parametrize(
     "error", [psycopg.errors.QueryCanceled, psycopg.OperationalError]
 )
-def test_a_loader_whose_database_fails_holds_its_own_keys_alone(
+def test_a_loader_with_a_failing_database_holds_its_own_keys_alone(
     app, declare, topic, database, admin, connect, wait_for, error
 ):
     failing = threading.Event()
@@ -163,7 +163,7 @@ def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
             timeout=60,
             what="all but two rows left, from their own shards, too",
         )
-        # What comes later waits for none of it, and no block tries the loader out.
+        # Later rows wait for none of it, and no block tries the loader out.
         sent = len(killed)
         with connect() as connection:
             for n in range(200):

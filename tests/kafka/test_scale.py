@@ -22,7 +22,7 @@ SESSION = 6.0
 
 @pytest.fixture
 def make_pods(database_url, bootstrap_servers, topic):
-    """A function that makes the pods of a service with so many partitions."""
+    """A function that makes the pods of a service with a number of partitions."""
 
     def make(partitions: int) -> Pods:
         home = topic(partitions)
@@ -59,7 +59,7 @@ def await_all(admin, wait_for):
     ("partitions", "count"),
     [(1, 1), (100, 3), pytest.param(1_000, 1, marks=pytest.mark.slow)],
 )
-def test_so_many_partitions_on_so_many_pods(
+def test_pods_share_partitions_evenly_and_run_the_jobs_of_their_own(
     make_pods, admin, connect, wait_for, await_all, partitions, count
 ):
     pods = make_pods(partitions)
@@ -83,7 +83,7 @@ def test_so_many_partitions_on_so_many_pods(
 
 
 @pytest.mark.guarantee("S13", "I11")
-def test_one_executor_becomes_five_and_one_again_under_load(
+def test_an_executor_becomes_five_and_one_again_under_load(
     database_url, admin, connect, wait_for
 ):
     admin.execute(

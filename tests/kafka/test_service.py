@@ -37,7 +37,7 @@ def completed(admin) -> int:
 
 
 @pytest.mark.guarantee("S1")
-def test_one_bad_message_does_not_stop_the_rest_of_its_partition(
+def test_a_bad_message_does_not_stop_the_rest_of_its_partition(
     admin, database_url, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
@@ -111,7 +111,7 @@ def test_a_hung_call_holds_up_its_own_group_and_not_the_consumer(
 
 
 @pytest.mark.guarantee("S18")
-def test_one_process_of_ours_is_all_that_runs(
+def test_a_single_process_consumes_runs_jobs_and_sends(
     admin, database_url, bootstrap_servers, topic, wait_for, tmp_path, run_process
 ):
     source, target = topic(1), topic(1)
@@ -230,7 +230,7 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
         (Consumer, "_take", "jobs_lib consume"),
     ],
 )
-def test_a_thread_at_kafka_that_stands_still_fails_liveness(
+def test_a_stuck_kafka_thread_fails_liveness(
     database_url, bootstrap_servers, topic, monkeypatch, wait_for, owner, method, name
 ):
     monkeypatch.setattr("jobs_lib.service.service.SILENT", 4.0)

@@ -1,4 +1,4 @@
-"""How a pod of a service stops: its probes, its jobs, and its place in the group."""
+"""A stopping pod turns its probe, ends its jobs, and leaves its group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = 4
 
 
 def ask(port: int, path: str) -> int:
-    """The status of a probe; 0 if nobody answers."""
+    """Return the status of a probe; 0 without an answer."""
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{port}{path}", timeout=5
@@ -35,12 +35,12 @@ def ask(port: int, path: str) -> int:
 
 
 def said(worker, word: str) -> set[str]:
-    """The jobs of which the worker has said so."""
+    """Return the jobs that the worker has reported with this word."""
     return {line.split()[1] for line in list(worker.lines) if line.startswith(word)}
 
 
 @pytest.mark.guarantee("J19")
-def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_at_once(
+def test_a_pod_finishes_its_running_jobs_and_ends_at_once_when_asked_twice(
     admin, connect, database_url, bootstrap_servers, kafka_admin, topic, start_process,
     wait_for,
 ):  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_pod_ends_its_work_leaves_the_rest_and_its_group_and_asked_twice_ends_
     assert {row[1:] for row in rows} == {(0, 0)}
 
 
-def test_whoever_waits_for_kafka_lives_and_is_not_ready(
+def test_a_pod_that_waits_for_kafka_is_live_and_not_ready(
     database_url, wait_for, start_process
 ):
     port = free_port()

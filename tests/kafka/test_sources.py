@@ -20,7 +20,7 @@ KINDS = ["member", "follow", "database", "static"]
 
 
 class Pods:
-    """Pods whose executors own by one kind of source; what each has run."""
+    """Pods that own by one kind of source, and the jobs that each has run."""
 
     def __init__(self, url: str, bootstrap_servers: str, home: str, kind: str) -> None:
         self.home = home
@@ -98,7 +98,7 @@ def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
 
 @pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("S13", "I11", "I13")
-def test_origins_have_one_owner_each_who_alone_runs_their_jobs(
+def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
     pods, owners, admin, wait_for
 ):
     every = [f"{pods.home}/{n}" for n in range(ORIGINS)]
@@ -132,7 +132,7 @@ def test_origins_have_one_owner_each_who_alone_runs_their_jobs(
             check()
         last = await_pods("pod-a")
         check()
-    # Who stays is not disturbed; what moves is taken over once each way.
+    # A pod that stays keeps its origins; a moved origin is taken over once each way.
     moved = {origin for origin, (pod, _) in both.items() if pod == "pod-b"}
     assert {o: epoch - first[o][1] for o, (_, epoch) in both.items()} == {
         o: int(o in moved) for o in every

@@ -36,7 +36,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def aircraft(app, topic, admin):
-    """A topic of states whose entities lie in a table."""
+    """A topic of states, with its entities in a table."""
     states = app.topic(topic(4), value=Aircraft, compacted=True, partitions=4)
     admin.execute(
         "create table aircraft (tail text primary key, seats int, version int)"
@@ -79,7 +79,7 @@ class Feed:
         )
 
     def peek(self) -> list[tuple[str, str]]:
-        """The kind and the key of each change since the place that it was told."""
+        """Return the kind and the key of each change since the last `advance`."""
         changes = self._admin.execute(
             "select lsn, data from pg_logical_slot_peek_changes(%s, null, null)",
             (self._slot,),
@@ -181,7 +181,7 @@ def test_a_column_that_gets_another_name_changes_no_byte(
 
 @pytest.mark.slow
 @pytest.mark.guarantee("W16")
-def test_what_is_deleted_is_a_key_without_a_value_and_after_compaction_nothing(
+def test_a_deleted_key_is_a_tombstone_and_disappears_after_compaction(
     database_url, admin, connect, wait_for
 ):
     quick = {"log.cleaner.backoff.ms": "100"}
@@ -228,7 +228,7 @@ def test_what_is_deleted_is_a_key_without_a_value_and_after_compaction_nothing(
 
 
 @pytest.mark.guarantee("W21")
-def test_of_events_each_one_is_sent(app, topic, connect, relay):
+def test_each_event_of_a_key_is_sent_in_order(app, topic, connect, relay):
     events = app.topic(topic(4), value=int)
     with connect() as connection:
         for n in range(100):
@@ -253,7 +253,7 @@ def test_a_burst_is_collected_into_one_record(
             prompt.send(connection, key="a", value=1)
             connection.commit()
             waiting = "outbox where topic = '{}'"
-            # What collects itself holds nobody up.
+            # A row that settles holds up no other.
             wait_for(
                 lambda: count(admin, waiting.format(prompt.name)) == 0,
                 timeout=20,
@@ -264,13 +264,13 @@ def test_a_burst_is_collected_into_one_record(
     assert record.json == 49
 
 
-def test_what_collects_itself_must_be_merged(app):
+def test_a_topic_that_settles_but_merges_nothing_is_refused(app):
     with pytest.raises(ConfigurationError, match="merges nothing"):
         app.topic("events", settle=1.0)
 
 
 @pytest.mark.guarantee("W6", "W36")
-def test_of_an_id_the_state_at_the_time_of_sending_is_sent(
+def test_a_row_sent_by_its_id_carries_the_state_at_the_time_of_sending(
     aircraft, admin, connect, relay
 ):
     with connect() as connection:
@@ -292,7 +292,7 @@ def test_of_an_id_the_state_at_the_time_of_sending_is_sent(
 
 
 @pytest.mark.guarantee("W14")
-def test_a_feed_of_changes_may_say_what_is_to_be_sent(
+def test_a_feed_of_changes_chooses_the_keys_to_send(
     aircraft, admin, connect, relay, feed
 ):
     for tail in ("N1", "N2", "N3"):
@@ -313,7 +313,7 @@ def test_a_feed_of_changes_may_say_what_is_to_be_sent(
 
     changed = ["N1", "N2", "N3", "N2", "N3"]
     assert follow() == changed
-    # It has died before it could tell the feed how far it is: all comes again.
+    # As if it died before it advanced the feed: all comes again.
     assert follow() == changed
     feed.advance()
     change(admin, "N1")
@@ -354,7 +354,7 @@ def test_ids_that_are_not_merged_are_no_tombstones(app, topic, connect, relay):
     assert found == [("a", 7), ("a", 7), ("gone", None)]
 
 
-def test_without_an_entity_nobody_could_read_the_state(app, connect):
+def test_send_current_is_refused_for_a_topic_without_an_entity(app, connect):
     states = app.topic("states", compacted=True)
     with (
         connect() as connection,
@@ -364,10 +364,10 @@ def test_without_an_entity_nobody_could_read_the_state(app, connect):
 
 
 @pytest.mark.guarantee("W49")
-def test_headers_say_what_it_is_and_where_it_comes_from(
+def test_headers_name_the_type_source_time_and_version_of_a_record(
     app, topic, admin, connect, relay
 ):
-    # Whatever the session's zone: the time is told in UTC.
+    # The time is written in UTC, in any zone of the session.
     here = sql.Identifier(admin.info.dbname)
     admin.execute(
         sql.SQL("alter database {} set timezone = 'Europe/Berlin'").format(here)

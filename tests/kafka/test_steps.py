@@ -68,7 +68,7 @@ def test_a_block_is_read_handled_stored_and_answered_whatever_dies_meanwhile(
     for record in read_topic(bootstrap_servers, target):
         newest[record.key] = (int(record.headers["ce_version"]), record.json["sum"])
         found[record.key].append(record.json["last"])
-    # At least once, in order: a repeated block is told again from its beginning.
+    # At least once, in order: a repeated block begins again from its first record.
     for key, told in found.items():
         assert list(dict.fromkeys(told)) == expected[key]
     assert newest == {key: (version, total) for key, version, total in states}

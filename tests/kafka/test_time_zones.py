@@ -1,4 +1,4 @@
-"""Whatever the session's time zone does just now, the same rows are chosen."""
+"""The same rows are chosen in every time zone of the session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGES = range(-120, 121, 15)
 def make_zone(*, summer: bool) -> str:
     """A zone whose clocks went forward, or back, half an hour ago, by POSIX's rules."""
     change = datetime.now(UTC) - timedelta(minutes=30)
-    # Winter is UTC. The end of summer is told in summer time.
+    # Winter is UTC. The end of summer is given in summer time.
     forward = change if summer else change - timedelta(days=120)
     back = (change if not summer else change + timedelta(days=120)) + timedelta(hours=1)
     rules = [f"{at.timetuple().tm_yday - 1}/{at:%H:%M:%S}" for at in (forward, back)]
@@ -64,7 +64,7 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
             calm.send(connection, key=f"{minutes}", value=minutes)
             at = datetime.now(UTC) + timedelta(minutes=minutes + 5)
             work.options(run_at=at).enqueue(connection, minutes=minutes)
-        # Written by other sessions, in whatever zone: a moment is a moment.
+        # Other sessions wrote these in any zone: a moment is a moment.
         connection.execute(
             "update jobs_lib.outbox set created_at ="
             " clock_timestamp() + make_interval(mins => key::int + 5)"
@@ -94,7 +94,7 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
 
 
 @pytest.mark.guarantee("W13")
-def test_no_moment_is_kept_or_compared_without_its_zone(admin):
+def test_no_column_stores_a_time_without_its_zone(admin):
     rows = admin.execute(
         "select table_name, column_name from information_schema.columns"
         " where table_schema = 'jobs_lib' and data_type like '%without time zone'"

@@ -107,7 +107,9 @@ def test_a_broker_that_does_not_answer_is_named_with_the_way_out(database_url):
 
 
 @pytest.mark.guarantee("W47")
-def test_what_differs_is_planned_and_set_but_for_partitions(app, topic, wait_for):
+def test_a_plan_applies_all_differences_of_a_topic_except_its_partitions(
+    app, topic, wait_for
+):
     name = topic(2, config={"delete.retention.ms": "60000", "segment.ms": "70000"})
     declared = app.topic(
         name, compacted=True, entities=200_000, config={"segment.ms": "80000"}
@@ -123,7 +125,7 @@ def test_what_differs_is_planned_and_set_but_for_partitions(app, topic, wait_for
     planned = plan_topics(app)
     assert {(c.what, c.found, c.wanted, c.applies) for c in planned} == expected
     assert apply_topics(app) == planned
-    # Keys would move: how many partitions there are is for somebody to decide.
+    # Keys would move: the operator decides the number of partitions.
     wait_for(
         lambda: [change.what for change in plan_topics(app)] == ["partitions"],
         what="all else is as declared",
@@ -150,7 +152,7 @@ def test_the_command_fails_where_it_could_not_apply(app, topic, monkeypatch):
     assert (done.exit_code, done.stderr) == (0, "")
 
 
-def test_a_topic_that_somebody_else_makes_meanwhile_fails_it(app, topic, monkeypatch):
+def test_apply_fails_when_a_topic_is_created_meanwhile(app, topic, monkeypatch):
     name = topic(2)
     app.topic(name)
     missing = Change(name, "exists", "no", "100 partitions", applies=True)

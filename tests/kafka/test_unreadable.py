@@ -1,4 +1,4 @@
-"""Records that nobody can read stop their partition alone."""
+"""Unreadable records stop their partition alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNREADABLE = {
 
 
 @pytest.mark.guarantee("FK12", "FS16")
-def test_records_that_nobody_can_read_are_told_and_the_others_go_on(
+def test_unreadable_records_are_reported_and_other_topics_go_on(
     database_url, admin, bootstrap_servers, topic, wait_for
 ):
     app = make_app(

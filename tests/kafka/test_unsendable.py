@@ -59,7 +59,7 @@ def test_headers_that_are_no_text_hold_their_key_alone(
         write(admin, name, key, value, more)
     with running(app, "relay"):
         wait_for(
-            # Of a state the last row says it all, so nothing is wrong with its key.
+            # The last row of a state says it all, so nothing is wrong with its key.
             lambda: count_unsent(admin) == ((0, 1) if merge else (0, 3)),
             timeout=30,
             what=lambda: f"good rows have left: {operating.list_holds(database)}",

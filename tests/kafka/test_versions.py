@@ -1,4 +1,4 @@
-"""Each record of a state has a version, and so has its end, whoever tells it."""
+"""Each record of a state and its end have a version, by every way of sending."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def states(app, topic, admin):
-    """A topic of states whose entities lie in a table, some marked as deleted."""
+    """A topic of states, with its entities in a table, some marked as deleted."""
     admin.execute(
         "create table aircraft"
         " (tail text primary key, version bigint, deleted bool default false)"
@@ -126,7 +126,7 @@ def test_the_version_grows_when_a_change_is_sent_after_the_delete(
 
 
 def reexport(admin, states, *keys: str) -> None:
-    """What a re-export of these keys writes to the outbox."""
+    """Write the outbox rows that a re-export of these keys writes."""
     admin.execute(
         "insert into jobs_lib.reexports (id, entity, topic, rate, state, total)"
         " values (1, 'aircraft', %s, 60000, 'running', %s)",
@@ -149,7 +149,7 @@ def test_a_re_export_gives_the_end_of_a_deleted_row_its_version(states, admin, r
 
 
 @pytest.mark.guarantee("W45", "W25")
-def test_a_re_export_sends_no_end_whose_version_nobody_knows(states, admin, relayed):
+def test_a_re_export_sends_no_end_of_unknown_version(states, admin, relayed):
     admin.execute("insert into aircraft values ('N1', 8)")
     reexport(admin, states, "N1", "gone")
     with heard("version.missing") as told:
@@ -159,7 +159,7 @@ def test_a_re_export_sends_no_end_whose_version_nobody_knows(states, admin, rela
     assert counted.fetchone() == ("finished", 1, 1)
 
 
-def test_where_states_have_no_version_a_re_export_sends_ends(
+def test_a_re_export_of_states_without_versions_sends_ends(
     app, topic, admin, bootstrap_servers, wait_for
 ):
     plain = app.topic(topic(1), value=dict[str, int], compacted=True)
@@ -172,7 +172,7 @@ def test_where_states_have_no_version_a_re_export_sends_ends(
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_from_sql_without_a_version_is_told(states, app, connect, relayed):
+def test_an_end_from_sql_without_a_version_is_reported(states, app, connect, relayed):
     app.topic("plain", value=int, compacted=True)
     send = "select jobs_lib.send(%s, %s, %s)"
     with connect() as connection:
@@ -188,7 +188,7 @@ def test_an_end_from_sql_without_a_version_is_told(states, app, connect, relayed
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_that_stands_for_others_has_their_version(
+def test_a_merged_end_has_the_version_of_the_rows_it_replaces(
     states, admin, connect, relayed
 ):
     capture_changes(admin, "aircraft", topic=states.name, key="tail")
@@ -196,7 +196,7 @@ def test_an_end_that_stands_for_others_has_their_version(
     admin.execute("delete from aircraft")
     admin.execute("insert into aircraft values ('N2', 7)")
     with connect() as connection:
-        # Who sends these knows of no version.
+        # The sender of these knows no version.
         states.send_current(connection, key="N1")
         states.send_current(connection, key="N2")
         states.send(connection, key="N3", value=Aircraft("N3", 5))
@@ -214,7 +214,7 @@ def test_an_end_that_stands_for_others_has_their_version(
 
 
 @pytest.mark.guarantee("W45")
-def test_an_end_whose_version_nobody_knows_is_told_once(states, connect, relayed):
+def test_ends_of_unknown_version_are_reported_once(states, connect, relayed):
     with connect() as connection:
         states.send_current(connection, key="gone")
         states.send_current(connection, key="gone, too")
@@ -226,7 +226,7 @@ def test_an_end_whose_version_nobody_knows_is_told_once(states, connect, relayed
 
 
 @pytest.mark.guarantee("W45")
-def test_what_is_only_marked_as_deleted_ends_with_the_version_of_that_change(
+def test_the_end_of_a_soft_deleted_row_has_the_version_of_that_change(
     app, topic, admin, bootstrap_servers, wait_for
 ):
     admin.execute("create table things (id text primary key, version int, gone bool)")
@@ -314,7 +314,7 @@ def test_a_column_that_holds_no_version_costs_no_change(states, admin, relayed):
         admin.execute("insert into aircraft values (%s, %s)", (f"N{n}", version))
     admin.execute("delete from aircraft")
     ends = {key: version for key, version, _ in relayed()}
-    # Of the last bigint only itself is left.
+    # The last bigint has no successor.
     numbers = {"N4": "9223372036854775807", "N6": "13"}
     assert ends == {**{f"N{n}": None for n in range(6)}, **numbers}
 

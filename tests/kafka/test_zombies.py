@@ -22,7 +22,7 @@ def home(topic):
 
 @pytest.fixture
 def tables(admin):
-    """What handlers write, and what they wait for."""
+    """Make the tables that handlers write to and wait for."""
     admin.execute("create table effects (job bigint, pod text)")
     admin.execute(
         "create table keys as select key, 0 as seen from unnest(%s::text[]) as key",
@@ -65,7 +65,7 @@ def enqueue(database_url, home, connect):
 
 @pytest.fixture
 def await_owners(admin, home, wait_for):
-    """A function that waits until the pods own so many origins, in both roles."""
+    """A function that waits until each pod owns its number of origins in both roles."""
 
     def await_owners(expected: dict[str, int]) -> None:
         def found() -> list[tuple[str, str, int]]:

@@ -1,4 +1,4 @@
-"""The end of a history: whatever happened, everything must come to its end."""
+"""At the end of every history each job must come to its end."""
 
 from __future__ import annotations
 

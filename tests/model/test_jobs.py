@@ -31,7 +31,7 @@ def test_random_histories_of_jobs_keep_to_the_model(database):
                 stateful_step_count=50,
                 derandomize=not longer,
                 database=None,
-                # A history is told whole: to make it shorter takes minutes.
+                # A history is shown whole: to shorten it takes minutes.
                 phases=[Phase.generate, Phase.shrink][: 2 if shrinks else 1],
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -282,7 +282,7 @@ def pgbouncer(
     file.write_text("\n".join(lines))
     options = ["-q"]
     if os.geteuid() == 0:
-        # It refuses to run as root, and must reach its file as somebody else.
+        # It refuses to run as root, and must reach its file as another user.
         options += ["-u", "nobody"]
         for path in (file, users, *folder.parents[:2], folder):
             path.chmod(path.stat().st_mode | 0o055)

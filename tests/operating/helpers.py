@@ -69,7 +69,7 @@ def add_owner(
 
 
 def add_claim(connection: psycopg.Connection[Any], owner: UUID, *ids: int) -> None:
-    """What the owner has claimed, as one batch."""
+    """Add a claim of the owner, as one batch."""
     connection.execute(
         "insert into jobs_lib.claims (owner, seq, ids) values (%s, 1, %s)",
         (owner, list(ids)),

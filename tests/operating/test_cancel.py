@@ -1,4 +1,4 @@
-"""Cancelling: what waits goes, what may run is asked, and claims are waited for."""
+"""A cancel removes waiting jobs, asks running ones, and waits for claims."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     admin, executor = connect(autocommit=True), connect()
     job = add_job(admin)
     owner = add_owner(admin)
-    # What the claim's statement does, held open before its commit.
+    # The statement of a claim, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     add_claim(executor, owner, job)
     became: dict[int, str] = {}
@@ -72,7 +72,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     assert became == {job: "requested"}
 
 
-def test_an_origin_that_nobody_ever_owned_is_locked_too(database, connect):
+def test_a_cancellation_locks_an_origin_that_never_had_an_owner(database, connect):
     admin = connect(autocommit=True)
     job = add_job(admin, origin="orders/5")
     assert cancel(database, [job]) == {job: "cancelled"}
@@ -81,7 +81,7 @@ def test_an_origin_that_nobody_ever_owned_is_locked_too(database, connect):
     ).fetchone() == (None, 0)
 
 
-def test_too_many_are_refused_and_a_lock_is_not_waited_for_without_end(
+def test_cancel_refuses_too_many_jobs_and_waits_for_a_lock_for_a_limited_time(
     database, connect, monkeypatch
 ):
     with pytest.raises(OperatingError, match=r"at most 1,000 jobs at once, not 1,001"):
@@ -130,7 +130,7 @@ def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
             what="nothing is left",
         )
     ran = admin.execute("select count(*) from effects").fetchone()
-    # What was claimed but had not started is cancelled by its executor.
+    # The executor cancels jobs that were claimed and had not started.
     row = admin.execute(
         "select count(*) from jobs_lib.history where outcome = 'cancelled'"
     ).fetchone()

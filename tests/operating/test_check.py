@@ -27,7 +27,7 @@ LOW = Limits(dead_rows=1_000, index_bytes=200_000, unanalyzed_rows=1_500, behind
 def findings(
     database: Database, *, settings: Any = None, **given: Any
 ) -> list[Finding]:
-    """What is not in order. The server may be restarting, or a pooler starting."""
+    """Return the faults; wait for a server or pooler that is starting."""
     with contextlib.suppress(UnavailableError):
         found = check(database, settings or load_settings(), **given)
         return [one for one in found if one.level != "ok"]
@@ -195,7 +195,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_wrong_is_named_with_the_way_out(
+def test_the_check_names_each_fault_with_the_way_out(
     database, connect, wait_for, request, fault, level, name, what, way_out
 ):
     bench = faults.Bench(connect(autocommit=True), database, request)

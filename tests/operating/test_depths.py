@@ -1,4 +1,4 @@
-"""What waits, read at a price that does not grow with it."""
+"""The depths are read at a price that does not grow with them."""
 
 from __future__ import annotations
 

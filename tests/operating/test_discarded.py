@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.slow
 @pytest.mark.guarantee("J16")
-def test_ten_thousand_that_an_outage_discarded_are_retried_by_one_command(
+def test_one_command_retries_ten_thousand_jobs_that_an_outage_discarded(
     database, database_url, connect, wait_for, command
 ):
     app = make_app(database_url)
@@ -118,7 +118,7 @@ def test_a_retried_job_runs_at_once_although_its_id_is_behind_the_cursor(
 
 
 @pytest.mark.parametrize("act", [retry, delete_discarded])
-def test_a_filter_takes_what_fits_and_leaves_the_rest(database, connect, act):
+def test_a_filter_acts_on_matching_jobs_and_leaves_the_rest(database, connect, act):
     admin = connect(autocommit=True)
     jobs = {
         "type": add_discarded(admin, type="mail"),
@@ -159,7 +159,7 @@ def test_a_job_whose_unique_key_is_taken_stays_and_is_reported(database, connect
     assert retry(database, [twin]).conflicts == [twin]
 
 
-def test_what_fails_again_meanwhile_is_not_retried_without_end(database, connect):
+def test_retry_leaves_jobs_that_were_discarded_after_it_began(database, connect):
     admin = connect(autocommit=True)
     job = add_discarded(admin)
     admin.execute(

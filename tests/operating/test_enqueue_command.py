@@ -1,4 +1,4 @@
-"""`jobs-lib jobs enqueue`: fields as the app checks them, and what is refused."""
+"""`jobs-lib jobs enqueue` checks fields as the app does, and refuses wrong ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def enqueue(
     (tmp_path / "enqueueing_shop.py").write_text(SHOP, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("JOBS_LIB_APP", "enqueueing_shop:app")
-    # Each test imports it anew, with the settings of its own database.
+    # Each test imports it again, with the settings of its own database.
     monkeypatch.delitem(sys.modules, "enqueueing_shop", raising=False)
     return lambda *words: command("jobs", "enqueue", *words)
 
@@ -106,7 +106,7 @@ def test_a_payload_may_be_given_whole_and_with_options(enqueue, admin):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_meant_is_refused_with_the_way_out(
+def test_wrong_words_of_the_enqueue_command_are_refused_with_the_way_out(
     enqueue, admin, words, kind, match
 ):
     with pytest.raises(kind, match=match):
@@ -138,7 +138,7 @@ def test_fields_that_do_not_fit_are_refused_in_the_words_of_python(
     assert told.startswith("the enqueued payload does not fit the handler charge(")
 
 
-def test_without_an_app_the_command_says_how_to_name_one(enqueue, monkeypatch):
+def test_the_enqueue_command_without_an_app_says_how_to_name_one(enqueue, monkeypatch):
     monkeypatch.delenv("JOBS_LIB_APP")
     done = enqueue("charge")
     assert done.exit_code == 2

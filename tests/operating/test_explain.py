@@ -172,7 +172,9 @@ def test_each_reason_is_named_with_its_values(
     assert any(re.search(text, reason.text) for reason in found.reasons), found
 
 
-def test_who_waits_in_a_group_is_told_why_its_head_waits(database, connect):
+def test_explain_names_the_reason_for_which_the_head_of_the_group_waits(
+    database, connect
+):
     admin = connect(autocommit=True)
     job = behind_the_head(admin)
     head = explain(database, job).head
@@ -204,7 +206,7 @@ def test_a_running_service_says_which_types_it_knows(
     assert explain(database, job).codes == ["finished"]
 
 
-def test_the_command_tells_it_line_by_line(command, connect):
+def test_the_explain_command_prints_a_line_for_each_job(command, connect):
     job = str(behind_the_head(connect(autocommit=True)))
     lines = command("jobs", "explain", job).output.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"job {job}", "job 1"]

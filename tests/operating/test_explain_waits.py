@@ -57,7 +57,7 @@ def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason
         assert found[1] == process.pod
         running = {int(found[2]), int(found[3])}
         assert running < {*ids}
-        # What runs is not told to wait.
+        # A running job has no reason to wait.
         for job_id in running:
             codes = explain(app.database(), job_id, stale_after=60).codes
             assert codes == ["running"]

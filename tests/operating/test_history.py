@@ -117,7 +117,7 @@ def test_very_many_rows_stay_where_they_are_until_their_time_has_passed(
     assert partitions(admin)["default"] == 10_001
 
 
-def test_a_second_process_leaves_the_work_to_the_first(database, connect):
+def test_a_second_process_leaves_the_maintenance_to_the_first(database, connect):
     holder = connect()
     holder.execute(
         "select pg_advisory_xact_lock(hashtextextended(%s, 7603))", (database.schema,)
@@ -137,7 +137,7 @@ def test_a_second_process_leaves_the_work_to_the_first(database, connect):
     assert maintain(database, KEEP).made + len(partitions(connect())) == 5
 
 
-def test_completions_go_on_while_a_reader_of_the_history_keeps_the_drop_off(
+def test_completions_go_on_while_a_reader_of_the_history_blocks_the_drop(
     database, connect
 ):
     admin = connect(autocommit=True)
@@ -183,7 +183,7 @@ def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
     assert left == [(2,), (unfinished,)]
 
 
-def test_claims_of_processes_that_nobody_knows_are_forgotten(database, connect):
+def test_old_claims_of_unknown_processes_are_deleted(database, connect):
     admin = connect(autocommit=True)
     known = add_owner(admin)
     add_claim(admin, known, 1)
@@ -197,7 +197,7 @@ def test_claims_of_processes_that_nobody_knows_are_forgotten(database, connect):
 
 
 @pytest.mark.guarantee("J17")
-def test_how_many_rows_a_day_has_does_not_matter_to_its_drop(database, connect):
+def test_the_drop_of_a_day_costs_the_same_for_any_number_of_rows(database, connect):
     admin = connect(autocommit=True)
     written = []
     for rows in (10, 100_000):
@@ -214,7 +214,7 @@ def test_how_many_rows_a_day_has_does_not_matter_to_its_drop(database, connect):
     assert written[1] < written[0] + 1_000_000, written
 
 
-def test_a_role_that_owns_no_table_can_maintain_but_not_drop_what_is_kept(
+def test_a_role_without_tables_can_maintain_history_but_not_drop_kept_days(
     database, connect
 ):
     admin = connect(autocommit=True)
@@ -341,7 +341,7 @@ def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkey
 
 
 @pytest.mark.guarantee("FP13")
-def test_a_transaction_that_stays_open_is_told_by_its_pid(
+def test_a_transaction_that_stays_open_is_reported_by_its_pid(
     database, connect, wait_for, caplog
 ):
     holder = connect()
@@ -357,7 +357,9 @@ def test_a_transaction_that_stays_open_is_told_by_its_pid(
     assert f"who={pid}" in caplog.text
 
 
-def test_a_row_on_its_way_while_its_day_is_made_finds_it(database, connect, wait_for):
+def test_a_row_written_while_its_day_is_made_lands_in_that_day(
+    database, connect, wait_for
+):
     admin, maker, writer = connect(autocommit=True), connect(), connect(autocommit=True)
     tomorrow = today(admin) + timedelta(days=1)
     maker.execute("select jobs_lib.make_history(%s, 100)", (tomorrow,))

@@ -87,7 +87,7 @@ def test_lists_are_filtered_and_paged(database, connect):
         ({"filter": Filter(since=datetime.now(UTC))}, "listed by time"),
     ],
 )
-def test_what_cannot_be_listed_is_refused(database, arguments, message):
+def test_invalid_list_arguments_are_refused(database, arguments, message):
     with pytest.raises(OperatingError, match=message):
         list_jobs(database, **arguments)
 
@@ -115,7 +115,7 @@ def test_a_job_is_shown_with_all_that_is_known(database, connect, command):
         command("jobs", "list").output,
         command("jobs", "explain", str(job)).output,
     ):
-        # What a payload or an error holds must not steer the operator's terminal.
+        # The text of a payload or an error must not steer the operator's terminal.
         assert "\x1b" not in text
     assert "[bold]" in command("jobs", "show", str(job)).output
     missing = command("jobs", "show", "4711")

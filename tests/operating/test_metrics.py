@@ -28,7 +28,7 @@ LABELS |= {"sqlstate", "le", "version"}
 
 
 def scrape(port: int) -> dict[str, Metric]:
-    """What a process answers, by the names of the metrics."""
+    """Return the answer of a process by the names of the metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         families = text_string_to_metric_families(answer.read().decode())
@@ -107,7 +107,7 @@ def test_totals_equal_what_the_database_has_counted(
             assert all({*s.labels} <= LABELS for s in family.samples), family.name
 
 
-def test_what_waits_is_shown_and_looked_at_rarely(
+def test_scrapes_show_the_depths_and_rarely_query_them(
     database_url, admin, connect, wait_for, monkeypatch
 ):
     looks = []
@@ -142,12 +142,12 @@ def test_metrics_can_be_left_out(database_url, wait_for):
     assert refused.value.read().decode() == NO_METRICS
 
 
-def test_each_counted_event_is_emitted_with_what_is_counted():
+def test_each_counter_counts_a_known_event_under_its_own_name():
     assert {one.event for one in COUNTED} <= telemetry.EVENTS
     assert len({one.name for one in COUNTED}) == len(COUNTED)
 
 
-def test_nothing_is_shown_of_what_is_not_known():
+def test_unknown_depths_and_jobs_have_no_samples():
     assert not [s for family in describe_depths(None) for s in family.samples]
     assert not [s for family in describe_jobs([]) for s in family.samples]
 

@@ -9,7 +9,7 @@ from jobs_lib.operating import list_pauses, pause, resume
 from tests.operating.helpers import add_job, add_owner
 
 
-def test_what_is_paused_is_listed_until_it_is_resumed(database):
+def test_a_pause_is_listed_until_it_is_resumed(database):
     assert pause(database, "type", "work").changed
     assert not pause(database, "type", "work").changed
     pause(database, "group", "work")
@@ -41,7 +41,7 @@ def test_a_name_that_nothing_has_is_paused_with_a_warning(
     assert name in command("jobs", "pauses").output
 
 
-def test_what_cannot_be_paused_is_refused(database):
+def test_an_invalid_pause_is_refused(database):
     with pytest.raises(OperatingError, match="cannot pause a 'pod'"):
         pause(database, "pod", "x")
     with pytest.raises(OperatingError, match="'' is no name"):

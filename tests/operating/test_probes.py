@@ -1,4 +1,4 @@
-"""The probes: fixed answers on IPv4 and IPv6, whatever a client does."""
+"""The probes give fixed answers on IPv4 and IPv6 to every client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V4, V6 = "127.0.0.1", "::1"
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has it, and has not switched it off."""
+    """Tell whether this machine has IPv6 switched on."""
     try:
         socket.create_server((V6, 0), family=socket.AF_INET6).close()
     except OSError:
@@ -54,13 +54,13 @@ def ask(port: int, path: str, host: str = V4, method: str = "GET") -> tuple[int,
 
 
 def is_heard(port: int) -> bool:
-    """Whether a client gets an answer now."""
+    """Tell whether a client gets an answer now."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return ask(port, "/livez") == (200, "live")
     return False
 
 
-def test_it_lives_and_is_ready_when_it_says_so():
+def test_the_probes_answer_live_and_ready():
     ready: list[int] = []
     with answering(lambda: bool(ready)) as port:
         assert ask(port, "/livez") == (200, "live")
@@ -73,7 +73,7 @@ def test_it_lives_and_is_ready_when_it_says_so():
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_it_hears_both_kinds_of_addresses():
+def test_the_probes_listen_on_ipv4_and_ipv6():
     with answering() as port:
         for host in (V4, V6):
             assert ask(port, "/livez", host) == (200, "live")
@@ -92,14 +92,14 @@ def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch):
         assert ask(port, "/livez") == (200, "live")
 
 
-def test_clients_that_say_nothing_keep_nobody_waiting():
+def test_silent_clients_do_not_delay_the_probes():
     with answering() as port, contextlib.ExitStack() as clients:
         for _ in range(probes._AT_ONCE - 2):
             clients.enter_context(socket.create_connection((V4, port)))
         assert ask(port, "/livez") == (200, "live")
 
 
-def test_more_clients_than_it_hears_at_once_are_turned_away_and_no_thread_stays(
+def test_a_crowd_of_silent_clients_is_dropped_and_leaves_no_thread(
     monkeypatch, wait_for
 ):
     monkeypatch.setattr(probes._Handler, "timeout", 0.5)
@@ -122,7 +122,7 @@ def test_more_clients_than_it_hears_at_once_are_turned_away_and_no_thread_stays(
                 one.close()
 
 
-def test_a_question_that_cannot_be_answered_is_told_and_is_not_ready():
+def test_a_readiness_check_that_raises_is_reported_and_not_ready():
     def is_ready() -> bool:
         raise RuntimeError("no answer")
 

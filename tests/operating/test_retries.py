@@ -161,7 +161,7 @@ def test_each_job_that_is_left_has_its_reason(database, connect):
     assert "it has failed 2 times" in left[failed].text
 
 
-def test_the_command_says_what_it_took_and_why_it_left_the_others(command, connect):
+def test_the_retry_command_names_the_jobs_it_left_and_why(command, connect):
     admin = connect(autocommit=True)
     failed, available = add_failed(admin), add_job(admin)
     delayed = add_job(admin, state="scheduled", run_at=LATER)
@@ -186,7 +186,7 @@ def test_the_command_says_what_it_took_and_why_it_left_the_others(command, conne
 def test_a_retry_neither_waits_for_a_promotion_nor_stops_it(database, connect):
     admin, executor = connect(autocommit=True), connect()
     held, free = add_failed(admin), add_failed(admin)
-    # What a promotion does, held open before its commit.
+    # The statement of a promotion, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     executor.execute(
         "update jobs_lib.jobs set state = 'available' where id = %s", (held,)
@@ -202,7 +202,7 @@ def test_a_retry_neither_waits_for_a_promotion_nor_stops_it(database, connect):
     executor.commit()
 
 
-def test_a_job_that_fails_again_meanwhile_is_not_retried_without_end(database, connect):
+def test_retry_leaves_jobs_that_failed_after_it_began(database, connect):
     admin = connect(autocommit=True)
     job = add_failed(admin, at=datetime.now(UTC) + timedelta(minutes=1))
     assert retry(database).retried == 0

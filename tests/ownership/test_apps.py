@@ -29,7 +29,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 
 def make_app(url: str, **settings: Any) -> App:
-    """An app whose pods nobody takes for dead: each run counts, however busy it is."""
+    """An app with pods that never count as dead, so that a busy machine adds no run."""
     return make_quick_app(url, **{"stale_after": 20.0, **settings})
 
 
@@ -185,7 +185,7 @@ def test_an_app_that_has_lost_an_origin_commits_nothing(
 
 
 @pytest.mark.guarantee("J40")
-def test_a_check_is_red_when_nobody_alive_knows_a_type(
+def test_the_check_fails_when_no_live_executor_knows_a_type(
     database_url, admin, connect, wait_for
 ):
     one, ran_one = make_pod(database_url, "a", name="billing")
@@ -225,7 +225,7 @@ def test_an_explanation_asks_the_owner_that_knows_the_type(
 
 
 @pytest.mark.guarantee("J40")
-def test_what_only_another_app_knows_keeps_nothing_back(
+def test_jobs_of_another_app_do_not_hold_up_jobs_behind_them(
     database_url, admin, connect, wait_for
 ):
     one, ran = make_pod(database_url, "a", name="billing")
@@ -278,7 +278,7 @@ def test_a_cancellation_waits_for_the_claims_of_every_app(
 
 
 @pytest.mark.guarantee("J40")
-def test_what_any_app_has_claimed_goes_on_behind_a_cancelled_head(
+def test_a_job_claimed_by_another_app_stays_available_behind_a_cancelled_head(
     database_url, admin, connect
 ):
     two, _ = make_pod(database_url, "b", name="shipping")
@@ -416,7 +416,7 @@ def test_a_start_that_is_refused_leaves_nothing_running(database_url, admin):
 
 
 @pytest.mark.guarantee("J40")
-def test_one_name_with_other_types_is_refused_with_the_way_out(
+def test_an_app_of_the_same_name_with_other_types_is_refused_with_the_way_out(
     database_url, admin, connect, wait_for
 ):
     one, ran = make_pod(database_url, "a")
@@ -458,7 +458,7 @@ def test_deployments_that_share_a_type_work_side_by_side(
 
 @pytest.mark.guarantee("J40")
 @pytest.mark.parametrize("types", [("a",), ("a", "b"), ("a", "b", "c")])
-def test_a_release_with_more_or_fewer_types_is_no_stranger(database_url, types):
+def test_a_release_with_more_or_fewer_types_is_not_reported(database_url, types):
     one, _ = make_pod(database_url, "a", "b")
     two, _ = make_pod(database_url, *types)
     with (
@@ -484,7 +484,7 @@ def test_an_app_shares_origins_with_its_pods_of_an_earlier_release(
         old.start()
     try:
         assert find_role(database, "billing", ["a", "b"], 5.0) == role
-        # It stays so, whatever runs later; and no other app gets the same.
+        # It stays so through later runs; and no other app gets the same.
         assert find_role(database, "billing", ["x"], 5.0) == role
         assert find_role(database, "shipping", ["y"], 5.0) == "execute:shipping"
     finally:

@@ -44,7 +44,7 @@ def source():
 
 
 def wanted(source, *answers):
-    """What it wants after these answers of the coordinator, each a list of members."""
+    """Return what the source wants after these lists of members."""
     for members in answers:
         source._note(GROUP, members)
     source._expire()
@@ -56,7 +56,7 @@ def test_the_instance_id_counts_before_the_client_id(source):
     assert wanted(source, answer, answer) == {"orders/2"}
 
 
-def test_an_answer_counts_once_it_was_read_twice(source):
+def test_a_sidecar_follows_an_answer_after_reading_it_twice(source):
     first, second = [member("pod-a", 1)], [member("pod-a", 2)]
     assert wanted(source, first) == set()
     assert wanted(source, first) == {"orders/1"}
@@ -64,13 +64,13 @@ def test_an_answer_counts_once_it_was_read_twice(source):
     assert wanted(source, second) == {"orders/2"}
 
 
-def test_of_two_of_one_name_that_on_this_host_is_ours(source):
+def test_a_sidecar_follows_the_member_on_its_own_host_when_names_repeat(source):
     here = "/" + find_address("127.0.0.1:9092")
     answer = [member("pod-a", 1), member("pod-a", 2, host=here), member("pod-b", 3)]
     assert wanted(source, answer, answer) == {"orders/2"}
 
 
-def test_two_that_cannot_be_told_apart_are_refused_when_both_stay(source, wait_for):
+def test_two_members_with_one_pod_name_are_refused_when_both_stay(source, wait_for):
     answer = [member("pod-a", 1), member("pod-a", 2)]
     # One of them may be what is left of a process that was killed.
     assert wanted(source, answer, answer) == set()
@@ -89,7 +89,7 @@ def test_two_that_cannot_be_told_apart_are_refused_when_both_stay(source, wait_f
     assert "JOBS_LIB_POD" in said[0]
 
 
-def test_the_time_in_doubt_starts_anew(source):
+def test_a_clear_answer_ends_the_time_in_doubt(source):
     answer = [member("pod-a", 1), member("pod-a", 2)]
     source._note(GROUP, answer)
     assert GROUP in source._unclear_since
@@ -98,6 +98,6 @@ def test_the_time_in_doubt_starts_anew(source):
     assert GROUP not in source._unclear_since
 
 
-def test_where_there_is_no_way_to_a_broker_there_is_no_address():
+def test_an_unreachable_broker_yields_no_local_address():
     assert find_address("127.0.0.1:9092") == "127.0.0.1"
     assert find_address("nonsense") == ""

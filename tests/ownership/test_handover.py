@@ -96,7 +96,7 @@ def test_an_origin_is_free_once_its_running_job_has_ended_and_been_settled(
         may_end.set()
         wait_for(lambda: released, what="it is given up")
     assert is_free(admin)
-    # Nobody has to run it again: its outcome was stored before the origin was free.
+    # It need not run again: its outcome was stored before the origin was free.
     assert outcomes(admin) == [("completed", 1)]
     assert [fields["late"] for _, fields in released] == [False]
 

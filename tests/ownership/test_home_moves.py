@@ -38,7 +38,7 @@ def origins(admin) -> set[str]:
 
 
 def count_waiting(admin) -> int:
-    """How many sessions wait for an advisory lock."""
+    """Count the sessions that wait for an advisory lock."""
     return admin.execute(
         "select from pg_locks where locktype = 'advisory' and not granted"
     ).rowcount
@@ -56,7 +56,7 @@ def pods(database_url, connect, admin):
 
 @pytest.mark.guarantee("S9", "S21")
 @pytest.mark.parametrize("partitions", [PARTITIONS, 16])
-def test_who_knows_the_old_home_enqueues_into_the_new_one(
+def test_a_program_that_knows_the_old_home_enqueues_into_the_new_one(
     pods, admin, connect, partitions
 ):
     app, knows_old, knows_new = pods
@@ -82,7 +82,9 @@ def test_the_hint_names_the_origin_in_which_the_job_lies(pods, admin, connect):
 
 
 @pytest.mark.guarantee("S9")
-def test_many_jobs_by_who_knows_the_old_home_lie_in_the_new_one(pods, admin, connect):
+def test_enqueue_many_by_a_program_that_knows_the_old_home_uses_the_new_one(
+    pods, admin, connect
+):
     app, knows_old, _ = pods
     # As many partitions as before: the number alone does not tell.
     declare_topic(app, "orders", home=True, partitions=16)
@@ -153,7 +155,7 @@ def test_groups_stay_in_order_while_their_home_is_adopted(
         with job.transaction() as own:
             own.execute("insert into effects values (default, %s, %s)", (group, n))
 
-    # A pod without consumers: it shares what holds jobs, whatever the topic.
+    # A pod without consumers shares all origins with jobs, of any topic.
     with running(app, "executor"), connect() as connection:
         for n in range(60):
             for group in "abc":
@@ -169,7 +171,7 @@ def test_groups_stay_in_order_while_their_home_is_adopted(
         assert [n for (n,) in rows] == [*range(60)]
 
 
-def test_what_stays_in_the_home_before_runs_after_the_move(
+def test_jobs_that_stay_in_the_old_home_run_after_the_move(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)

@@ -26,7 +26,7 @@ GROUPS = [f"g{n}" for n in range(40)]
 
 @pytest.fixture
 def app(database_url):
-    """An app with one type, whose home is the default one."""
+    """An app with one type and the default home."""
     app = make_app(database_url)
 
     @app.job(group="group")
@@ -37,7 +37,7 @@ def app(database_url):
 
 @pytest.fixture
 def waits(admin, wait_for):
-    """A function that waits until so many backends wait for an advisory lock."""
+    """A function that waits until a number of backends wait for an advisory lock."""
 
     def waits(backends: int = 1) -> None:
         wait_for(
@@ -93,7 +93,7 @@ def test_queued_jobs_move_with_their_groups_under_their_ids(app, admin, connect)
 
 
 @pytest.mark.guarantee("S21")
-def test_who_knows_the_old_number_enqueues_by_the_new_one(app, admin, connect):
+def test_an_app_that_knows_the_old_number_enqueues_by_the_new_one(app, admin, connect):
     work = app.jobs["work"]
     with connect() as connection:
         # From here on the app knows how many there are.
@@ -169,7 +169,9 @@ def test_jobs_retried_while_a_move_is_open_lie_by_the_new_number(
 
 
 @pytest.mark.guarantee("S21")
-def test_a_move_knows_what_the_one_before_it_has_done(app, admin, connect, waits):
+def test_a_second_repartition_moves_the_jobs_that_the_first_one_moved(
+    app, admin, connect, waits
+):
     work = app.jobs["work"]
     with connect() as early:
         work.enqueue_many(early, [{"group": g} for g in GROUPS])

@@ -1,4 +1,4 @@
-"""What a process that stands still has locked does not stay locked."""
+"""Locks of a silent process do not last."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def live(database):
 
 @pytest.mark.guarantee("FP16")
 @pytest.mark.parametrize("stands", ["in a transaction", "in a pipeline"])
-def test_a_take_over_waits_for_no_process_that_stands_still(
+def test_a_take_over_does_not_wait_for_a_silent_process(
     silent, session, database_url, admin, wait_for, stands
 ):
     with contextlib.ExitStack() as standing:

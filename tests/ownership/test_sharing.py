@@ -56,7 +56,7 @@ def wants(source) -> set[str]:
 
 
 @pytest.mark.guarantee("S13")
-def test_each_of_several_has_as_many_as_the_others(start, wait_for):
+def test_six_processes_share_the_origins_evenly(start, wait_for):
     sources = [start()[0] for _ in range(6)]
     wait_for(
         lambda: (
@@ -68,7 +68,7 @@ def test_each_of_several_has_as_many_as_the_others(start, wait_for):
 
 
 @pytest.mark.guarantee("J20")
-def test_a_process_whose_heartbeats_do_not_come_through_keeps_its_share(
+def test_a_process_wants_its_share_before_its_first_heartbeat_arrives(
     database, wait_for
 ):
     process = Process(database, "pod", ["execute"], 0.1)
@@ -158,7 +158,7 @@ def test_a_process_of_a_release_that_does_not_say_follows_nothing(
 
 
 @pytest.mark.guarantee("FK7")
-def test_who_is_cut_off_leaves_its_share_to_others_if_there_are_any(start, wait_for):
+def test_a_cut_off_process_leaves_its_share_to_others_if_there_are_any(start, wait_for):
     cut_off = Event()
     cut_off.set()
     one, _ = start(is_cut_off=cut_off.is_set)

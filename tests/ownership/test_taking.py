@@ -1,4 +1,4 @@
-"""What is taken and given is what the database says, whatever fails on the way."""
+"""Origins are taken and released as the database says, through every failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for each row execute function fail()
 
 
 class Recorder:
-    """A holder that notes what it is told."""
+    """A holder that notes its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, frozenset[str]]] = []
@@ -92,7 +92,7 @@ def owners(connection):
 
 @pytest.mark.expects("loop.failed")
 @pytest.mark.parametrize("again", [True, False], ids=["wanted again", "not wanted"])
-def test_what_could_not_be_given_back_is_not_forgotten(
+def test_a_failed_release_is_repeated_until_the_row_is_free(
     own, holder, connect, wait_for, again
 ):
     admin = connect(autocommit=True)
@@ -117,7 +117,7 @@ def test_what_could_not_be_given_back_is_not_forgotten(
     assert holder.calls.count(gone) == 1 + again
 
 
-def test_what_is_given_up_may_finish_and_what_others_have_taken_may_not(
+def test_jobs_of_a_released_origin_may_finish_and_those_of_a_lost_one_may_not(
     own, holder, connect, wait_for
 ):
     admin = connect(autocommit=True)
@@ -151,7 +151,7 @@ def test_an_owner_never_has_an_epoch_twice_even_if_the_database_forgets_one(
 
 @pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("FP7", "I13")
-def test_what_was_given_back_is_given_back_again_where_the_database_forgets_that(
+def test_a_release_is_repeated_when_the_database_loses_it(
     own, database, connect, wait_for
 ):
     admin = connect(autocommit=True)
@@ -173,7 +173,7 @@ def test_what_was_given_back_is_given_back_again_where_the_database_forgets_that
 
 @pytest.mark.guarantee("J20", "I7")
 @pytest.mark.parametrize("was_away", [True, False], ids=["was away", "was there"])
-def test_nothing_is_taken_from_the_silent_for_a_while_after_the_database_was_away(
+def test_origins_of_silent_owners_are_taken_later_after_a_database_outage(
     own, silent, admin, wait_for, was_away
 ):
     stale_after = 3.0
@@ -191,7 +191,7 @@ def test_nothing_is_taken_from_the_silent_for_a_while_after_the_database_was_awa
 
 
 @pytest.mark.guarantee("I4", "I11")
-def test_an_owner_that_beats_while_a_take_over_waits_for_its_commit_is_not_robbed(
+def test_an_owner_that_beats_while_a_take_over_waits_keeps_its_origin(
     own, silent, admin, connect, wait_for
 ):
     commit = connect()
@@ -209,7 +209,7 @@ def test_an_owner_that_beats_while_a_take_over_waits_for_its_commit_is_not_robbe
         (silent,),
     )
     commit.rollback()
-    # It has gone on: what nobody owned it takes after that.
+    # It has gone on: after that it takes the origins without an owner.
     source.replace(["t/1", "t/2"])
     wait_for(lambda: "t/2" in owners(admin), what="the other one is taken")
     assert owners(admin) == {"t/1": 1, "t/2": 1}
@@ -263,7 +263,7 @@ def test_an_owner_that_wakes_during_a_take_over_waits_and_hears_of_it(
 
 @pytest.mark.guarantee("I4", "I11")
 @pytest.mark.parametrize("end", ["hears", "falls silent", "leaves"])
-def test_what_was_taken_from_the_living_begins_once_its_owner_knows(
+def test_an_origin_taken_from_a_live_owner_begins_once_that_owner_knows(
     own, silent, holder, admin, wait_for, end
 ):
     def beat() -> None:
@@ -303,7 +303,7 @@ def test_what_was_taken_from_the_living_begins_once_its_owner_knows(
     wait_for(lambda: holder.epochs.get("t/1") == 2, what="it begins")
 
 
-def test_what_was_taken_from_the_living_may_be_given_back_before_it_begins(
+def test_an_origin_taken_from_a_live_owner_can_be_released_before_it_begins(
     own, silent, holder, admin, wait_for
 ):
     admin.execute("update jobs_lib.processes set heartbeat_at = clock_timestamp()")

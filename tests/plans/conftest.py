@@ -1,4 +1,4 @@
-"""What tests of plans share."""
+"""Fixtures that the tests of plans share."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.support.apps import HOME, make_app
 
 
 class Owner:
-    """An executor that owns all origins, and looks and claims when it is told to."""
+    """An executor that owns all origins, and polls and claims on call."""
 
     def __init__(self, connection, queries, admin) -> None:
         owner = uuid4()

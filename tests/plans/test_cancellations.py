@@ -19,7 +19,7 @@ ADD = (
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_look_does_not_grow_with_the_requests_that_are_left_over(owner, admin):
+def test_a_poll_does_not_grow_with_leftover_requests_to_cancel(owner, admin):
     admin.execute(LEAVE, (LEFT,))
     admin.execute("analyze jobs_lib.cancellations")
     (wanted,) = admin.execute(ADD, (1,)).fetchone()
@@ -37,7 +37,7 @@ def test_a_look_does_not_grow_with_the_requests_that_are_left_over(owner, admin)
         assert count_pages(owner.connection, query, flying) < 10
 
 
-def test_what_few_have_asked_for_is_known_by_the_first_look(owner, admin):
+def test_the_first_poll_finds_a_request_to_cancel(owner, admin):
     (wanted,) = admin.execute(ADD, (1,)).fetchone()
     owner.look()
     owner.claim()

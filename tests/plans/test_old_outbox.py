@@ -1,4 +1,4 @@
-"""What a relay reads while a session keeps an old snapshot, and what it still finds."""
+"""A relay reads little beside an old snapshot, and still finds every row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Eyes:
         return [record.key for record in block.records]
 
     def settle(self, *, seconds: float = 9.0) -> None:
-        """As if so many seconds had passed since the last mark, if there is one."""
+        """Pretend that so many seconds passed since the last mark, if there is one."""
         if self.starts._mark is not None:
             at = self.starts._mark.at - seconds
             self.starts._mark = self.starts._mark._replace(at=at)
@@ -159,7 +159,7 @@ def test_no_row_of_a_key_is_passed_over(admin, eyes, gone, write):
 
 def test_a_writer_of_the_release_before_is_waited_for_too(admin, eyes, gone, connect):
     late = connect()
-    # Of its key alone it holds a lock.
+    # It holds a lock of its key alone.
     late.execute("select pg_advisory_xact_lock(hashtextextended('k', 7603))")
     late.execute(WRITE + "values (1, 'events', 'k', '', 0)")
     eyes.know(admin)
@@ -180,7 +180,7 @@ def test_a_lock_that_no_transaction_holds_is_not_waited_for(admin, eyes, gone, c
 
 
 @pytest.mark.guarantee("W12", "FP25")
-def test_a_late_row_without_a_key_is_found_by_a_complete_look(admin, eyes, gone, write):
+def test_a_complete_poll_finds_a_late_row_without_a_key(admin, eyes, gone, write):
     late = write(None)
     eyes.know(admin)
     eyes.settle()
@@ -200,7 +200,7 @@ def test_a_late_row_without_a_key_is_found_by_a_complete_look(admin, eyes, gone,
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_no_row_that_is_let_go_is_passed_over(admin, eyes, gone, many):
+def test_the_relay_finds_a_row_released_from_a_hold(admin, eyes, gone, many):
     admin.execute(
         "insert into jobs_lib.holds (topic, key, error, retry_at)"
         " values ('events', 'k', 'too large', now())"
@@ -225,7 +225,7 @@ def test_no_row_that_is_let_go_is_passed_over(admin, eyes, gone, many):
     assert eyes.read(1) == ["k", "k"]
 
 
-def test_what_is_known_of_a_server_is_not_used_for_another(admin, eyes, gone):
+def test_marks_of_one_server_are_not_used_for_another(admin, eyes, gone):
     eyes.know(admin)
     eyes.settle()
     eyes.settle()
@@ -244,7 +244,7 @@ def test_what_is_known_of_a_server_is_not_used_for_another(admin, eyes, gone):
     assert eyes.read(0) == ["k"]
 
 
-def test_while_looks_are_quick_all_are_complete(admin, eyes, monkeypatch):
+def test_all_polls_are_complete_while_polls_are_quick(admin, eyes, monkeypatch):
     admin.execute(WRITE + "values (0, 'events', 'k', '', 0)")
     eyes.look()
     assert eyes.starts.due_at < math.inf

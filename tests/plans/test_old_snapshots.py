@@ -1,4 +1,4 @@
-"""What the regular statements read while a session keeps an old snapshot."""
+"""The regular statements read little while a session keeps an old snapshot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def look(database, poller):
 
 
 def count_pages(connection, query, parameters) -> int:
-    """How many pages a statement reads, with those of its parts."""
+    """Count the pages that a statement reads, with those of its parts."""
     explain = sql.SQL("explain (analyze, buffers, format json) ")
     ((((plan,),)),) = connection.execute(explain + query, parameters).fetchall()
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
@@ -87,20 +87,20 @@ def gone(admin, connect, poller):
 
 
 def settle_marks(poller, look) -> None:
-    """As if two seconds had passed since the last look, and two more before it."""
+    """Pretend that two seconds passed since the last poll, and two more before it."""
     for _ in range(2):
         poller._depth._marks = (0.0, poller._depth._marks[1])
         look(complete=True)
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_look_does_not_grow_with_what_came_and_went(poller, look, gone):
+def test_a_poll_does_not_grow_with_rows_that_came_and_went(poller, look, gone):
     assert look(complete=True) > 500
     settle_marks(poller, look)
     assert look() < 400
 
 
-def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
+def test_a_short_poll_finds_new_jobs(database, admin, poller, look, gone):
     settle_marks(poller, look)
     claimer = poller._claimer
     for position in claimer.cursors.values():
@@ -128,9 +128,7 @@ def test_a_short_look_finds_what_comes(database, admin, poller, look, gone):
     assert pages < 400
 
 
-def test_what_was_scheduled_for_long_ago_is_found_by_a_complete_look(
-    admin, poller, look, gone
-):
+def test_a_complete_poll_finds_a_job_scheduled_for_long_ago(admin, poller, look, gone):
     settle_marks(poller, look)
     admin.execute(
         "insert into jobs_lib.jobs (origin, type, payload, state, run_at) values"
@@ -159,7 +157,7 @@ def test_a_promotion_reads_nothing_that_is_not_due(database, admin, poller):
 
 
 @pytest.mark.guarantee("FP25")
-def test_filled_origins_are_asked_for_seldom_while_that_is_slow(
+def test_the_query_for_filled_origins_runs_seldom_while_it_is_slow(
     database, admin, gone, wait_for
 ):
     filled = FilledOrigins(database)

@@ -14,7 +14,7 @@ ADD = (
 
 
 @pytest.mark.guarantee("FP25")
-def test_a_look_and_a_claim_do_not_grow_with_the_groups_that_are_paused(owner, admin):
+def test_a_poll_and_a_claim_do_not_grow_with_the_number_of_paused_groups(owner, admin):
     admin.execute(
         "insert into jobs_lib.pauses select 'group', 'paused' || n"
         " from generate_series(1, %s) n",
@@ -39,7 +39,7 @@ def test_a_group_is_paused_as_soon_as_that_is_committed(owner, admin):
     assert owner.claim() == ["b"]
 
 
-def test_a_pause_between_two_looks_loses_no_job(owner, admin):
+def test_a_pause_between_two_polls_loses_no_job(owner, admin):
     owner.look()
     admin.execute(ADD, (["a", "b"],))
     owner.claimer.windows.hint("local/3")
@@ -51,7 +51,7 @@ def test_a_pause_between_two_looks_loses_no_job(owner, admin):
     assert owner.claim() == ["a", "c"]
 
 
-def test_a_lane_that_ended_takes_no_more_of_its_group_while_that_is_paused(
+def test_a_claim_takes_no_more_jobs_of_a_paused_group_after_its_lane_ended(
     owner, admin
 ):
     admin.execute(ADD, (["a"] * 3,))

@@ -38,7 +38,7 @@ INDEXES = {
 
 
 class Plans:
-    """The plans that the server used, told through auto_explain's notices."""
+    """The plans that the server used, read from auto_explain's notices."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -160,7 +160,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
             assert int(rows) < sorted_at_most, plan
-    # Of a key that settles, no row looks through all the others.
+    # No row of a settling key scans all other rows of that key.
     reads = [plan for plan in told if "created_at <= statement_timestamp" in plan]
     assert reads
     for plan in reads:

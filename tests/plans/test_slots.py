@@ -1,4 +1,4 @@
-"""Very many slots are held: what is asked about some of them reads little."""
+"""Queries about some slots read little while very many are held."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_few_slots_are_found_among_very_many(
     assert pages < most
 
 
-def test_a_process_takes_what_is_free_and_marks_what_is_not(owner, admin):
+def test_a_process_takes_free_slots_and_marks_one_it_lacks(owner, admin):
     def ask(process: UUID, **counts: int) -> dict[str, int]:
         given = {
             "type": "call",

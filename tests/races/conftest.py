@@ -1,4 +1,4 @@
-"""A scene for races: pods and connections whose every step the test takes."""
+"""A scene for races: the test takes every step of pods and connections."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Scene:
         name: str,
         parameters: Mapping[str, Any],
     ) -> bool:
-        """Whether a statement must wait for somebody's lock; it has no effect then."""
+        """Tell whether a statement must wait for a lock; then it has no effect."""
         try:
             with connection.transaction():
                 self.send(connection, name, parameters)
@@ -119,14 +119,14 @@ class Scene:
         ).fetchone()
 
     def ends(self, job: int) -> list[str]:
-        """How a job has ended, each time that it did."""
+        """Return the outcomes of a job in order."""
         rows = self.admin.execute(
             "select outcome from jobs_lib.history where id = %s", (job,)
         )
         return [outcome for (outcome,) in rows]
 
     def effects(self) -> list[int]:
-        """The jobs whose effects are in."""
+        """Return the jobs that left an effect."""
         rows = self.admin.execute("select job from effects order by job")
         return [job for (job,) in rows]
 

@@ -1,4 +1,4 @@
-"""What a crash costs: nothing is lost, and no effect is there twice."""
+"""A crash loses no job, and makes no effect twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
     doomed.wait_for_line("inside")
     # Killed in the middle of handlers, inside their transactions.
     doomed.kill()
-    # What it had sent before may still be at work in the server.
+    # Statements that it sent before may still run in the server.
     sessions = (
         "select from pg_stat_activity where datname = current_database()"
         " and application_name like 'jobs_lib %'"
@@ -76,7 +76,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
 
 
 @pytest.mark.guarantee("S14", "FP1")
-def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
+def test_claimed_jobs_of_a_dead_process_run_before_waiting_ones(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)
@@ -108,7 +108,7 @@ def test_what_was_in_flight_when_a_process_died_comes_before_what_waits(
 
 
 @pytest.mark.guarantee("S14", "FP1")
-def test_what_was_in_flight_comes_next_though_slow_jobs_fill_all_workers(
+def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_workers(
     database_url, admin, connect, wait_for
 ):
     app = make_app(database_url)
@@ -153,7 +153,7 @@ def test_what_was_in_flight_comes_next_though_slow_jobs_fill_all_workers(
         source.replace(own)
         wait_for(lambda: len(begun) == workers, what="all workers are busy")
         source.replace(own + dead)
-        # They wait for a worker, are given back after a second, and are claimed again.
+        # They wait for a worker, are released after a second, and are claimed again.
         wait_for(are_claimed, what="they are claimed")
         wait_for(lambda: not are_claimed(), what="they are given back")
         wait_for(are_claimed, what="they are claimed again")
@@ -164,6 +164,6 @@ def test_what_was_in_flight_comes_next_though_slow_jobs_fill_all_workers(
             )
         may_end.release(100)
         wait_for(lambda: len(begun) == 80, what="all have begun")
-    # One turn would do, if none of them was given back at its begin.
+    # One turn would do, if none of them was released at its begin.
     assert cut_off <= {*begun[workers : 3 * workers]}
     assert sorted(begun) == sorted({*begun})

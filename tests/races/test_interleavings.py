@@ -45,7 +45,7 @@ def test_a_take_over_comes_first_and_the_completion_waits_and_changes_nothing(sc
     assert scene.ends(job) == []
 
 
-def test_a_claim_comes_first_and_what_it_took_was_cut_off_by_the_take_over(scene):
+def test_a_take_over_waits_for_a_claim_and_counts_its_jobs_as_cut_off(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.claimer.windows.hint(ORIGIN)
@@ -87,7 +87,7 @@ def test_within_one_claim_the_highest_priority_starts_first(scene):
     ]
     pod.round()
     started = [job.id for job in pod.start_all()]
-    # Of equals the older one comes first.
+    # The older one of two equals comes first.
     assert started == [ids[n] for n in (2, 4, 1, 3, 0)]
     pod.finish(first)
 
@@ -156,7 +156,7 @@ def effect(connection, pod, job) -> None:
 
 
 @pytest.mark.expects("jobs.fenced")
-def test_a_take_over_waits_for_no_handler_whose_commit_is_then_refused(scene):
+def test_a_take_over_waits_for_no_handler_and_its_commit_is_refused(scene):
     job = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
@@ -215,7 +215,7 @@ def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
 
 @pytest.mark.expects("jobs.fenced")
 @pytest.mark.parametrize("late", [True, False], ids=["settled", "unsettled"])
-def test_an_attempt_whose_time_is_over_commits_before_that_is_written_or_never(
+def test_a_timed_out_attempt_commits_before_its_time_out_is_written_or_never(
     scene, late
 ):
     job = scene.enqueue()
@@ -384,9 +384,7 @@ def test_a_job_that_is_cancelled_while_it_completes_ends_once(scene, cancelled_f
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_who_enqueues_a_key_that_is_being_completed_waits_for_how_it_ends(
-    scene, commits
-):
+def test_an_enqueue_of_a_key_waits_for_the_completion_of_its_job(scene, commits):
     job = scene.enqueue(unique="k")
     pod = scene.pod(ORIGIN)
     pod.round()
@@ -401,7 +399,7 @@ def test_who_enqueues_a_key_that_is_being_completed_waits_for_how_it_ends(
     assert (again == job) is not commits
 
 
-def test_a_key_that_is_enqueued_before_the_completion_is_that_of_the_old_job(scene):
+def test_an_enqueue_of_a_key_before_the_completion_returns_the_old_job(scene):
     job = scene.enqueue(unique="k")
     pod = scene.pod(ORIGIN)
     pod.round()

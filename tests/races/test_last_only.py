@@ -20,7 +20,7 @@ def last(scene: Scene, connection=None, **options) -> int:
     return scene.enqueue(connection, "last", "g", **options)
 
 
-def test_of_five_that_wait_the_newest_runs_and_the_others_are_superseded(scene):
+def test_the_newest_of_five_waiting_jobs_runs_and_supersedes_the_others(scene):
     jobs = [last(scene) for _ in range(5)]
     assert run(scene.pod(ORIGIN)) == jobs[-1:]
     ends = [scene.ends(job) for job in jobs]
@@ -28,7 +28,7 @@ def test_of_five_that_wait_the_newest_runs_and_the_others_are_superseded(scene):
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_one_that_is_uncommitted_at_the_claim_supersedes_nothing_that_runs(
+def test_a_job_uncommitted_at_the_claim_does_not_supersede_a_running_one(
     scene, commits
 ):
     older = last(scene)
@@ -42,12 +42,12 @@ def test_one_that_is_uncommitted_at_the_claim_supersedes_nothing_that_runs(
     pod.rounds()
     assert pod.startable == []  # never two at once
     pod.finish(running)
-    # Who comes last sees the last state: after its commit there is a run.
+    # The last enqueue counts: a run follows its commit.
     assert run(pod) == ([newer] if commits else [])
     assert scene.ends(older) == ["completed"]
 
 
-def test_one_that_is_rolled_back_leaves_the_pending_one_as_it_was(scene):
+def test_a_rolled_back_job_leaves_the_pending_one_as_it_was(scene):
     older = last(scene)
     open_one = scene.begin()
     last(scene, open_one)
@@ -56,7 +56,7 @@ def test_one_that_is_rolled_back_leaves_the_pending_one_as_it_was(scene):
     assert scene.ends(older) == ["completed"]
 
 
-def test_those_that_come_while_one_runs_are_one_run_after_it(scene):
+def test_jobs_enqueued_while_one_runs_become_one_run_after_it(scene):
     pod = scene.pod(ORIGIN)
     first = last(scene)
     pod.rounds()
@@ -71,7 +71,7 @@ def test_those_that_come_while_one_runs_are_one_run_after_it(scene):
 
 
 @pytest.mark.parametrize("settled", [True, False], ids=["after", "before"])
-def test_one_that_comes_while_the_last_one_fails_stands_for_it(scene, settled):
+def test_a_job_enqueued_while_the_last_one_fails_supersedes_it(scene, settled):
     pod = scene.pod(ORIGIN)
     failing = last(scene)
     pod.rounds()
@@ -87,7 +87,7 @@ def test_one_that_comes_while_the_last_one_fails_stands_for_it(scene, settled):
     assert scene.ends(newer) == ["completed"]
 
 
-def test_the_last_one_that_fails_alone_runs_again(scene):
+def test_a_failed_last_job_without_a_newer_one_runs_again(scene):
     pod = scene.pod(ORIGIN)
     failing = last(scene)
     pod.rounds()
@@ -96,7 +96,7 @@ def test_the_last_one_that_fails_alone_runs_again(scene):
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_of_two_who_enqueue_the_second_waits_and_its_job_is_the_newer(scene, commits):
+def test_the_second_of_two_enqueues_waits_and_its_job_is_the_newer(scene, commits):
     first, second = scene.begin(), scene.begin()
     older = last(scene, first)
     with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -134,7 +134,7 @@ def test_a_superseding_that_comes_after_a_take_over_changes_nothing(scene):
     assert len(pod.dispatcher._settler.early) == 2
     heir.take_over(ORIGIN)
     pod.rounds()
-    # The old owner ended none of them; whatever it still starts cannot commit.
+    # The old owner ended none of them; a job that it still starts cannot commit.
     assert all(scene.state(job) for job in jobs)
     assert jobs[-1] in run(heir, 8)
     assert all(len(scene.ends(job)) == 1 for job in jobs)
@@ -146,7 +146,7 @@ STEPS = sorted(set(permutations(["first"] * 2 + ["second"] * 2 + ["pod"] * 2)))
 @pytest.mark.guarantee("FJ17", "I15", "I17")
 @pytest.mark.parametrize("fails", [False, True], ids=["runs", "fails"])
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_every_interleaving_of_two_who_enqueue_and_a_pod(scene, commits, fails):
+def test_every_interleaving_of_two_enqueues_and_a_pod_ends_right(scene, commits, fails):
     # One is there already. The second always commits, the first may roll back; the pod
     # starts a job, and ends it.
     pod = scene.pod(ORIGIN)

@@ -1,4 +1,4 @@
-"""What appears behind the cursor: committed late, or due again; step by step."""
+"""Jobs appear behind the cursor, committed late or due again; step by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs_lib.executor.claiming.trail import Trail
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
-# What is committed late
+# Jobs that are committed late
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -49,7 +49,7 @@ def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
     assert scene.ends(failed) == ["superseded"]
 
 
-def test_a_lower_id_comes_into_a_group_whose_lane_is_in_flight(scene):
+def test_a_job_of_lower_id_waits_while_the_lane_of_its_group_is_in_flight(scene):
     slow = scene.begin()
     late = scene.enqueue(slow, group="g", ordered=False)
     first, second = (scene.enqueue(group="g", ordered=False) for _ in range(2))
@@ -85,7 +85,7 @@ def test_a_late_job_between_two_of_a_lane_in_flight_is_not_forgotten(scene):
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
-def test_who_enqueues_into_a_group_second_draws_its_id_second(scene, commits):
+def test_the_second_transaction_of_a_group_draws_its_id_second(scene, commits):
     first, second = scene.begin(), scene.begin()
     early = scene.enqueue(first, group="g")
     with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -116,7 +116,7 @@ def test_a_late_job_is_found_among_more_than_a_sweep_looks_at(
     job = pod.start()
     assert job.id == head
     pod.finish(job, RetryAfter(3600))
-    # What waits behind its head fills the slices, and nobody asks for it.
+    # Jobs behind their head fill the slices, and no claim asks for them.
     assert run(pod, 10) == []
     assert pod.claimer.wanted.extra == {}
     slow.commit()
@@ -142,13 +142,13 @@ def test_a_late_job_far_down_waits_for_no_other_transaction(scene, monkeypatch, 
     other.rollback()
 
 
-def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
+def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
     monkeypatch.setattr("jobs_lib.executor.claiming.late_commits.SLICE", 2)
     monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._SPAN", 2)
     other, old = scene.begin(), scene.begin()
     other.execute("select pg_current_xact_id()")
     oldest = scene.enqueue(old)
-    # What waits behind a head fills the slices, and is passed over each time.
+    # Jobs behind a head fill the slices, and are passed over each time.
     waiting = [scene.enqueue(group="g") for _ in range(60)]
     pod = scene.pod(ORIGIN)
     pod.round()
@@ -169,7 +169,7 @@ def test_what_is_late_is_found_under_a_long_descent(scene, monkeypatch):
     assert waiting
 
 
-def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
+def test_a_trail_yields_the_cursors_from_before_an_ended_transaction():
     trail = Trail()
     assert trail.note(0.0, {"o": 10}, 5, []) == [{}]
     # Nothing has ended.
@@ -179,15 +179,15 @@ def test_what_a_transaction_has_added_lies_above_cursors_from_before_it():
     assert trail.note(5.0, {"o": 40}, 8, [6]) == [{}]
     assert trail.note(9.0, {"o": 50}, 9, [6, 8]) == [{"o": 30}]
     assert trail.note(50.0, {"o": 60}, 10, [6, 8]) == [{"o": 40}]
-    # Each long one by itself, whatever else is open.
+    # Each long one counts by itself, beside other open ones.
     assert trail.note(51.0, {"o": 70}, 11, [6]) == [{"o": 50}, {"o": 30}]
     assert trail.note(51.1, {"o": 80}, 11, []) == [{"o": 50}, {}]
-    # Of many that end together each moment counts once.
+    # Each moment counts once for many that end together.
     trail.note(60.0, {"o": 90}, 900, range(100, 900))
     assert trail.note(61.0, {"o": 99}, 901, []) == [{"o": 70}, {"o": 50}]
 
 
-def test_one_long_answer_pauses_the_sweep_for_half_a_second_at_most():
+def test_a_long_answer_pauses_the_sweep_for_half_a_second_at_most():
     late_commits, cursors = LateCommits(), {ORIGIN: Cursor(1, at=9)}
     cursors[ORIGIN].near.want(0)
     for took, pause in ((4.0, 0.5), (0.001, 0.05), (0.02, 0.4)):

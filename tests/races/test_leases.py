@@ -1,4 +1,4 @@
-"""A job begins only while nobody else can own it, and never beside itself."""
+"""A job begins only while no other process can own it, and never beside itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ OVER = -math.inf
 
 @pytest.mark.guarantee("FP16", "I4")
 @pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
-def test_what_was_claimed_before_the_lease_ran_out_is_dropped_and_claimed_anew(
-    scene, group
-):
+def test_jobs_whose_lease_ran_out_are_dropped_and_claimed_again(scene, group):
     jobs = [scene.enqueue(group=group) for _ in range(3)]
     pod = scene.pod(ORIGIN)
     pod.rounds()
@@ -94,7 +92,7 @@ def test_an_origin_that_comes_back_twice_still_waits_for_the_first_handler(scene
 @pytest.mark.guarantee("FP16")
 @pytest.mark.expects("jobs.fenced")
 @pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
-def test_what_others_have_taken_is_told_once(scene, group):
+def test_jobs_of_a_lost_origin_are_reported_as_dropped_once(scene, group):
     jobs = [scene.enqueue(group=group) for _ in range(4)]
     pod = scene.pod(ORIGIN)
     pod.rounds()
@@ -115,7 +113,7 @@ def test_what_others_have_taken_is_told_once(scene, group):
     assert not dropped
 
 
-def test_what_is_handed_over_is_not_told_as_dropped(scene):
+def test_jobs_that_are_handed_over_are_not_reported_as_dropped(scene):
     scene.enqueue()
     pod = scene.pod(ORIGIN)
     pod.rounds()
@@ -124,7 +122,7 @@ def test_what_is_handed_over_is_not_told_as_dropped(scene):
     assert not dropped
 
 
-def test_what_is_given_up_begins_nothing_though_the_dispatcher_waits(scene):
+def test_jobs_of_a_released_origin_do_not_begin_before_the_next_round(scene):
     scene.enqueue()
     pod = scene.pod(ORIGIN)
     pod.rounds()
@@ -135,7 +133,7 @@ def test_what_is_given_up_begins_nothing_though_the_dispatcher_waits(scene):
 
 @pytest.mark.guarantee("I4", "I11")
 @pytest.mark.parametrize("group", [None, "g"], ids=["no group", "group"])
-def test_what_is_given_up_while_a_claim_is_read_begins_nothing(
+def test_jobs_of_an_origin_released_while_a_claim_is_read_do_not_begin(
     scene, monkeypatch, group
 ):
     scene.enqueue(group=group)

@@ -26,7 +26,7 @@ def pod(scene):
 
 
 def reconnect(pod) -> None:
-    """What a dispatcher does with a new connection."""
+    """Do what a dispatcher does with a new connection."""
     pod.dispatcher._recover(pod.round_trip)
 
 
@@ -77,7 +77,7 @@ def test_a_handler_commits_nothing_while_jobs_before_its_own_are_back(
 @pytest.mark.expects("jobs.fenced")
 @pytest.mark.guarantee("FP7", "I9")
 @pytest.mark.parametrize("error", [None, RetryAfter(0), Discard()])
-def test_what_ended_before_the_loss_is_not_written_after_it(scene, pod, error):
+def test_an_end_that_preceded_a_lost_commit_is_not_written_after_it(scene, pod, error):
     jobs = [scene.enqueue(group="g") for _ in range(3)]
     pod.rounds()
     pod.finish(pod.start())
@@ -140,7 +140,7 @@ def test_a_restart_without_a_loss_costs_no_run(scene, pod):
     assert [scene.ends(job) for job in jobs] == [["completed"]] * 3
 
 
-def test_the_note_of_what_runs_is_written_again(scene, pod):
+def test_a_lost_claim_of_a_running_job_is_written_again(scene, pod):
     scene.enqueue()
     pod.rounds()
     running = pod.start()
@@ -151,7 +151,7 @@ def test_the_note_of_what_runs_is_written_again(scene, pod):
 
 
 @pytest.mark.guarantee("FP7")
-def test_behind_pgbouncer_another_server_refuses_all_until_the_pod_has_noticed(
+def test_another_server_behind_pgbouncer_refuses_all_until_the_pod_has_noticed(
     scene, pod
 ):
     job = scene.enqueue()
@@ -168,7 +168,7 @@ def test_behind_pgbouncer_another_server_refuses_all_until_the_pod_has_noticed(
     assert pod.start().id == job
 
 
-def test_behind_pgbouncer_each_transaction_asks_for_its_server(scene, pod):
+def test_each_transaction_behind_pgbouncer_asks_for_its_server(scene, pod):
     scene.enqueue()
     pod.rounds()
     running = pod.start()
@@ -185,7 +185,7 @@ def test_behind_pgbouncer_each_transaction_asks_for_its_server(scene, pod):
 
 
 @pytest.mark.expects("jobs.fenced")
-def test_what_a_handler_is_told_names_the_job_and_the_reason(scene, pod):
+def test_the_error_of_a_fenced_transaction_names_the_job_and_the_reason(scene, pod):
     job = scene.enqueue()
     pod.rounds()
     running = pod.start()

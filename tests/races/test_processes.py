@@ -173,7 +173,7 @@ def pids(admin) -> set[int]:
 
 
 def owners(admin) -> int:
-    """How many processes share all the origins."""
+    """Count the processes that share all the origins."""
     row = admin.execute(
         "select count(distinct owner), count(*) filter (where owner is null)"
         " from jobs_lib.origins where role = 'execute'"
@@ -234,7 +234,7 @@ def test_children_that_are_asked_to_stop_before_they_have_loaded_end_in_order(
     assert "Traceback" not in parent.output
 
 
-def test_the_exit_code_tells_of_a_child_that_was_killed_while_it_stopped(run_process):
+def test_the_exit_code_shows_the_signal_that_killed_a_stopping_child(run_process):
     parent = run_process("-c", KILLED)
     parent.wait_for_line("child begins")
     parent.signal(signal.SIGTERM)
@@ -285,7 +285,7 @@ def test_a_process_whose_handlers_leak_is_replaced_in_order(
     leak_all(200)
     count = "select count(*), count(distinct job), count(distinct pid) > 2 from runs"
     assert admin.execute(count).fetchone() == (400, 400, True)
-    # Nothing was cut off: each has run at its first attempt, and nobody died.
+    # Nothing was cut off: each has run at its first attempt, and no process died.
     ended = admin.execute("select distinct outcome, attempt from jobs_lib.history")
     assert ended.fetchall() == [("completed", 1)]
     assert "died" not in parent.output

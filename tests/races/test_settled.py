@@ -1,4 +1,4 @@
-"""What an attempt, a crash and a pause leave behind; step by step."""
+"""An attempt, a crash and a pause leave the right rows behind; step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_failure_that_is_written_again_counts_once(scene):
 # What a crash costs
 
 
-def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
+def test_a_retried_job_pays_no_crash_of_the_process_that_claimed_it(scene):
     failed, running = scene.enqueue(), scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
@@ -42,7 +42,7 @@ def test_a_retried_job_does_not_pay_for_the_process_of_its_claims_others(scene):
     assert scene.state(running) == ("available", 0, 1)
 
 
-def test_a_job_that_was_found_again_in_flight_does_not_pay_either(scene):
+def test_a_snoozed_job_found_again_in_flight_pays_no_crash(scene):
     snoozed = scene.enqueue()
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.round()
@@ -91,7 +91,7 @@ def test_three_crashes_are_three_attempts(scene):
 # Pauses, and what is settled together
 
 
-def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene):
+def test_a_pod_with_all_origins_paused_sees_one_resumed(scene):
     scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
     job = scene.enqueue()
     pod = scene.pod(ORIGIN)
@@ -100,7 +100,7 @@ def test_a_pod_all_of_whose_origins_were_paused_sees_that_one_no_longer_is(scene
     assert run(pod) == [job]
 
 
-def test_a_hint_right_after_the_take_over_does_not_start_what_is_paused(scene):
+def test_a_hint_right_after_the_take_over_starts_no_paused_job(scene):
     job = scene.enqueue()
     scene.admin.execute("insert into jobs_lib.pauses values ('type', 'work')")
     pod = scene.pod()

@@ -1,4 +1,4 @@
-"""How an executor stops: by one signal, by two, and when its time is over."""
+"""An executor stops by one signal, by two, and when its time is over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(database_url, connect, start_process, wait_for):
-    """A function that starts an executor with six jobs of which two are running."""
+    """A function that starts an executor with six jobs, two of them running."""
 
     def start(seconds: float, grace: float):
         app = make_app(database_url)
@@ -53,7 +53,7 @@ def left(admin) -> list[tuple[int, int]]:
 
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_answered_by_what_still_runs_and_what_a_second_one_does(
+def test_a_signal_logs_the_running_jobs_and_the_effect_of_a_second_signal(
     start, wait_for, number
 ):
     worker = start(600.0, 300.0)
@@ -70,7 +70,7 @@ def test_a_signal_is_answered_by_what_still_runs_and_what_a_second_one_does(
     assert worker.wait() == CUT_OFF
 
 
-def test_what_is_waited_for_is_told_by_type_and_cut_short():
+def test_the_jobs_a_stop_waits_for_are_listed_by_type_and_shortened():
     class Running:
         def __init__(self, type_: str, id_: int) -> None:
             self.type, self.id = type_, id_
@@ -84,7 +84,7 @@ def test_what_is_waited_for_is_told_by_type_and_cut_short():
 
 @pytest.mark.guarantee("FP19")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_signal_ends_what_runs_and_leaves_the_rest(start, admin, number):
+def test_a_signal_lets_running_jobs_end_and_leaves_the_rest(start, admin, number):
     worker = start(1.0, 30.0)
     worker.signal(number)
     assert worker.wait() == 0
@@ -99,7 +99,7 @@ def test_one_signal_ends_what_runs_and_leaves_the_rest(start, admin, number):
 
 
 @pytest.mark.guarantee("FP19")
-def test_what_runs_longer_than_its_time_is_released_with_no_attempt_burnt(start, admin):
+def test_jobs_that_outlast_the_stop_are_released_without_a_burnt_attempt(start, admin):
     worker = start(600.0, 0.5)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == CUT_OFF
@@ -119,7 +119,7 @@ def claimed(admin) -> list[int]:
 
 @pytest.mark.guarantee("FP19")
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_a_second_signal_ends_it_at_once_and_burns_no_attempt(
+def test_a_second_signal_ends_the_executor_at_once_and_burns_no_attempt(
     start, admin, database_url, wait_for, second
 ):
     worker = start(600.0, 60.0)
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once_and_burns_no_attempt(
 
 
 @pytest.mark.guarantee("FP19")
-def test_sigquit_ends_it_at_once_and_burns_no_attempt(
+def test_sigquit_ends_the_executor_at_once_and_burns_no_attempt(
     start, admin, database_url, wait_for
 ):
     worker = start(600.0, 60.0)
@@ -149,7 +149,7 @@ def test_sigquit_ends_it_at_once_and_burns_no_attempt(
 
 
 @pytest.mark.guarantee("FP19")
-def test_it_ends_at_once_when_the_database_does_not_answer(start, admin):
+def test_an_executor_ends_in_time_when_the_database_does_not_answer(start, admin):
     worker = start(600.0, 60.0)
     with admin.transaction():
         admin.execute("lock table jobs_lib.origins in access exclusive mode")

@@ -1,4 +1,4 @@
-"""A claim skips an origin that somebody has locked, and forgets nothing of it."""
+"""A claim skips an origin that another session has locked, and forgets nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _finish_all(pod):
 
 @pytest.mark.guarantee("S1")
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_new_job_is_asked_for_again(scene, lock, swept, plain):
+def test_a_claim_asks_again_for_a_skipped_new_job(scene, lock, swept, plain):
     pod = scene.pod(ORIGIN)
     swept(pod)
     holder = lock()
@@ -82,7 +82,7 @@ def test_a_new_job_is_asked_for_again(scene, lock, swept, plain):
     assert run(pod) == [job]
 
 
-def test_a_plain_claim_that_skips_asks_again(scene, lock):
+def test_a_plain_claim_asks_again_for_a_skipped_origin(scene, lock):
     pod = scene.pod(ORIGIN)
     job = scene.enqueue()
     holder = lock()
@@ -100,7 +100,7 @@ def test_a_plain_claim_that_skips_asks_again(scene, lock):
 
 
 @pytest.mark.guarantee("S17")
-def test_a_promoted_job_is_asked_for_again(scene, lock, swept):
+def test_a_claim_asks_again_for_a_skipped_promoted_job(scene, lock, swept):
     job = scene.enqueue()
     pod = scene.pod(ORIGIN)
     swept(pod)
@@ -121,7 +121,7 @@ def test_a_promoted_job_is_asked_for_again(scene, lock, swept):
     assert run(pod) == [job]
 
 
-def test_a_suspect_is_asked_for_again(scene, lock, swept):
+def test_a_claim_asks_again_for_a_skipped_suspect(scene, lock, swept):
     job = scene.enqueue()
     for _ in range(2):
         dead = scene.pod(ORIGIN)
@@ -179,7 +179,7 @@ def test_only_the_next_job_of_a_group_is_woken(scene, swept):
     for job in pod.start_all():
         pod.finish(job, RetryAfter(3600))
     pod.rounds(3)
-    # Of a the head, of b what stands behind it, of c the head and the next one.
+    # The head of a, the job behind the head of b, and the first two jobs of c.
     gone = [jobs[0], jobs[4], jobs[2], jobs[5]]
     cancel(scene.database, gone)
     woken = scene.admin.execute(

@@ -1,4 +1,4 @@
-"""A job that kills its process is found, and nobody else pays for it."""
+"""A job that kills its process is found, and no other job pays for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
     assert row is not None
     assert row[:2] == (killer, "kill")
     assert "the process died" in row[2][-1]["error"]
-    # Nobody else has a failure on record.
+    # No other job has a failure on record.
     outcomes = admin.execute(
         "select distinct outcome from jobs_lib.history where type = 'work'"
     )
@@ -153,7 +153,7 @@ def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):
 
 
 def crash(scene, crashes: int, *jobs: int) -> None:
-    """As if processes had died that had claimed these."""
+    """Pretend that the processes that claimed these have died."""
     scene.admin.execute(
         "update jobs_lib.jobs set crashes = %s where id = any(%s)",
         (crashes, list(jobs)),

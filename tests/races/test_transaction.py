@@ -20,7 +20,7 @@ def admin(connect):
 
 @pytest.fixture
 def enqueue(database_url, connect):
-    """A function that enqueues so many jobs of a kind."""
+    """A function that enqueues a number of jobs of a kind."""
     app = make_app(database_url)
 
     @app.job(name="plain", group="group")
@@ -88,7 +88,7 @@ def test_a_commit_on_its_way_when_the_process_dies_counts_once(
     gate.execute("select pg_advisory_lock(42)")
     enqueue("plain", 1)
     doomed = start_process("dies", database_url, pod="doomed")
-    # The server is inside the commit, and nobody will hear its answer.
+    # The server is inside the commit, and no client will get its answer.
     wait_for(
         lambda: count(admin, "pg_locks where not granted and locktype = 'advisory'"),
         what=lambda: f"the commit is on its way\n{doomed.output}",

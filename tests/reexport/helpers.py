@@ -1,4 +1,4 @@
-"""A table to re-export, what was loaded of it, and a job that no executor runs."""
+"""A table to re-export, its loaded keys, and a job that no executor runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALLATION = uuid.uuid4()
 
 
 def make_entity(source="aircraft", key="tail", name="aircraft"):
-    """An entity whose states nobody loads in these tests."""
+    """An entity; these tests never load its states."""
     states = App("test").topic("aircraft-state")
     return Entity(name, states, source, key, lambda _conn, _keys: {})
 
@@ -52,7 +52,7 @@ def loaded_keys(database: Database):
 
 
 def make_job(database: Database, **values):
-    """A chunk job whose transaction is a plain one."""
+    """A chunk job with a plain transaction."""
 
     @contextmanager
     def lend(job):

@@ -96,7 +96,9 @@ def test_other_rows_of_the_outbox_do_not_count(database, running, exporter):
     assert query(database, "select count(*) from jobs_lib.outbox") == [(1_001,)]
 
 
-def test_pause_and_resume(database, running, exporter):
+def test_a_paused_re_export_writes_rows_only_after_it_resumes(
+    database, running, exporter
+):
     assert reexport.pause(database, "aircraft").state == "paused"
     for _ in range(2):
         with pytest.raises(Snooze, match="paused"):
@@ -108,7 +110,7 @@ def test_pause_and_resume(database, running, exporter):
     assert len(query(database, ROWS)) == 1
 
 
-def test_a_pause_is_felt_before_the_next_look(database, running, exporter):
+def test_a_pause_of_a_re_export_holds_before_the_next_poll(database, running, exporter):
     exporter.export(make_job(database), running, ["N001"])
     reexport.pause(database, "aircraft")
     with pytest.raises(Snooze, match="paused"):
@@ -138,7 +140,7 @@ def test_a_resumed_load_is_loading_until_all_ranges_are_in(database):
     assert reexport.resume(database, "aircraft").state == "running"
 
 
-def test_it_ends_when_every_key_is_sent_or_superseded(database, running):
+def test_a_re_export_ends_when_every_key_is_sent_or_superseded(database, running):
     text = "update jobs_lib.reexports set sent = %s, superseded = 20 returning id"
     query(database, text, 479)
     progress = reexport.status(database, "aircraft")
@@ -152,13 +154,13 @@ def test_it_ends_when_every_key_is_sent_or_superseded(database, running):
         reexport.pause(database, "aircraft")
 
 
-def test_the_rate_is_changed_while_it_runs(database, running):
+def test_the_rate_of_a_running_re_export_can_be_changed(database, running):
     assert reexport.set_rate(database, "aircraft", 1_200).rate == 1_200
     with pytest.raises(ReexportError, match="records a minute"):
         reexport.set_rate(database, "aircraft", 0)
 
 
-def test_an_entity_that_was_never_reexported_is_told_how(database):
+def test_the_status_of_an_entity_never_re_exported_names_the_command(database):
     with pytest.raises(ReexportError, match="reexport start workers"):
         reexport.status(database, "workers")
 

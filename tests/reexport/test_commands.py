@@ -84,7 +84,7 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
     assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
 
 
-def test_start_rate_pause_resume_status_cancel(database, run):
+def test_the_commands_start_steer_show_and_cancel_a_re_export(database, run):
     make_table(database, ["N1", "N2"])
     start = ("start", "aircraft", "--engine", "sql")
     assert "begun" in run(*start, "--rate", "60")

@@ -1,4 +1,4 @@
-"""However often, by however many and however badly a range is loaded: each key once."""
+"""Each key is loaded once, through repeats, several loaders and failures."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def test_two_loaders_at_once_load_each_range_once(database, begun):
     assert reexport.status(database, "aircraft").state == "running"
 
 
-def test_of_the_last_two_ranges_the_second_to_commit_sees_the_end(
-    database, begun, wait_for
-):
+def test_the_last_range_to_commit_sees_the_end_of_loading(database, begun, wait_for):
     def last():
         with database.connect("last") as connection:
             load_range(connection, database.queries, begun.loading, 3)
@@ -175,7 +173,7 @@ def test_keys_that_are_not_sent_yet_hold_the_loader_up(database, begun):
     ("room", "idle", "wave"),
     [(0, False, []), (10, False, [3]), (25, False, [3, 5]), (0, True, [3])],
 )
-def test_a_wave_holds_what_there_is_room_for(room, idle, wave):
+def test_a_wave_holds_as_many_ranges_as_there_is_room_for(room, idle, wave):
     assert next_wave([(3, 10), (5, 10), (6, 10)], room, idle=idle) == wave
 
 

@@ -1,4 +1,4 @@
-"""Ranges cover each key exactly once, whatever the keys are."""
+"""Ranges cover each key exactly once, for every kind of key."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_sample_is_as_good_as_all_keys(database, percent_from):
     assert plan.total == 20_000
 
 
-def test_a_table_in_another_schema_with_odd_names(database):
+def test_a_plan_reads_a_table_in_another_schema_with_odd_names(database):
     with database.connect("test") as connection:
         connection.execute('create schema "My ""app"')
         connection.execute('create table "My ""app"."T{x}" ("Key no" int primary key)')
@@ -120,7 +120,7 @@ def test_a_missing_table_or_column_is_named(database, entity):
 @pytest.mark.parametrize(
     "values", [{"rate": 0}, {"rate": 10**8}, {"chunk": 0}, {"ranges": 0}]
 )
-def test_what_is_out_of_range_is_refused(database, values):
+def test_options_out_of_range_are_refused(database, values):
     make_table(database, ["N1"])
     with pytest.raises(ReexportError, match="not "):
         begin(database, make_entity(), **{"rate": 100, **values})

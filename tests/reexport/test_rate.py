@@ -69,7 +69,7 @@ def test_no_minute_exceeds_the_rate(database, limited, rate):
     pace = max(0.25, 20 / rate)
     steps = []
     for _ in range(600):
-        # Mostly asked often; now and then nobody asks for minutes, as in an outage.
+        # Mostly asked often; now and then not for minutes, as in an outage.
         pause = 200 if rng.random() < 0.003 else rng.expovariate(1 / pace)
         steps.append((pause, rng.choice([1, 2, 100, 10**6])))
     with database.connect("test") as connection:
@@ -120,7 +120,7 @@ def test_many_takers_share_one_bucket(database, limited):
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled", "finished"])
-def test_nothing_is_granted_unless_it_goes_on(database, limited, state):
+def test_a_re_export_that_does_not_run_is_granted_no_records(database, limited, state):
     limited(6_000)
     query(
         database,

@@ -101,7 +101,7 @@ def revoke(secured_admin, wait_for) -> Callable[..., None]:
 def place_right(
     user: str, kind: str, name: str, right: str, *, prefixed: bool = False
 ) -> tuple[Any, ...]:
-    """What an ACL is made of, and what it is found by."""
+    """Return an ACL, and the filter that finds it."""
     return (
         ResourceType[kind],
         name,

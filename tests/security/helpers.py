@@ -1,4 +1,4 @@
-"""Who may come in, and by which password."""
+"""The users that the secured broker knows, and their passwords."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORDS = {"alice": "alice-" + CANARY, "bob": "bob-" + CANARY}
 
 @dataclass(frozen=True)
 class User:
-    """Somebody that the secured broker knows by SASL/PLAIN."""
+    """A user that the secured broker knows by SASL/PLAIN."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What a Kafka with passwords, certificates and rights refuses is named at once."""
+"""A refusal by a Kafka with passwords, certificates and rights is named at once."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_relay_that_may_not_write_does_not_start(
     grant("alice", "TOPIC", topic.name, "READ")
     text = refuse(app, "relay")
     assert f"alice' WRITE on the topic '{topic.name}'" in text
-    # Of transactional ids a broker tells nothing before they are used.
+    # A broker reveals nothing about a transactional id before its first use.
     grant("alice", "TOPIC", topic.name, "WRITE")
     with running(app, "relay") as service:
         wait_for(lambda: service.failure, timeout=20, what="it ends by itself")
@@ -167,7 +167,7 @@ def test_a_topic_that_may_not_be_created_is_named(secured_app, grant):
         apply_topics(app)
 
 
-def test_whoever_has_all_rights_consumes_and_sends(
+def test_a_user_with_all_rights_consumes_and_sends(
     secured, secured_app, secured_topic, grant, connect, wait_for
 ):
     read, written = secured_topic(), secured_topic()
@@ -195,7 +195,7 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
     allow(grant, "alice", denied, denied)
     allow(grant, "alice", granted, granted)
     if not kept:
-        # Who may read a topic is also told that it is there.
+        # A user that may read a topic also sees that it exists.
         revoke("alice", "TOPIC", denied, "READ")
     app = secured_app()
     topics = [app.topic(name, value=int) for name in (denied, granted)]
@@ -257,7 +257,7 @@ def test_a_sidecar_that_may_not_ask_for_the_group_does_not_start(
 
 
 @pytest.mark.slow
-def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back(
+def test_a_service_reports_a_changed_password_and_goes_on_when_it_is_back(
     secured,
     secured_app,
     secured_topic,
@@ -306,7 +306,9 @@ def test_a_service_whose_password_is_changed_says_so_and_goes_on_when_it_is_back
     assert [r.json for r in read_topic(secured.bootstrap_servers, written)] == [3]
 
 
-def test_the_command_ends_with_one_line(secured, secret_url, run_process):
+def test_the_run_command_ends_with_one_line_for_an_expired_certificate(
+    secured, secret_url, run_process
+):
     process = run_process(
         *("-m", "jobs_lib.cli", "run", "tests.security.service:app"),
         env={

@@ -34,7 +34,7 @@ def parameters(command: click.Command) -> set[str]:
 
 
 def read_line(pid: int) -> str:
-    """What `ps` shows of a process; empty if it has ended."""
+    """Return what `ps` shows of a process; empty if it has ended."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -110,7 +110,7 @@ def test_no_function_looks_into_temporary_tables_first(empty_url, install, schem
 
 
 @pytest.mark.guarantee("FS14")
-def test_a_later_revision_cannot_forget_it(empty_url, tmp_path):
+def test_a_careless_later_revision_leaves_every_function_safe(empty_url, tmp_path):
     migrate(empty_url)
     careless = """
     create or replace function note_touch() returns trigger
@@ -163,7 +163,9 @@ def test_no_trap_of_a_session_runs_with_the_rights_of_the_owner(attacker, call):
 
 
 @pytest.mark.guarantee("FS14", "I1", "I18")
-def test_nothing_of_ours_lands_in_a_temporary_table(database_url, connect, admin):
+def test_the_library_writes_nothing_into_a_temporary_table(
+    database_url, connect, admin
+):
     session = connect(autocommit=True)
     names = shadow(session)
     app = make_app(database_url)

@@ -57,7 +57,7 @@ PRODUCER = {
 
 @pytest.fixture
 def made(monkeypatch) -> list[dict[str, Any]]:
-    """What each client was made with; they are really made."""
+    """The settings that each client was made with; the clients are real."""
     found: list[dict[str, Any]] = []
     for name in ("Consumer", "Producer", "AdminClient"):
         kind = getattr(client, name)
@@ -105,7 +105,7 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
     assert len(made) == 3
     for configuration in made:
         assert {key: configuration[key] for key in given} == given
-    # What is for another kind of client does no harm, and is no news either.
+    # A key for another kind of client does no harm, and is not logged either.
     assert not [r for r in caplog.records if "property" in r.getMessage()]
     # And all is well at the start of a service, unless one of them is not known.
     client.check_settings(settings)
@@ -125,10 +125,10 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
         ("linger.ms", CANARY, "linger.ms"),
         ("fetch.min.bytes", CANARY, "fetch.min.bytes"),
         ("ssl.ca.pem", CANARY, "ssl.ca.pem"),
-        # Of a producer alone, with what is forced.
+        # For a producer alone, with the forced settings.
         ("max.in.flight.requests.per.connection", "6", "max.in.flight"),
         ("retries", "0", "retries"),
-        # Of a consumer alone.
+        # For a consumer alone.
         ("max.poll.interval.ms", "1", "max.poll.interval.ms"),
         ("error_cb", "x", "error_cb is a Python object"),
         ("logger", "x", "logger is a Python object"),
@@ -160,7 +160,9 @@ def test_an_unknown_key_or_value_is_refused_at_the_start(key, value, what):
         ("transactional.id", "mine", "each shard"),
     ],
 )
-def test_what_would_lose_records_or_is_set_otherwise_is_refused(key, value, needed):
+def test_settings_that_would_lose_records_or_have_another_place_are_refused(
+    key, value, needed
+):
     text = refuse({key: value})
     assert key in text
     assert needed in text
@@ -179,7 +181,7 @@ def test_what_would_lose_records_or_is_set_otherwise_is_refused(key, value, need
         ("auto.offset.reset", "earliest"),
     ],
 )
-def test_what_is_forced_may_be_said_again(made, key, value):
+def test_a_forced_setting_may_be_repeated(made, key, value):
     client.check_settings(load_settings(**NOWHERE, kafka={key: value}))
     _, consumer, producer = made
     assert (producer["acks"], producer["enable.idempotence"]) == ("all", True)

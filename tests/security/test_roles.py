@@ -265,7 +265,7 @@ def test_a_service_runs_with_its_own_rights(
         ),
     ],
 )
-def test_a_service_cannot_change_what_migrations_write(
+def test_a_service_cannot_change_tables_that_migrations_write(
     database_url, make_role, statement
 ):
     with (
@@ -276,7 +276,7 @@ def test_a_service_cannot_change_what_migrations_write(
 
 
 @pytest.mark.guarantee("FS10", "O8")
-def test_a_reader_sees_everything_but_what_jobs_and_records_carry(
+def test_a_reader_sees_everything_except_payloads_headers_and_values(
     database_url, make_role, admin
 ):
     app = make_app(database_url)
@@ -335,7 +335,7 @@ def test_a_role_that_migrates_needs_a_schema_of_its_own_only(
 
 
 @pytest.mark.guarantee("FS10", "O7")
-def test_a_role_that_migrates_takes_over_what_a_superuser_has_made(
+def test_a_migrating_role_takes_over_the_objects_of_a_superuser(
     database_url, make_role, tmp_path
 ):
     services = make_role(database_url, "service")
@@ -350,7 +350,7 @@ def test_a_role_that_migrates_takes_over_what_a_superuser_has_made(
 
 
 @pytest.mark.guarantee("FS10", "O8")
-def test_what_a_later_migration_adds_is_granted_with_it(
+def test_objects_of_a_later_migration_are_granted_with_it(
     database_url, make_role, tmp_path
 ):
     service = make_role(database_url, "service")
@@ -398,7 +398,7 @@ def test_a_new_role_of_an_old_name_inherits_nothing(
 
 @pytest.mark.guarantee("FS14")
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by the command"])
-def test_a_service_that_was_made_an_enqueuer_stays_one(
+def test_a_service_role_that_was_made_an_enqueuer_gets_no_service_rights_back(
     database_url, make_role, tmp_path, admin, by_hand
 ):
     url = make_role(database_url, "service")
@@ -425,7 +425,7 @@ def test_a_new_role_of_a_services_name_is_no_service(
 
 
 def assert_no_service(database_url, url, tmp_path, *, enqueues=True):
-    """After a migration the role has not what a service has, and nobody advises it."""
+    """Assert that a migration gives the role no rights of a service, nor advises it."""
     added = "create table newer (payload jsonb)"
     with NextRelease(tmp_path, [added]).installed():
         migrate(database_url)
@@ -499,7 +499,7 @@ def test_the_command_prints_what_it_would_apply(database_url, make_role, monkeyp
             connection.execute(sql.SQL("drop role {}").format(quoted))
 
 
-def test_who_may_not_grant_is_told_so_and_changes_nothing(
+def test_grants_by_a_role_that_may_not_grant_fail_and_change_nothing(
     database_url, make_role, admin
 ):
     url, other = make_role(database_url, "service"), make_role(database_url)
@@ -518,7 +518,9 @@ def test_who_may_not_grant_is_told_so_and_changes_nothing(
     assert found == (False,)
 
 
-def test_the_check_looks_at_what_a_role_was_granted(database_url, make_role, admin):
+def test_the_check_finds_a_missing_right_of_a_granted_role(
+    database_url, make_role, admin
+):
     url = make_role(database_url, "enqueue")
     database = Database(database_url)
 

@@ -108,7 +108,7 @@ def refuse(output: str, kafka: dict[str, str] | None = None) -> None:
         assert line not in output
 
 
-def test_every_command_is_among_those_that_are_tried():
+def test_every_command_is_tried_for_leaked_passwords():
     tried = [*COMMANDS, *SERVICES]
     for leaf in leaves(cli):
         assert any(one.startswith(leaf) for one in tried), leaf
@@ -385,7 +385,7 @@ def test_the_names_of_files_with_keys_are_no_secrets():
         ("postgresql://u:p:q?@a:1,b:2/d", {"p:q?"}),
         ("postgresql://u@h/d?x=1&password=p%26ss&y", {"p%26ss", "p&ss"}),
         ("postgresql:///d?sslpassword=pass&host=/tmp", {"pass"}),
-        # Whoever sees the user's name learns nothing new.
+        # The user's name alone reveals nothing new.
         ("postgresql://postgres:postgres@h/d", set()),
         ("postgresql://u:app@h/app", set()),
     ],

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROLE
 
 HERE = Path(__file__).parents[2]
-CHANGES_TOPICS = "test_both_uses_of_an_app_share_its_connections"
+CHANGES_TOPICS = "test_an_apps_enqueues_and_transactions_share_its_connections"
 FILES = {
     "service": [
         *(f"integration/test_{name}.py" for name in ("attempts", "rate")),

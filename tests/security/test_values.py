@@ -132,7 +132,7 @@ def told(error: BaseException) -> str:
 
 @pytest.fixture
 def events(caplog):
-    """All events of a test, whose log is as talkative as can be."""
+    """All events of a test that logs at the lowest level."""
     caplog.set_level(logging.DEBUG)
     with watching_events() as found:
         yield found
@@ -141,7 +141,7 @@ def events(caplog):
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize(("fields", "match"), UNFIT)
-def test_json_that_does_not_fit_is_told_by_place_and_reason(fields, match):
+def test_json_that_does_not_fit_is_reported_by_place_and_reason(fields, match):
     adapter = TypeAdapter(Person)
     data = TypeAdapter(dict[str, Any]).dump_json(fields)
     for refuse in (
@@ -164,19 +164,19 @@ def test_json_that_does_not_fit_is_told_by_place_and_reason(fields, match):
         b'{"name":"\xff' + VALUE.encode() + b'"}',
     ],
 )
-def test_broken_json_is_told_without_its_text(data):
+def test_broken_json_is_reported_without_its_text(data):
     with pytest.raises(ValueError, match=r"line 1|valid|object|Person") as refused:
         JsonCodec(TypeAdapter(Person)).decode(data)
     assert VALUE not in told(refused.value)
 
 
-def test_a_field_that_nobody_expects_is_named():
+def test_an_unexpected_field_is_named():
     with pytest.raises(ValueError, match=r"nmae: extra inputs"):
         JsonCodec(TypeAdapter(Strict)).decode(f'{{"nmae": "{VALUE}"}}'.encode())
 
 
 @pytest.mark.guarantee("FS16")
-def test_an_object_made_without_checks_is_told_by_its_field():
+def test_an_object_made_without_checks_is_refused_without_its_value():
     unchecked = Strict.model_construct(name=VALUE)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not of the type that is declared") as refused:
         JsonCodec(TypeAdapter(Strict)).encode(unchecked)
@@ -202,7 +202,7 @@ def avro() -> App:
         ({"name": (VALUE, 1)}, "Person.name"),
     ],
 )
-def test_a_value_that_does_not_fit_its_avro_schema_is_told_by_its_field(
+def test_a_value_that_does_not_fit_its_avro_schema_is_reported_by_its_field(
     avro, fields, match
 ):
     topic = avro.topic("people", value=dict[str, Any], schema=SCHEMA)
@@ -213,7 +213,7 @@ def test_a_value_that_does_not_fit_its_avro_schema_is_told_by_its_field(
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize("check", [look_up, mistype, refuse_without_a_text])
-def test_a_check_that_fails_on_an_avro_value_is_told_by_its_error(avro, check):
+def test_a_failed_check_of_an_avro_value_is_reported_without_the_value(avro, check):
     schema = {**SCHEMA, "fields": SCHEMA["fields"][:1]}
     plain = avro.topic("people", value=dict[str, Any], schema=schema)
     checked = dict[str, Annotated[str, AfterValidator(check)]]
@@ -230,7 +230,7 @@ def test_a_check_that_fails_on_an_avro_value_is_told_by_its_error(avro, check):
 
 
 @pytest.mark.guarantee("FS16")
-def test_avro_that_cannot_be_read_is_told_without_its_bytes(avro):
+def test_unreadable_avro_is_reported_without_its_bytes(avro):
     topic = avro.topic("people", value=dict[str, Any], schema=SCHEMA)
     good = topic.encode({"name": VALUE, "counts": {VALUE: 1}})
     other: Any = {**SCHEMA, "fields": [{"name": "name", "type": "int"}]}
@@ -249,7 +249,7 @@ def test_avro_that_cannot_be_read_is_told_without_its_bytes(avro):
 
 
 @pytest.mark.guarantee("FS16")
-def test_payloads_that_are_refused_are_told_without_their_values():
+def test_refused_payloads_are_reported_without_their_values():
     def handler(job, value: Person, more: Any = None) -> None: ...
 
     payload = Payload("take", handler, {})
@@ -283,7 +283,9 @@ def test_payloads_that_are_refused_are_told_without_their_values():
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize(("fields", "match"), UNFIT)
-def test_stored_payloads_that_do_not_fit_are_told_without_their_values(fields, match):
+def test_stored_payloads_that_do_not_fit_are_reported_without_their_values(
+    fields, match
+):
     def handler(job, value: Person) -> None: ...
 
     stored = json.dumps({"value": fields})
@@ -314,7 +316,7 @@ def test_keys_and_groups_that_are_refused_are_not_repeated(database, connect):
 
 
 @pytest.mark.guarantee("FS16")
-def test_a_stored_payload_that_does_not_fit_is_told_without_its_value(
+def test_a_job_with_a_misfit_payload_is_shown_without_its_value(
     database, connect, admin, wait_for, events
 ):
     before, after = make_app(database.url), make_app(database.url)
@@ -342,7 +344,7 @@ def test_a_stored_payload_that_does_not_fit_is_told_without_its_value(
 
 
 @pytest.mark.guarantee("FS16", "FS11")
-def test_a_record_that_cannot_be_handled_is_told_without_its_value(
+def test_a_record_that_cannot_be_handled_is_reported_without_its_value(
     database_url, admin, topic, bootstrap_servers, wait_for, events
 ):
     admin.execute("create table model (id text primary key, version bigint, n int)")
@@ -378,7 +380,7 @@ def test_a_record_that_cannot_be_handled_is_told_without_its_value(
 
 
 @pytest.mark.guarantee("FS16")
-def test_a_row_that_is_held_is_told_without_its_value(
+def test_a_held_row_is_reported_without_its_value(
     database_url, connect, topic, bootstrap_servers, wait_for, events
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
@@ -408,7 +410,7 @@ CARRYING = {"payload", "payloads", "headers", "more", "value"}
 def test_no_object_shows_what_it_carries():
     seen = set()
     for module in pkgutil.walk_packages(jobs_lib.__path__, "jobs_lib."):
-        # Of the test kit people want to see it.
+        # Users of the test kit want to see it.
         if module.name.startswith(("jobs_lib.testing", "jobs_lib.schemas.registry")):
             continue
         for one in vars(importlib.import_module(module.name)).values():
@@ -494,7 +496,7 @@ FOREIGN = [
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize(("act", "match"), FOREIGN)
-def test_an_error_of_the_server_or_of_pydantic_is_told_without_values(
+def test_an_error_of_the_server_or_of_pydantic_is_logged_without_values(
     act, match, people, connect, caplog
 ):
     with pytest.raises(Exception) as raised:  # noqa: PT011
@@ -512,7 +514,7 @@ def test_an_error_of_the_server_or_of_pydantic_is_told_without_values(
 
 @pytest.mark.guarantee("FS16", "FS11")
 @pytest.mark.parametrize(("act", "match"), FOREIGN[:1] + FOREIGN[6:7])
-def test_what_a_handler_of_records_runs_into_is_told_without_values(
+def test_an_error_of_a_record_handler_is_reported_without_values(
     act, match, people, database_url, topic, bootstrap_servers, wait_for, events
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
@@ -535,7 +537,7 @@ def test_what_a_handler_of_records_runs_into_is_told_without_values(
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize(("act", "match"), FOREIGN)
-def test_what_a_handler_of_jobs_runs_into_is_told_without_values(
+def test_an_error_of_a_job_handler_is_stored_without_values(
     act, match, people, database, connect, wait_for, events
 ):
     app = make_app(database.url)
@@ -562,7 +564,7 @@ def test_what_a_handler_of_jobs_runs_into_is_told_without_values(
 
 @pytest.mark.guarantee("FS16")
 @pytest.mark.parametrize(("act", "match"), FOREIGN[1:2] + FOREIGN[6:7])
-def test_what_a_loader_runs_into_is_told_without_values(
+def test_an_error_of_a_loader_is_reported_without_values(
     act,
     match,
     people,

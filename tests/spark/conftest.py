@@ -10,7 +10,7 @@ from spark_bridge import open_session
 
 
 def pytest_collection_modifyitems(items):
-    """Whoever uses the session carries the marker."""
+    """Give the marker to each test that uses the session."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")

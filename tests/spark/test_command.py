@@ -38,7 +38,7 @@ def load_airlines(conn, codes):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.guarantee("X1")
-def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
+def test_the_command_plans_loads_and_runs_with_progress_rate_and_eta(
     database, bootstrap_servers, topic, connect, tmp_path, monkeypatch, wait_for
 ):
     name = topic(4, config={"cleanup.policy": "compact"})
@@ -106,7 +106,7 @@ def test_one_command_plans_loads_and_runs_with_progress_rate_and_eta(
         assert status["sent"] >= 300
         assert status["eta"] is not None
         command("cancel", "flights")
-        # The same command stays to the end, where it is told to.
+        # The same command stays to the end when asked to.
         small = ("start", "airlines", "--rate", "60000", "--engine", "sql")
         assert "finished, 16 sent" in command(*small, "--watch")
     sent = read_topic(bootstrap_servers, name)

@@ -70,7 +70,7 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 
     frame = spark.createDataFrame([(n,) for n in range(10)], "range int")
     returned = frame.repartition(3).mapInArrow(dies_after_the_commit, RESULT).collect()
-    # What was loaded by the first attempts is not told again by the second ones.
+    # The second attempts do not report ranges that the first ones loaded.
     assert returned == []
     assert reexport.status(database, "aircraft").loaded == 5_000
     assert loaded_keys(database) == KEYS
@@ -121,7 +121,7 @@ def test_a_killed_driver_is_resumed_at_its_last_range(
     assert (progress.id, progress.state) == (before.id, "running")
     assert (progress.rate, progress.loaded) == (9_000, 5_000)
     assert loaded_keys(database) == KEYS
-    # What was loaded before was not loaded again.
+    # Ranges loaded before were not loaded again.
     after = query(
         database, "select reexport_id, range, loaded_at from jobs_lib.reexport_ranges"
     )
@@ -134,7 +134,7 @@ def test_no_password_reaches_the_event_log(spark, event_log, database):
     secret = Database(url, database.schema)
     make_table(database, KEYS)
     start(secret, make_entity(), rate=6_000)
-    # A failed task is told with its traceback.
+    # A failed task is reported with its traceback.
     broken = reexport.begin(secret, make_entity(), rate=6_000)
     with pytest.raises(Exception, match="has no range 77"):
         load_with_spark(spark, Target(url, database.schema), broken.loading, [77])

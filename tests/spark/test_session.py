@@ -1,4 +1,4 @@
-"""A session needs no hand work, and says what is missing."""
+"""A session needs no manual setup, and names what is missing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_launcher_drops_only_the_module_that_is_missing(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077"])
-def test_the_environment_is_given_back(monkeypatch, master):
+def test_the_environment_is_restored(monkeypatch, master):
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setenv("JAVA_HOME", "/mine")
     monkeypatch.setattr(session, "java_home", lambda: "/ours")

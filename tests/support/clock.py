@@ -43,7 +43,7 @@ class FakeClock:
             self._changed.notify_all()
 
     def settle(self, schedulers: int) -> None:
-        """Return once so many schedulers wait for a time that has not come."""
+        """Return once this number of schedulers wait for a time that has not come."""
 
         def all_wait() -> bool:
             with self._changed:

@@ -55,7 +55,7 @@ def on_database(url: str) -> Iterator[db.utils.ConnectionHandler]:
 
 
 def forget_connections() -> None:
-    """Make each alias anew when it is asked for."""
+    """Make each alias again when it is requested."""
     for alias in ("default", "other"):
         with suppress(AttributeError):
             del db.connections[alias]

@@ -41,7 +41,7 @@ _TEXTS = (str, BaseException)
 
 
 class Watch:
-    """Notes the watched events that nobody has said to expect."""
+    """Notes the watched events that no mark or listener expects."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

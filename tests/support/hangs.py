@@ -54,7 +54,7 @@ class Hangs:
             faulthandler.cancel_dump_traceback_later()
 
     def pytest_enter_pdb(self) -> None:
-        """Whoever debugs has all the time."""
+        """Drop the time limit of a test under a debugger."""
         self._seconds = None
         faulthandler.cancel_dump_traceback_later()
 

@@ -119,7 +119,7 @@ class Proxy:
             self._open.clear()
 
     def turn(self, url: str) -> None:
-        """Lead to the server at ``url`` from now on; everybody has to connect anew."""
+        """Lead to the server at ``url`` from now on; every client must reconnect."""
         parts = urlsplit(url)
         assert parts.hostname
         assert parts.port

@@ -109,7 +109,7 @@ class Pair:
         self.promote()
 
     def promote(self) -> None:
-        """Make the standby what the address leads to, whatever the primary does."""
+        """Lead the address to the standby, in any state of the primary."""
         assert _ask(self.standby.url, "select pg_promote(true, 60)") == [(True,)]
         self.proxy.turn(self.standby.url)
 

@@ -74,12 +74,12 @@ class Hands:
         self.ready[:] = [*items, *self.ready] if first else [*self.ready, *items]
 
     def take_back(self, ended: object) -> list[Item]:
-        """What nobody has begun."""
+        """The jobs that no worker has begun."""
         taken, self.ready = self.ready, []
         return taken
 
     def cancel(self, job: ClaimedJob) -> None:
-        """Nobody can stop a plain handler."""
+        """A plain handler cannot be stopped."""
 
 
 class Pod:
@@ -261,7 +261,7 @@ class Pod:
         return job
 
     def start_all(self) -> list[ClaimedJob]:
-        """Start whatever can be started."""
+        """Start every job that can start."""
         started = []
         while self.startable:
             if job := self.start():

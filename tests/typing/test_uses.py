@@ -15,7 +15,7 @@ USES = Path(__file__).with_name("uses.py")
 
 
 def run(*command: str) -> str:
-    """What a checker prints of the uses; it ends with 1 where it found errors."""
+    """Return what a checker prints about the uses; it exits with 1 for errors."""
     done = subprocess.run(
         [sys.executable, "-m", *command, str(USES)],
         cwd=ROOT,

@@ -110,7 +110,7 @@ FLIGHT = Flight(
 
 @pytest.fixture
 def app():
-    """An app whose registry is in this process alone."""
+    """An app with a registry in this process alone."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 
@@ -126,7 +126,7 @@ def test_each_kind_of_field_comes_back_as_it_was(app):
     data = flights.encode(FLIGHT)
     assert data[:1] == b"\0"
     assert read(app, data, Flight) == FLIGHT
-    # Whoever has no class of it gets plain values, by the registered schema alone.
+    # A reader without a class gets plain values, by the registered schema alone.
     plain = read(app, data)
     assert plain["status"] == "AIRBORNE"
     assert plain["crew"] == [{"name": "Grace", "born": None}]
@@ -208,7 +208,7 @@ def test_a_value_that_does_not_fit_the_schema_is_refused(app, value, match):
         (lambda data: data + b"\0", "1 bytes follow"),
     ],
 )
-def test_bytes_that_cannot_be_read_are_told(app, change, match):
+def test_unreadable_bytes_are_refused_with_the_reason(app, change, match):
     topic = app.topic("flights", value=dict[str, Any], schema=record(tail="string"))
     data = topic.encode({"tail": "N1"})
     with pytest.raises(ValueError, match=match):
@@ -222,14 +222,14 @@ def test_bytes_without_a_schema_stay_as_they_are(app):
     assert app.topic("json").encode(b"{}") == b"{}"
 
 
-def test_a_type_none_of_whose_values_would_fit_is_refused_where_it_is_declared(app):
+def test_a_type_that_can_never_fit_its_schema_is_refused_at_declaration(app):
     schema = record(name="string", age="int")
     with pytest.raises(ConfigurationError, match=r"no field born; the type .* age$"):
         app.topic("people", value=Person, schema=schema)
     schema["fields"][1]["default"] = 0
     with pytest.raises(ConfigurationError, match=r"no field born$"):
         app.topic("people", value=Person, schema=schema)
-    # Of these nothing is known before there is a value.
+    # Nothing is known about these before there is a value.
     for n, value in enumerate((Any, dict[str, Any], Person | None, list[Person])):
         app.topic(f"people-{n}", value=value, schema=schema)
 
@@ -258,7 +258,7 @@ def test_a_schema_is_read_from_its_file(app, tmp_path):
     assert read(app, app.topic("flights", schema=path).encode("x")) == "x"
 
 
-def test_without_a_registry_the_setting_is_named():
+def test_the_error_without_a_registry_names_the_setting():
     app = App("test", settings=load_settings())
     topic = app.topic("flights", schema=record(tail="string"))
     with pytest.raises(ConfigurationError, match="JOBS_LIB_SCHEMA_REGISTRY_URL"):
@@ -267,7 +267,7 @@ def test_without_a_registry_the_setting_is_named():
         app.load_schemas()
 
 
-def test_a_schema_that_nobody_registered_is_named_with_the_way_out():
+def test_an_unregistered_schema_is_named_with_the_way_out():
     with serving() as registry:
         settings = load_settings(schema_registry_url=registry.url)
         app = App("test", settings=settings)
@@ -287,7 +287,7 @@ def test_a_schema_that_nobody_registered_is_named_with_the_way_out():
         (422, ConfigurationError, "not now"),
     ],
 )
-def test_what_the_registry_says_is_told_without_secrets(status, error, match):
+def test_errors_of_the_registry_are_reported_without_secrets(status, error, match):
     with serving() as registry:
         registry.status = status
         settings = load_settings(

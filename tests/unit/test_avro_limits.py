@@ -39,14 +39,14 @@ EMPTY = [
 
 @pytest.fixture
 def app():
-    """An app whose registry is in this process alone."""
+    """An app with a registry in this process alone."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 
 
 @pytest.fixture
 def read(app):
-    """Reads what is said to be of a schema, as a consumer would."""
+    """A function that reads bytes by a schema, as a consumer would."""
 
     def read(schema: Any, data: bytes, value: Any = Any) -> Any:
         topic = app.topic(f"t{uuid.uuid4()}", value=dict[str, Any], schema=schema)
@@ -93,7 +93,7 @@ def test_all_lists_of_a_value_share_the_limit(read):
         read(schema, full + row * 100 + number(1) + row + b"\0")
 
 
-def test_as_many_as_the_limit_are_read(read):
+def test_an_array_of_as_many_empty_items_as_the_limit_is_read(read):
     value = read(record(many=NULLS), number(MOST_EMPTY) + b"\0")
     assert value == {"many": [None] * MOST_EMPTY}
 
@@ -131,7 +131,7 @@ def test_a_decimal_of_endless_digits_is_refused(read):
             read(PRICE, price(size))
 
 
-def test_what_no_consumer_could_read_is_not_sent(app):
+def test_a_value_that_no_consumer_could_read_is_not_sent(app):
     def make(levels: int) -> dict[str, Any]:
         value: dict[str, Any] = {"next": None}
         for _ in range(levels - 1):
@@ -172,5 +172,5 @@ def test_the_check_goes_over_each_kind_of_field_as_fastavro_does(app):
     ],
     ids=str,
 )
-def test_only_schemas_that_need_it_cost_a_check(schema, threshold):
+def test_only_schemas_that_can_exceed_a_limit_are_checked(schema, threshold):
     assert parse_schema(json.dumps(schema)).threshold == threshold

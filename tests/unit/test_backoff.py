@@ -81,12 +81,12 @@ def test_reconnecting_waits_a_few_seconds_at_the_most():
     assert RECONNECT.bound(1_000) <= 10
 
 
-def test_one_slow_look_rests_for_a_second_at_the_most():
+def test_the_rest_after_a_slow_poll_lasts_a_second_at_most():
     assert rest(4.0, share=0.05, last=0.0) == 1
     assert rest(0.01, share=0.05, last=0.0) == pytest.approx(0.2)
 
 
-def test_looks_that_stay_slow_take_their_share_of_the_time_in_the_end():
+def test_the_rest_between_slow_polls_grows_up_to_its_share():
     rests = [0.0]
     for _ in range(8):
         rests.append(rest(1.0, share=0.05, last=rests[-1]))

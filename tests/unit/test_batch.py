@@ -30,7 +30,7 @@ def test_each_reader_gets_the_rows_of_its_statement_and_then_the_batch_is_read()
     assert read == [("look", [(1,)]), ("sweep", [(2,), (3,)]), "all"]
 
 
-def test_nothing_is_read_of_a_batch_that_may_not_have_committed():
+def test_no_reader_is_called_for_a_batch_that_may_not_have_committed():
     read: list[Any] = []
     Batch([(LOOK, read.append)], lambda: read.append("all")).read()
     assert read == []

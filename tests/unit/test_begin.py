@@ -24,7 +24,7 @@ QUERIES = load_queries("jobs_lib")
 
 
 class Server:
-    """Answers what is asked before a handler begins; the lease may end meanwhile."""
+    """Answers the queries before a handler; the lease may end during one."""
 
     def __init__(self) -> None:
         self.ends: list[Lease] = []
@@ -57,7 +57,7 @@ class Scene:
         self.called: list[Any] = []
 
     def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
-        """What becomes of jobs of one type."""
+        """Runs jobs of one type and returns their ends."""
         types = self.app.jobs
         connections = JobConnections(types, QUERIES, UUID(int=1), self.server.lend)
         runner = Runner(types, connections, throttle=Throttle(types, connections))
@@ -69,7 +69,7 @@ class Scene:
         return [runner.run(job) for job in jobs]
 
     def declare(self, kind: str, **options: Any) -> None:
-        """A type `work` whose handler notes its calls."""
+        """Declare a type `work` with a handler that notes its calls."""
         if kind == "batch":
 
             @self.app.batch(name="work", size=9)
@@ -108,7 +108,7 @@ def results(outcomes: list[Outcome | None]) -> list[Result]:
 @pytest.mark.parametrize("over", [False, True], ids=["lasts", "over"])
 @pytest.mark.parametrize("waits_for", ["payload", "rate"])
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_job_whose_lease_ends_while_it_waits_does_not_begin(
+def test_a_job_does_not_begin_when_its_lease_ends_while_it_waits(
     scene, kind, waits_for, over
 ):
     scene.declare(kind, rate=Rate(1) if waits_for == "rate" else None)
@@ -120,7 +120,7 @@ def test_a_job_whose_lease_ends_while_it_waits_does_not_begin(
 
 @pytest.mark.guarantee("I4")
 @pytest.mark.parametrize("late", [2, 3, 4])
-def test_no_job_of_a_batch_begins_whose_lease_ends_while_another_payload_is_read(
+def test_a_job_is_dropped_when_its_lease_ends_while_its_batch_reads_a_payload(
     scene, late
 ):
     scene.declare("batch")
@@ -135,7 +135,7 @@ def test_no_job_of_a_batch_begins_whose_lease_ends_while_another_payload_is_read
 
 
 @pytest.mark.guarantee("I4")
-def test_what_a_batch_failed_with_is_not_tried_alone_once_the_lease_is_over(scene):
+def test_a_job_of_a_failed_batch_is_not_tried_alone_once_its_lease_is_over(scene):
     jobs = [make_job(2, '{"payload": 1}'), make_job(3, '{"payload": 1}')]
 
     @scene.app.batch(name="work", size=9)
@@ -149,7 +149,7 @@ def test_what_a_batch_failed_with_is_not_tried_alone_once_the_lease_is_over(scen
     assert scene.called == [[2, 3], [2]]
 
 
-def test_what_stands_behind_a_payload_that_cannot_be_read_waits_for_it(scene):
+def test_a_job_behind_an_unreadable_payload_of_its_group_waits(scene):
     scene.declare("batch")
     lane = make_job(2, None, "g").lane
     jobs = [

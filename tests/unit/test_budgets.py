@@ -1,4 +1,4 @@
-"""What tests take of the CPU is added up by folder; the longest files come first."""
+"""The CPU time of tests is added up by folder; the longest files come first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_waits():
 }
 
 
-def test_what_a_process_burns_counts_while_it_runs_and_when_it_has_ended(wait_for):
+def test_the_cpu_of_a_child_process_counts_during_and_after_its_run(wait_for):
     def read_others() -> float:
         return read_cpu() - time.process_time()
 
@@ -66,7 +66,7 @@ def test_what_a_process_burns_counts_while_it_runs_and_when_it_has_ended(wait_fo
     assert read_others() > before + 0.3
 
 
-def test_a_folder_is_told_the_cpu_of_its_everyday_tests(tmp_path):
+def test_a_report_shows_the_cpu_of_each_folders_everyday_tests(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFIGURATION, encoding="utf-8")
     for name, text in TESTS.items():
         file = tmp_path / "tests" / name

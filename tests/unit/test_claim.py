@@ -1,4 +1,4 @@
-"""What a claim asks for by id."""
+"""A claim asks for some jobs by id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rows_of_origins_that_must_wait_hold_up_no_others(claimer):
     assert asked["extra_ids"] == "{3}"
 
 
-def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
+def test_a_claim_asks_for_no_job_of_an_origin_before_its_first_poll(claimer):
     claimer.wanted.extra = {3: ORIGIN}
     claimer.wanted.hurry({7: ORIGIN, 9: OTHER})
     assert claimer.prepare(1) is None
@@ -42,7 +42,7 @@ def test_nothing_is_asked_for_before_a_look_has_told_what_is_paused(claimer):
     assert asked["extra_ids"] == "{7}"
 
 
-def test_what_is_taken_back_after_its_origin_has_left_is_not_asked_for(claimer):
+def test_a_claim_asks_for_no_job_of_an_origin_that_has_left(claimer):
     lane = Lane(OTHER, 1, None, 1, UUID(int=2), claimer.finished)
     claimer.take_back(make_claimed(lane, 7))
     assert claimer.wanted.extra == {}
@@ -74,7 +74,7 @@ ROW = ClaimRow(
 
 
 @pytest.mark.parametrize("by_value", [False, True])
-def test_each_column_of_a_row_comes_to_its_place(claimer, by_value):
+def test_each_column_of_a_claimed_row_is_read_into_its_field(claimer, by_value):
     row = tuple(ROW) if by_value else ROW[:-1]
     found = read_rows(
         [row], claimer.cursors, claimer.in_flight, claimer._open_lane, by_value=by_value
@@ -89,7 +89,7 @@ def test_each_column_of_a_row_comes_to_its_place(claimer, by_value):
     assert lane.more
 
 
-def test_a_window_is_told_in_columns_that_only_jobs_need(claimer):
+def test_a_window_row_is_read_from_the_columns_of_a_job(claimer):
     window = ROW._replace(kind=WINDOW, attempt=12, priority=1, cut=False)
     found = read_rows(
         [window[:-1]], claimer.cursors, claimer.in_flight, claimer._open_lane,

@@ -98,7 +98,7 @@ NOT_FITTING = [
 
 
 def judge(reader, writer) -> bool:
-    """What Avro's own library says."""
+    """Return the verdict of Avro's own library."""
     checked = ReaderWriterCompatibilityChecker().get_compatibility(
         avro.schema.parse(json.dumps(reader)), avro.schema.parse(json.dumps(writer))
     )
@@ -106,13 +106,13 @@ def judge(reader, writer) -> bool:
 
 
 @pytest.mark.parametrize(("reader", "writer"), FITTING)
-def test_what_can_be_read_fits(reader, writer):
+def test_fitting_schemas_have_no_misfits(reader, writer):
     assert misfits(reader, writer) == []
     assert judge(reader, writer)
 
 
 @pytest.mark.parametrize(("reader", "writer", "path"), NOT_FITTING)
-def test_what_cannot_be_read_is_named_with_its_field(reader, writer, path):
+def test_a_misfit_names_its_field(reader, writer, path):
     (found,) = misfits(reader, writer)
     assert found[0] == path
     assert found[1]
@@ -202,7 +202,7 @@ def schemas(draw):
 
 @given(schemas(), schemas())
 @settings(max_examples=30, deadline=None)
-def test_of_any_two_schemas_the_libraries_say_the_same(reader, writer):
+def test_both_libraries_judge_any_two_schemas_alike(reader, writer):
     found = misfits(reader, writer)
     assert (found == []) == judge(reader, writer)
     if not found:

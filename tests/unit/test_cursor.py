@@ -1,4 +1,4 @@
-"""The marks of a cursor, whatever the answers are and whenever they come."""
+"""The marks of a cursor stay in order for any answers at any time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Marks(RuleBasedStateMachine):
 
     @rule(ahead=st.none() | IDS, count=st.integers(0, 12), plain=FLAGS, barren=FLAGS)
     def claim(self, ahead, count, plain, barren) -> None:
-        """A window, of which nothing may count."""
+        """Read a window; its answer may not count at all."""
         furthest = None if ahead is None else self.cursor.at + ahead
         self.look(furthest, count, plain=plain, barren=barren)
         self.jump_if_stuck(ahead or 1, found=barren)
@@ -82,7 +82,7 @@ class Marks(RuleBasedStateMachine):
         count=st.integers(0, 5),
     )
     def sweep(self, passes, begins, ends, meanwhile, share, count) -> None:
-        """A sweep, before whose answer the cursor may have moved."""
+        """Sweep; the cursor may move before the answer."""
         self.now += passes
         asked = self.late_commits.prepare(self.windows.cursors, [], InFlight())
         if "rewind" in meanwhile:

@@ -122,7 +122,9 @@ def unannotated(job: Job, customer) -> None: ...
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value)[:30],
 )
-def test_what_is_no_handler_is_refused(app, function, says):
+def test_a_function_that_cannot_be_a_handler_is_refused_with_the_reason(
+    app, function, says
+):
     with pytest.raises(ConfigurationError, match=says):
         app.job()(function)
     assert not app.jobs
@@ -140,7 +142,7 @@ def by_any(job: Any) -> None: ...
 @pytest.mark.parametrize(
     "function", [plain, later, by_name, by_text, by_any, decorate_async(later)]
 )
-def test_what_is_a_handler_is_taken(app, function):
+def test_every_kind_of_valid_handler_is_accepted(app, function):
     assert app.job(name="work")(function).is_async == inspect.iscoroutinefunction(
         function
     )
@@ -198,7 +200,7 @@ def test_an_argument_that_cannot_be_used_is_refused(app, arguments, says):
     assert not app.jobs
 
 
-def test_a_number_stands_for_so_many_attempts(app):
+def test_a_number_as_a_policy_is_its_number_of_attempts(app):
     work = app.job(retry=3, rules={ValueError: 2})(plain)
     assert work.retry == Retry(max_attempts=3)
     assert work.rules == {ValueError: Retry(max_attempts=2)}
@@ -298,7 +300,7 @@ def test_hooks_with_other_parameters_are_refused(app):
             declare(handle_more)
 
 
-def test_a_batch_handler_is_held_to_the_same(app):
+def test_a_batch_with_invalid_arguments_is_refused(app):
     def handle_items(items: list[Item[int]]) -> None: ...
 
     for arguments, says in (
@@ -369,7 +371,7 @@ def test_partitions_that_are_no_number_are_refused(app, partitions):
         app.topic("orders", partitions=partitions)
 
 
-def test_an_entity_of_a_name_is_refused(app):
+def test_an_entity_for_a_topics_name_instead_of_the_topic_is_refused(app):
     with pytest.raises(ConfigurationError, match="'orders': give what app"):
         app.entity("orders", source="orders", key="id")(lambda conn, keys: {})
 
@@ -387,7 +389,7 @@ def test_an_entity_of_a_name_is_refused(app):
         (exponential, (), {"max_attempts": 2.0}, "a number from 1 on, not 2.0"),
     ],
 )
-def test_a_policy_of_what_is_no_number_is_refused(make, values, named, message):
+def test_a_rate_or_policy_of_an_invalid_number_is_refused(make, values, named, message):
     with pytest.raises(ValueError, match=message):
         make(*values, **named)
 

@@ -1,4 +1,4 @@
-"""What the library imports is what pyproject declares: for all, or for an extra."""
+"""pyproject declares every package that the library imports, some for an extra."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with (ROOT / "pyproject.toml").open("rb") as opened:
 
 
 def packages(requirements: list[str]) -> set[str]:
-    """The names of what is required, as an import spells them."""
+    """Return the names of required packages, as an import spells them."""
     found = {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
     return {name.lower().replace("-", "_") for name in found}
 
@@ -81,7 +81,7 @@ def test_imports_are_found_inside_functions_too():
     assert find_imports("from . import a\nfrom jobs_lib import App\n") == set()
 
 
-def test_nobody_is_given_a_libpq_without_asking_for_it():
+def test_the_library_depends_on_psycopg_without_a_bundled_libpq():
     of_psycopg = [one for one in PROJECT["dependencies"] if one.startswith("psycopg")]
     assert of_psycopg
     assert not [one for one in of_psycopg if "[" in one or "binary" in one]
@@ -93,5 +93,5 @@ def test_each_package_has_one_lowest_version():
     for requirement in chain.from_iterable(groups):
         if found := re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)", requirement):
             lowest[found[1]].add(found[2])
-    # What is tried is the highest of them: a lower one would be a promise untried.
+    # The highest of them is tried: a lower one would be an untried promise.
     assert {name: of for name, of in lowest.items() if len(of) > 1} == {}

@@ -1,4 +1,4 @@
-"""What fails in a test is seen, unless the test has said that it may fail."""
+"""A failure in a test is seen, unless the test expects it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_log_of_another_process_is_read():
     assert own.take() == lines[0]
 
 
-def test_what_a_take_over_costs_a_process_has_one_name():
+def test_the_name_fenced_covers_all_events_of_a_take_over():
     own = Watch()
     with own.expecting(["fenced"]):
         own.note("jobs.fenced", {"ids": [7]})
@@ -52,14 +52,14 @@ def test_what_a_take_over_costs_a_process_has_one_name():
 
 
 @pytest.mark.parametrize("code", ["COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR"])
-def test_what_a_broker_says_while_it_starts_is_nobodys_failure(code):
+def test_errors_of_a_starting_broker_are_no_failures(code):
     own = Watch()
     error = f"KafkaException: Failed to initialize Producer ID: Broker: … ({code})"
     own.note("loop.failed", {"loop": "relay shard 1", "error": error})
     assert own.take() == ""
 
 
-def test_many_are_shortened():
+def test_a_long_list_of_unexpected_events_is_shortened():
     own = Watch()
     for n in range(8):
         own.note("jobs.fenced", {"ids": [n]})
@@ -67,7 +67,7 @@ def test_many_are_shortened():
 
 
 @pytest.mark.expects("loop.failed")
-def test_what_a_mark_or_a_listener_names_is_expected():
+def test_an_event_named_by_a_mark_or_a_listener_is_expected():
     telemetry.emit("loop.failed", loop="test", error=ValueError("made to fail"))
     with heard("jobs.fenced"):
         telemetry.emit("jobs.fenced", ids=[7])
@@ -76,7 +76,7 @@ def test_what_a_mark_or_a_listener_names_is_expected():
     assert watch.take() == "jobs.fenced {'ids': [8]}"
 
 
-def test_an_event_that_the_table_has_not_and_one_with_a_value_are_found(monkeypatch):
+def test_an_undocumented_event_and_an_event_with_a_value_are_found(monkeypatch):
     # Another test may have made a part of the value a secret, which is never shown.
     monkeypatch.setattr(masking, "_pattern", None)
     telemetry.emit("rows.forgotten", shard=1)

@@ -45,7 +45,7 @@ def test_a_ratio_needs_both_figures():
     assert ratio(3.0, 0.0) is None
 
 
-def test_the_best_is_the_highest_or_the_lowest_of_what_was_measured():
+def test_the_best_is_the_highest_or_the_lowest_measured_median():
     medians = {"a": 2.0, "b": None, "c": 3.0}
     assert best(medians) == ("c", 3.0)
     assert best(medians, lowest=True) == ("a", 2.0)

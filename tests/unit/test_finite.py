@@ -1,4 +1,4 @@
-"""NaN and infinity never become null: wherever they lie, their place is named."""
+"""NaN and infinity never become null: the error names their place."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ NAN, INF = math.nan, math.inf
 
 
 def takes_deques() -> bool:
-    """Whether this release of pydantic writes them."""
+    """Tell whether this release of pydantic writes them."""
     try:
         TypeAdapter(Any).dump_json(deque([1]))
     except PydanticSerializationError:
@@ -298,7 +298,7 @@ def test_no_payload_holds_a_number_that_json_has_not(named, value_type, value, t
 
 
 def refusal(told: str, reason: str) -> str:
-    """How a codec refuses; releases of pydantic before 2.13 write no deque at all."""
+    """Return a codec's refusal; pydantic before 2.13 writes no deque at all."""
     text = f"^{re.escape(told)}, {reason}"
     return text if TAKES_DEQUES else f"{text}|^Unable to serialize .*deque"
 
@@ -330,7 +330,9 @@ def test_no_record_hides_a_number_that_json_has_not(value_type, value, told):
         (Any, {"a": b"\xc3\xa9", "b": (None, {1.5})}, None),
     ],
 )
-def test_what_only_looks_like_it_is_sent(value_type, value, text):
+def test_a_value_that_only_looks_like_a_non_finite_number_is_sent(
+    value_type, value, text
+):
     encoded = JsonCodec(TypeAdapter(value_type)).encode(value)
     assert text is None or encoded.decode() == text
 
@@ -345,7 +347,9 @@ def test_no_topic_has_values_that_can_be_read_only_once(value_type):
 
 
 @pytest.mark.parametrize(("value_type", "value", "text"), KEPT)
-def test_what_only_looks_like_it_is_enqueued(named, value_type, value, text):
+def test_a_value_that_only_looks_like_a_non_finite_number_is_enqueued(
+    named, value_type, value, text
+):
     schema = payload(value_type)
     encoded = schema.encode({"value": value}, 1_000)
     assert schema.encode_many([{"value": value}], 1_000) == [encoded]

@@ -1,4 +1,4 @@
-"""Up to where nothing of a group is left, and what may be known of that when."""
+"""A floor says up to which id a group has no job left, and when that is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = ("local/1", "g")
 
 @pytest.fixture
 def floors():
-    """Of one group the head was 100, while rows up to 80 could not appear any more."""
+    """The floors after a group had the head 100; no row up to 80 could still appear."""
     floors = GroupStarts()
     floors.note(GROUP, 100, 20, 80)
     return floors
@@ -29,7 +29,7 @@ def test_a_floor_is_below_the_head_and_where_nothing_can_appear(floors):
     assert floors.find(GROUP) == 99
 
 
-def test_what_is_found_behind_the_cursor_lowers_the_floor(floors):
+def test_a_job_found_behind_the_cursor_lowers_the_floor(floors):
     floors.lower(GROUP, 90)
     assert floors.find(GROUP) == 80
     floors.lower(GROUP, 50)
@@ -38,7 +38,7 @@ def test_what_is_found_behind_the_cursor_lowers_the_floor(floors):
     assert floors.find(GROUP) == 29
 
 
-def test_groups_with_few_jobs_and_other_origins_are_not_told(floors):
+def test_a_claim_gets_the_floors_of_large_groups_of_its_origins_only(floors):
     floors.note(("local/1", "few"), 100, 1, 80)
     floors.note(("local/2", "g"), 100, 20, 80)
     assert floors.choose(["local/1"], ()) == [(*GROUP, 80)]

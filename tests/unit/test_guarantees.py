@@ -38,7 +38,7 @@ SHOWN = """
 """
 
 
-def test_the_page_lists_what_a_test_shows_and_nothing_else(project):
+def test_the_page_lists_only_guarantees_that_a_test_shows(project):
     root, run = project
     assert run(SHOWN) == 0
     written = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_the_page_lists_what_a_test_shows_and_nothing_else(project):
     assert "A1" not in written
 
 
-def test_what_the_everyday_run_leaves_out_is_marked(project):
+def test_the_page_marks_tests_that_the_everyday_run_leaves_out(project):
     root, run = project
     code = run("""
         needs = pytest.mark.skipif(True, reason="no such program")
@@ -71,7 +71,7 @@ def test_what_the_everyday_run_leaves_out_is_marked(project):
     assert "[quick](../tests/test_it.py) |" in written
 
 
-def test_a_page_that_is_out_of_date_is_told(project, capsys):
+def test_the_check_fails_for_an_outdated_page(project, capsys):
     _, run = project
     assert run(SHOWN, "--check") == 1
     assert "make docs" in capsys.readouterr().err
@@ -79,13 +79,13 @@ def test_a_page_that_is_out_of_date_is_told(project, capsys):
     assert run(SHOWN, "--check") == 0
 
 
-def test_an_id_without_a_sentence_is_told(project, capsys):
+def test_an_id_without_a_sentence_is_an_error(project, capsys):
     _, run = project
     assert run('@pytest.mark.guarantee("A3")\ndef test_x(): ...\n') == 1
     assert "test_x names 'A3': no such id" in capsys.readouterr().err
 
 
-def test_more_than_four_ids_on_a_test_are_told(project, capsys):
+def test_more_than_four_ids_on_a_test_are_an_error(project, capsys):
     _, run = project
     ids = ", ".join(['"A1"'] * 5)
     assert run(f"@pytest.mark.guarantee({ids})\ndef test_x(): ...\n") == 1

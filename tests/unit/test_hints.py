@@ -28,10 +28,10 @@ def hints(clock):
     return Hints(clock)
 
 
-def test_an_origin_is_told_once_per_interval(hints, clock):
+def test_an_origin_is_hinted_at_once_per_interval(hints, clock):
     assert hints.choose("a/1") == "a/1"
     assert hints.choose("a/1") is None
-    # Another one is told at once.
+    # Another origin is hinted at once.
     assert hints.choose("a/2") == "a/2"
     clock.now += 0.004
     assert hints.choose("a/1") is None
@@ -39,7 +39,7 @@ def test_an_origin_is_told_once_per_interval(hints, clock):
     assert hints.choose("a/1") == "a/1"
 
 
-def test_many_origins_at_once_are_told_together_by_the_next_hint(hints, clock):
+def test_the_next_hint_covers_many_origins_together(hints, clock):
     told = [hints.choose(f"a/{n}") for n in range(100)]
     assert told == [*(f"a/{n}" for n in range(8)), *[None] * 92]
     clock.now += 0.006

@@ -1,4 +1,4 @@
-"""What is written as JSON can be read again."""
+"""All JSON that the library writes can be read again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.guarantee("J4")
-def test_what_is_as_deep_as_can_be_read_is_enqueued_and_read():
+def test_a_payload_of_the_greatest_depth_is_enqueued_and_read():
     payload = Payload("work", work, globals())
     value = nested(MOST_LEVELS - 1)
     encoded = payload.encode({"data": value}, MEGABYTE)
@@ -37,7 +37,7 @@ def test_what_is_as_deep_as_can_be_read_is_enqueued_and_read():
 
 @pytest.mark.guarantee("J4")
 @pytest.mark.parametrize("levels", [MOST_LEVELS, MOST_LEVELS + 40])
-def test_what_is_deeper_is_refused_with_its_depth_and_the_way_out(levels):
+def test_a_deeper_payload_is_refused_with_its_depth_and_the_way_out(levels):
     payload = Payload("work", work, globals())
     for refused in (
         lambda: payload.encode({"data": nested(levels)}, MEGABYTE),
@@ -74,7 +74,7 @@ def test_a_megabyte_of_digits_is_checked_at_once(run):
     payload = Payload("work", work, globals())
     began = time.process_time()
     payload.encode({"data": data}, MEGABYTE)
-    # A search that begins anew at each digit takes ten seconds.
+    # A search that starts again at each digit takes ten seconds.
     assert time.process_time() - began < 2
 
 

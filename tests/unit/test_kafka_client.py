@@ -1,4 +1,4 @@
-"""What Kafka's clients are told, whatever the settings say."""
+"""Unsafe settings of Kafka's clients are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobs_lib.settings import load_settings
         ("enable.auto.commit", "true"),
     ],
 )
-def test_what_would_lose_or_mix_up_records_is_refused(name, value):
+def test_settings_that_would_lose_or_mix_up_records_are_refused(name, value):
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1", kafka={name: value})
     with pytest.raises(ConfigurationError, match=f"{name}={value} is refused"):
         check_settings(settings)

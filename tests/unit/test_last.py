@@ -1,4 +1,4 @@
-"""Since when a pile waits of which only the last job runs."""
+"""A pile of jobs, of which only the last one runs, knows since when it waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_pile_waits_since_its_oldest_even_if_that_is_superseded():
     assert GROUP not in superseding
 
 
-def test_who_comes_after_the_one_that_was_waited_for_waits_since_its_own_enqueue():
+def test_a_job_after_a_cancelled_head_waits_since_its_own_enqueue():
     superseding = Superseding()
     superseding.keep(GROUP, "publish", 3, NOON)
     # Job 3 was cancelled meanwhile.
@@ -44,7 +44,7 @@ def test_each_type_of_a_group_has_a_pile_of_its_own():
     assert GROUP not in superseding
 
 
-def test_what_is_never_asked_for_again_does_not_stay_for_ever(monkeypatch):
+def test_the_number_of_remembered_piles_is_limited(monkeypatch):
     monkeypatch.setattr(last, "_MOST", 3)
     superseding = Superseding()
     for n in range(10):

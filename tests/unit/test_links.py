@@ -52,7 +52,7 @@ def test_links_that_lead_somewhere_are_left_alone(project):
         ("../", "leads out of the project"),
     ],
 )
-def test_a_dead_link_is_told_with_its_line(project, link, told):
+def test_a_dead_link_is_reported_with_its_line(project, link, told):
     [line] = dead(project, f"text\n\nmore [text]({link})\n")
     assert line.startswith(f"page.md:3: {link}")
     assert told in line
@@ -64,7 +64,7 @@ def test_headings_have_the_anchors_that_github_gives_them(project):
     assert anchors(page) == {"a-b-c_d-e-f", "über-uns", "a", "a-1"}
 
 
-def test_files_of_others_are_not_looked_at(project):
+def test_pages_in_installed_and_built_folders_are_not_checked(project):
     for folder in (".venv", "build", "node_modules"):
         (project / folder).mkdir()
         (project / folder / "page.md").touch()

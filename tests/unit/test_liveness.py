@@ -50,7 +50,7 @@ def test_a_thread_without_a_beat_counts_as_dead_after_the_stated_time(clock):
 
 
 @pytest.mark.guarantee("O2")
-def test_who_is_with_somebody_else_may_take_any_time(clock):
+def test_a_thread_that_waits_for_another_system_may_take_any_time(clock):
     pulse = Pulse("relay", lambda: True)
     judge = Liveness(lambda: [pulse], 30.0)
     with pulse.elsewhere():
@@ -99,7 +99,7 @@ def test_a_thread_that_is_gone_counts_as_dead_wherever_it_was(clock):
     assert judge.find_silent() == ["worker"]
 
 
-def test_what_has_stopped_is_not_judged(clock):
+def test_a_stopped_thread_is_not_judged(clock):
     pulses = [Pulse("worker", lambda: True)]
     judge = Liveness(lambda: pulses, 30.0)
     for _ in range(4):

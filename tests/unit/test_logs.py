@@ -35,7 +35,7 @@ def read(line: str) -> dict[str, object]:
     return found
 
 
-def test_a_record_of_the_application_is_an_object_with_what_it_carries():
+def test_a_log_record_of_the_application_is_an_object_with_its_extra_fields():
     line = JsonFormatter().format(record(amount=7, customer="Zoë\u2028", flag=True))
     found = read(line)
     assert str(found.pop("time")).endswith("+00:00")
@@ -73,7 +73,7 @@ def test_a_traceback_is_one_text_in_json_and_set_in_as_text():
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
-def test_neither_form_shows_a_secret(formatter, monkeypatch):
+def test_both_log_formats_hide_secrets(formatter, monkeypatch):
     monkeypatch.setattr(masking, "_secrets", set())
     monkeypatch.setattr(masking, "_pattern", None)
     masking.keep_secret({"hunter2-canary"})

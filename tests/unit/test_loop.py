@@ -31,7 +31,7 @@ class Delays(Retry):
         return 0.0
 
 
-def test_each_failure_is_logged_and_the_work_begins_anew():
+def test_a_loop_reports_each_failure_and_begins_its_work_again():
     begun: list[int] = []
 
     def work() -> Iterator[None]:
@@ -94,7 +94,7 @@ def test_a_stop_ends_the_wait_after_a_failure_and_begins_no_round():
     assert ended == ["jobs_lib mill"]
 
 
-def test_it_beats_after_each_round():
+def test_a_loop_beats_after_each_round():
     go_on = threading.Semaphore(0)
 
     def work() -> Iterator[None]:
@@ -112,7 +112,7 @@ def test_it_beats_after_each_round():
     loop.stop()
 
 
-def test_loops_that_share_an_event_end_together_and_one_not_started_is_stopped():
+def test_the_stop_of_an_unstarted_loop_ends_a_loop_that_shares_its_event():
     stopping = threading.Event()
 
     def work() -> Iterator[None]:

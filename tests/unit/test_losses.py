@@ -18,7 +18,7 @@ from tests.support.claimed import make_claimed
 
 
 class Type:
-    """As much of a job type as counts here."""
+    """The part of a job type that counts here."""
 
     retry = Retry(max_attempts=1)
 
@@ -38,26 +38,26 @@ def lose(losses: Losses, job: ClaimedJob, *, connected_at: float) -> Result:
     return judged[0].result
 
 
-def test_the_second_loss_in_a_row_counts_where_the_other_connection_is_older():
+def test_the_second_loss_in_a_row_counts_when_the_other_connection_is_older():
     losses, job = Losses(TYPES), make_job()
     assert lose(losses, job, connected_at=5) is Result.SNOOZED
     assert lose(losses, job, connected_at=5) is Result.DISCARDED
 
 
-def test_losses_together_with_the_other_connection_count_from_the_fifth_on():
+def test_losses_of_both_connections_count_from_the_fifth_on():
     losses, job = Losses(TYPES), make_job()
     results = [lose(losses, job, connected_at=15) for _ in range(5)]
     assert results == [Result.SNOOZED] * 4 + [Result.DISCARDED]
 
 
-def test_what_is_not_written_is_not_counted():
+def test_a_loss_that_is_not_written_is_not_counted():
     losses, job = Losses(TYPES), make_job()
     outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
     for _ in range(5):
         assert losses.judge([outcome], 5)[0].result is Result.SNOOZED
 
 
-def test_any_other_end_begins_the_count_anew():
+def test_any_other_end_resets_the_count_of_losses():
     failed = [Outcome(make_job(), Result.RETRIED)]
     for completed in (True, False):
         losses, job = Losses(TYPES), make_job()
@@ -67,7 +67,9 @@ def test_any_other_end_begins_the_count_anew():
 
 
 @pytest.mark.guarantee("FP12")
-def test_what_the_server_always_refuses_never_counts_and_comes_more_rarely(monkeypatch):
+def test_a_loss_to_a_refusing_server_never_counts_and_is_retried_more_rarely(
+    monkeypatch,
+):
     monkeypatch.setattr(random, "random", lambda: 1.0)
     with pytest.raises(UnavailableError, match="refused") as refused:
         refuse_lost(lost=False, error=psycopg.errors.DiskFull("no room"), since=10.0)
@@ -81,7 +83,7 @@ def test_what_the_server_always_refuses_never_counts_and_comes_more_rarely(monke
     assert delays == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_a_connection_that_was_lost_tells_since_when():
+def test_the_error_of_a_lost_connection_holds_the_time_of_its_loss():
     with pytest.raises(UnavailableError, match="lost") as lost:
         refuse_lost(lost=True, error=psycopg.OperationalError("gone"), since=10.0)
     assert lost.value.lost_since == 10.0

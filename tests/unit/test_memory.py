@@ -1,4 +1,4 @@
-"""How a process that runs for long keeps its memory."""
+"""A process that runs for long keeps its memory small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def collector():
 
 @pytest.fixture
 def told(monkeypatch):
-    """A function that returns what the C library is told, if it knows `mallopt`."""
+    """A function that returns the calls to the C library's `mallopt`, if it has one."""
 
     def told(*, knows: bool) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -35,7 +35,7 @@ def told(monkeypatch):
     return told
 
 
-def test_what_has_started_is_not_looked_through_again(collector):
+def test_the_collector_does_not_scan_startup_objects_again(collector):
     tune_memory()
     assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold()[0] >= 20_000

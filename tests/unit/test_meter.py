@@ -29,7 +29,7 @@ def test_each_number_is_in_its_bucket(numbers, shift):
     histogram = Histogram()
     histogram.note([*numbers], shift)
     expected = [0] * (len(BOUNDS) + 1)
-    # What two clocks make negative counts as nothing.
+    # A time that two clocks make negative counts as zero.
     shifted = [max(0.0, number + shift) for number in numbers]
     for number in shifted:
         expected[find_bucket(number)] += 1

@@ -1,4 +1,4 @@
-"""The rules for migrations: the release before works on, and nobody waits for long."""
+"""By the rules for migrations the release before works on, and no pod waits long."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
 
 
 def breaches(upgrade: str) -> list[str]:
-    """What of the rules a revision's SQL does not keep to."""
-    # What a function does is not done while it is made.
+    """Return the rules that a revision's SQL breaks."""
+    # The statements of a function do not run while it is made.
     code = re.sub(r"--.*|\$function\$[\s\S]*?\$function\$", "", upgrade).lower()
-    # Nobody uses a table yet that the revision itself makes.
+    # No pod uses a table yet that the revision itself makes.
     written = WRITTEN - set(re.findall(r"\bcreate table (\w+)", code))
     found = []
     if (away := TAKES_AWAY.search(code)) and "compatible_from" not in code:
@@ -60,17 +60,17 @@ def test_a_revision_leaves_the_release_before_at_work(revision):
         ("create index of_type on jobs (type);", "index on jobs"),
     ],
 )
-def test_what_would_stop_pods_is_found(upgrade, told):
+def test_statements_that_would_stop_pods_are_found(upgrade, told):
     assert [told in breach for breach in breaches(upgrade)] == [True]
 
 
-def test_what_a_function_does_is_not_done_by_the_revision():
+def test_statements_inside_a_function_are_not_counted_as_the_revisions():
     made = "create function f() as $function$ begin drop table day; end $function$;"
     assert breaches(made) == []
     assert breaches(f"{made} drop table jobs; {made}") != []
 
 
-def test_a_table_that_the_revision_makes_is_in_nobodys_way():
+def test_an_index_on_a_table_of_the_same_revision_is_allowed():
     index = "create index of_type on jobs (type);"
     assert breaches(f"create table jobs (id int); {index}") == []
     assert breaches(f"create table others (id int); {index}") != []

@@ -60,7 +60,7 @@ def pick(rows: list[Row], order: str) -> dict[str, list[Seen]]:
     return send([rows[int(n) - 1] for n in order.split()])
 
 
-# Of an event each row is sent; the repeats are those that the faults explain.
+# Each row of an event is sent; faults explain the repeats.
 EVENT_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("1 2 3 2 3 4 5", 2, set()),  # a block again
@@ -78,7 +78,7 @@ EVENT_ORDERS = [
     ("1 2 3 4 2 5", 9, {"I20"}),  # a stale one in between, of a relay that woke up
     ("1 2 3 4 5 1 2 3 4 5", 9, {"I21"}),  # further back than a block
 ]
-# Of states the last one says it all.
+# The last one of several states says it all.
 STATE_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("5", 0, set()),
@@ -96,20 +96,20 @@ STATE_ORDERS = [
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize(("order", "repeats", "broken"), EVENT_ORDERS)
-def test_an_order_of_events(order, repeats, broken):
+def test_the_judge_finds_a_wrong_order_of_events(order, repeats, broken):
     rows = write(5)
     assert look(rows, pick(rows, order), repeats=repeats).broken == broken
 
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize(("order", "repeats", "broken"), STATE_ORDERS)
-def test_an_order_of_states(order, repeats, broken):
+def test_the_judge_finds_a_wrong_order_of_states(order, repeats, broken):
     rows = write(5, topic=STATES)
     assert look(rows, pick(rows, order), repeats=repeats).broken == broken
 
 
 @pytest.mark.guarantee("I40")
-def test_a_record_that_nobody_committed():
+def test_the_judge_finds_a_record_that_was_not_committed():
     rows = write(5)
     committed = rows[1:]  # the first one was rolled back
     assert look(committed, send(rows)).broken == {"I19"}
@@ -132,7 +132,7 @@ def test_a_record_that_nobody_committed():
         ({"partition": 3 - choose_partition("a", PARTITIONS)}, "I18"),
     ],
 )
-def test_a_record_that_is_not_its_rows(wrong, broken):
+def test_the_judge_finds_a_record_that_differs_from_its_row(wrong, broken):
     rows = write(5)
     topics = send(rows)
     topics[EVENTS][2] = replace(topics[EVENTS][2], **wrong)
@@ -141,7 +141,7 @@ def test_a_record_that_is_not_its_rows(wrong, broken):
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.parametrize("topic", [EVENTS, STATES])
-def test_a_tombstone(topic):
+def test_the_judge_finds_a_lost_or_changed_tombstone(topic):
     rows = write(3, topic=topic)
     rows[2] = replace(rows[2], value=None)
     verdict = look(rows, send(rows))
@@ -174,7 +174,7 @@ def test_the_order_is_that_of_commits_not_of_ids():
 
 
 @pytest.mark.guarantee("I40")
-def test_a_version_that_falls():
+def test_the_judge_finds_a_version_that_falls():
     rows = write(3)
     rows[2] = replace(rows[2], version=1)
     assert look(rows, send(rows)).broken == {"I26"}
@@ -183,7 +183,7 @@ def test_a_version_that_falls():
     assert not look(rows, pick(rows, "1 2 1 2 3"), repeats=2).violations
 
 
-def test_keys_are_judged_one_by_one_and_all_is_counted():
+def test_the_judge_judges_each_key_alone_and_counts_rows_and_records():
     events = write(4)
     states = [
         replace(row, id=row.id + 10, topic=STATES, key="b")
@@ -197,7 +197,7 @@ def test_keys_are_judged_one_by_one_and_all_is_counted():
     assert verdict.delay(0.5) == 0.5
 
 
-def test_what_is_held_may_be_left_and_comes_back_under_its_id():
+def test_a_held_row_may_stay_and_return_under_its_id():
     rows = write(3)
     assert not look(rows, send(rows[:2]), left={3}).violations
     # Let go: inserted once more, after others.

@@ -1,4 +1,4 @@
-"""What a source wants is set arithmetic, whatever the callbacks bring."""
+"""The wishes of a source are set arithmetic, for any order of callbacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_odd_callbacks_do_no_harm():
     assert changes[-1] == frozenset()
 
 
-def test_what_was_given_may_be_taken_from_a_living_owner_once():
+def test_an_assigned_origin_may_be_taken_from_a_live_owner_once():
     source = Source()
     source.assign({"t/1", "t/2"})
     assert source.claims({"t/1", "t/2", "t/3"}) == {"t/1", "t/2"}

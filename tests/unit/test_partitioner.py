@@ -66,7 +66,7 @@ def test_uuid_keys_spread_evenly_over_partitions():
     assert all(1_800 < count < 2_200 for count in counts.values())
 
 
-def test_a_key_has_one_shard_per_topic_and_the_topic_counts():
+def test_the_shard_of_a_key_depends_on_its_topic():
     keys = [str(number) for number in range(200)]
     orders = [choose_shard("orders", key, 8) for key in keys]
     assert orders == [choose_shard("orders", key, 8) for key in keys]

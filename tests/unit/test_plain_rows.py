@@ -50,11 +50,11 @@ def all_of(messages):
     ]
 
 
-def test_they_are_sent_as_their_records_would_be(plain):
+def test_plain_rows_are_sent_as_their_records_would_be(plain):
     assert all_of(make_messages(plain)) == all_of(make_messages(plain.records))
 
 
-def test_no_header_of_one_is_left_to_the_next(plain):
+def test_plain_rows_do_not_share_headers(plain):
     headers = [dict(of_one) for *_, of_one in all_of(make_messages(plain))]
     noon, later = NOON.strip('"'), LATER.strip('"')
     assert [one["ce_id"] for one in headers] == [
@@ -76,12 +76,12 @@ def test_no_header_of_one_is_left_to_the_next(plain):
     assert [one.get("traceparent") for one in headers] == [*[None] * 4, "00", None]
 
 
-def test_they_are_done_as_their_records_would_be(plain):
+def test_plain_rows_are_done_as_their_records_would_be(plain):
     spelled = Block(plain.records)
     assert Block(plain).done == spelled.done
 
 
-def test_what_waits_behind_one_that_is_refused_stays(plain):
+def test_rows_behind_a_refused_row_of_their_key_stay(plain):
     block = Block(plain)
     refused = plain.records[2]
     sent = [one for one in plain.records if one.key is None or one.topic != "orders"]

@@ -79,10 +79,10 @@ def test_a_line_of_an_event_shows_no_form_of_python(caplog, event, fields, text)
     assert not FORMS.search(text)
 
 
-def test_an_error_of_kafka_is_told_by_its_text():
+def test_an_error_of_kafka_is_described_by_its_text():
     error = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 are down"))
     assert describe(error) == "KafkaException: 2/2 are down (_ALL_BROKERS_DOWN)"
-    # Whatever else it is made of.
+    # It may be made of anything else.
     assert describe(KafkaException("odd")) == "KafkaException: odd"
     assert describe(KafkaException()) == "KafkaException: "
 
@@ -179,12 +179,12 @@ def test_each_host_that_was_tried_has_its_reason():
     assert find_reason(refused_by(psycopg.connect, TWO)) in {f"{REASON}; {last}", last}
 
 
-def test_what_sqlalchemy_wraps_is_one_line_too():
+def test_an_error_that_sqlalchemy_wraps_is_described_in_one_line():
     engine = create_engine(ONE.replace("postgresql", "postgresql+psycopg"))
     error = refused_by(engine.connect)
     assert isinstance(error, OperationalError)
     assert describe(error) == f"OperationalError: {REASON}"
 
 
-def test_a_discard_is_told_with_its_name():
+def test_a_discard_is_described_with_its_name():
     assert describe(Discard("of no use")) == "Discard: of no use"

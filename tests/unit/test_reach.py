@@ -1,4 +1,4 @@
-"""Whether Kafka is reached, by how its clients fare."""
+"""The answers and failures of Kafka's clients tell whether Kafka is reached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_reach():
     return lambda patience: Reach(settings, patience)
 
 
-def test_silence_alone_for_long_means_that_it_is_lost(make_reach):
+def test_kafka_counts_as_lost_after_a_long_silence(make_reach):
     reach = make_reach(0.0)
     assert not reach.is_lost()
     reach.failed(SILENCE)
@@ -43,14 +43,14 @@ def test_silence_alone_for_long_means_that_it_is_lost(make_reach):
     ],
     ids=["taken", "refused", "denied"],
 )
-def test_any_answer_counts(make_reach, answer):
+def test_any_answer_shows_that_kafka_is_reached(make_reach, answer):
     reach = make_reach(0.0)
     reach.failed(SILENCE)
     answer(reach)
     assert not reach.is_lost()
 
 
-def test_to_send_nothing_is_no_answer(make_reach):
+def test_sending_nothing_counts_as_no_answer(make_reach):
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
     reach = make_reach(0.0)
     producers = ShardProducers(settings, UUID(int=1), threading.Event(), reach)

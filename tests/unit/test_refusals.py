@@ -1,4 +1,4 @@
-"""What Kafka's client refuses at once, thousands in one block among them."""
+"""Kafka's client refuses records at once, up to thousands in one block."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def record(
 
 
 def confirm() -> None:
-    """Nobody else has the shard."""
+    """Confirm that no other relay has the shard."""
 
 
 @pytest.mark.guarantee("FK10")
@@ -117,7 +117,7 @@ def test_a_block_for_thousands_of_missing_topics_asks_for_each_once(producers, c
     assert client.produced <= 3 * len(records)
 
 
-def test_what_came_before_a_refused_record_of_its_key_is_sent(producers, client):
+def test_records_before_a_refused_one_of_their_key_are_sent(producers, client):
     records = [
         record(1, key="a"),
         record(2, TOO_LARGE, "a"),

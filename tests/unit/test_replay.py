@@ -1,4 +1,4 @@
-"""What a server's log says of the statements that an executor sent."""
+"""The statements of an executor are read from a server's log."""
 
 from __future__ import annotations
 

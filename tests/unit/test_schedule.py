@@ -1,4 +1,4 @@
-"""When schedules tick, through both changes of the clock, and what is refused."""
+"""Schedules tick right through both changes of the clock; wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def local(made, ticks: list[datetime]) -> list[str]:
         ),
     ],
 )
-def test_the_hour_that_is_left_out_and_the_hour_that_comes_twice(cron, day, expected):
+def test_schedules_tick_as_documented_in_a_skipped_or_repeated_hour(
+    cron, day, expected
+):
     made = schedule(cron, "Europe/Zurich")
     year, month, number = day
     midnight = datetime(year, month, number, tzinfo=ZURICH)
@@ -83,7 +85,7 @@ def test_the_hour_that_is_left_out_and_the_hour_that_comes_twice(cron, day, expe
     ("cron", "tz"),
     [(cron, tz) for cron in CRONS for tz in ZONES if (cron, tz) != LEFT_OUT],
 )
-def test_whenever_it_is_looked_the_ticks_are_the_same(cron, tz):
+def test_the_ticks_do_not_depend_on_the_time_of_the_last_look(cron, tz):
     made = schedule(cron, tz, missed="all")
     changes = find_changes(tz)
     assert len(changes) == 2
@@ -132,7 +134,7 @@ def test_missed_ticks_are_skipped_merged_or_caught_up():
 
 
 @pytest.mark.parametrize("cron", ["* * * * * *", "0 3 * * *"])
-def test_of_too_many_the_newest_thousand_are_enqueued(cron):
+def test_only_the_newest_thousand_of_too_many_ticks_are_enqueued(cron):
     made = schedule(cron, missed="all")
     now = MIDDAY + timedelta(days=4_000)
     due = made.choose(MIDDAY, now)
@@ -173,14 +175,14 @@ def test_a_thousand_are_counted_from_the_last_one_in_a_repeated_hour():
         ({"payload": {"tick": MIDDAY}}, ["'tick'", "leave it out"]),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_declared(options, words):
+def test_an_invalid_schedule_is_refused_at_declaration(options, words):
     with pytest.raises(ConfigurationError) as refused:
         schedule(**({"cron": "* * * * *"} | options))
     for word in words:
         assert word in str(refused.value)
 
 
-def test_a_taken_name_and_what_is_no_job_type_are_refused():
+def test_a_taken_name_and_an_unknown_job_type_are_refused():
     app, other = App("test"), App("other")
 
     @other.job()

@@ -36,7 +36,7 @@ def registry():
 
 @pytest.fixture
 def declare(registry):
-    """A function that makes an app whose topic has a schema of these fields."""
+    """A function that makes an app with a topic; its schema has these fields."""
 
     def declare(*fields) -> App:
         settings = load_settings(schema_registry_url=registry.url)
@@ -96,7 +96,7 @@ def test_a_deployment_with_a_schema_that_does_not_fit_fails(registry, declare, i
     assert len(registry.subjects[SUBJECT]) == 2
 
 
-def test_nothing_is_registered_unless_all_fit(registry, declare):
+def test_no_schema_is_registered_unless_all_fit(registry, declare):
     app = declare(TAIL)
     app.topic("flights", schema=aircraft(TAIL, SEATS))
     registry.add("flights-value", aircraft(TAIL))
@@ -134,12 +134,14 @@ def test_forward_transitive_suffices_with_a_full_export(registry, declare, invok
     _, ids = register_schemas(declare(TAIL, SEATS))
     assert [*ids] == [SUBJECT]
     assert registry.levels[of] == "FORWARD_TRANSITIVE"
-    # What consumers of earlier versions need is still held.
+    # The fields that consumers of earlier versions need are still checked.
     assert (1, "tail", True) in places(check_schemas(declare(SEATS)))
 
 
 @pytest.mark.parametrize("level", ["BACKWARD", "FULL", "NONE", "BACKWARD_TRANSITIVE"])
-def test_a_level_that_does_not_protect_every_consumer_is_told(registry, declare, level):
+def test_a_level_that_does_not_protect_every_consumer_is_a_finding(
+    registry, declare, level
+):
     registry.levels[SUBJECT] = level
     (finding,) = check_schemas(declare(TAIL))
     assert finding.fails
@@ -165,7 +167,7 @@ def test_versions_in_a_folder_need_no_registry(registry, declare, invoke, tmp_pa
     assert registry.asked == []
 
 
-def test_a_folder_that_is_not_as_it_should_be_is_told(declare, tmp_path):
+def test_a_missing_folder_or_an_unusable_file_is_an_error(declare, tmp_path):
     app = declare(TAIL)
     with pytest.raises(ConfigurationError, match="no folder"):
         check_against(app, tmp_path / "nowhere")

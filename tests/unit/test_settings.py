@@ -245,7 +245,9 @@ def test_settings_that_are_dumped_or_shown_hide_every_secret():
         "ssl.providers",
     ],
 )
-def test_a_file_that_nobody_named_cannot_have_code_run(config_file, monkeypatch, key):
+def test_a_file_found_by_chance_cannot_set_keys_that_run_code(
+    config_file, monkeypatch, key
+):
     config_file.write_text(f'[kafka]\n"linger.ms" = "7"\n"{key}" = "a thing"\n')
     with pytest.raises(ConfigurationError) as caught:
         load_settings()

@@ -53,7 +53,7 @@ def children(parent: int) -> set[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Tell whether a process exists and is no zombie."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -64,7 +64,7 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def few_plugins(monkeypatch):
-    """Pytest starts in half the time without those that nobody needs here."""
+    """Pytest starts in half the time without the plugins that are not needed here."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "pytest_randomly")
 
@@ -88,7 +88,7 @@ def test_the_first_run_that_fails_ends_all_and_tells_its_seed(counted, capsys):
     assert "assert 3 != 3" in out
     assert "AssertionError: the third" in out
     assert out.endswith("2 of 9 runs passed.\n")
-    # The same order again: the seed that is told is that of the run.
+    # The same order again: the reported seed is that of the run.
     noted = counted.parent / "runs"
     order = noted.read_text().replace("|", "").split()[40:]
     noted.unlink()

@@ -23,7 +23,7 @@ show(("id", "type", "error", "priority"), {ROWS!r}, False)
 
 
 def run_on_terminal(columns: int) -> list[str]:
-    """The lines that a terminal of so many columns shows."""
+    """Return the lines that a terminal of a given width shows."""
     main, other = pty.openpty()
     size = struct.pack("HHHH", 24, columns, 0, 0)
     fcntl.ioctl(other, termios.TIOCSWINSZ, size)

@@ -32,7 +32,7 @@ def line(ends):
     return line
 
 
-def test_a_turn_takes_what_waits_and_ends(line, ends):
+def test_a_turn_takes_the_waiting_jobs_and_ends(line, ends):
     line.waiting.extend(["first", "second"])
     turn = line.turn
     assert [turn.take(), turn.take(), turn.take()] == ["first", "second", None]
@@ -40,7 +40,7 @@ def test_a_turn_takes_what_waits_and_ends(line, ends):
     assert line.ran == 2
 
 
-def test_a_turn_goes_on_where_something_has_come_before_its_end(line):
+def test_a_turn_goes_on_with_a_job_that_came_before_its_end(line):
     late: Any = object()
 
     def end(at, must):
@@ -58,7 +58,7 @@ def test_a_turn_ends_before_its_next_job_where_there_are_too_many(line, ends):
     assert [*line.waiting] == ["first"]
 
 
-def test_a_long_turn_stands_back_for_once(line):
+def test_a_turn_counts_as_long_after_fifty_jobs(line):
     assert [line.turn.is_long() for _ in range(100)].index(True) == 49
 
 
@@ -75,7 +75,7 @@ class Interrupted:
         """The attempt has failed."""
 
 
-def test_a_turn_whose_thread_an_error_ends_is_over(line, ends):
+def test_a_turn_ends_when_an_error_ends_its_thread(line, ends):
     runner: Any = Interrupted()
     workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
     lane = Lane("local/0", 1, None, 1, UUID(int=1), Finished())

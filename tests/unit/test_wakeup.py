@@ -18,14 +18,12 @@ from tests.support.apps import heard
 @pytest.fixture
 def wakeup():
     """A sleep without a connection for hints."""
-    # Nothing is asked of the database where nobody listens.
+    # A wakeup without a channel to listen to asks nothing of the database.
     with contextlib.closing(Wakeup(Database("dbname=none", "any"), None)) as w:
         yield w
 
 
-def test_what_is_set_while_the_sleeper_wakes_costs_no_later_call(
-    wakeup, wait_for, monkeypatch
-):
+def test_a_set_during_a_wake_does_not_lose_the_next_one(wakeup, wait_for, monkeypatch):
     def read(descriptor: int, size: int) -> bytes:
         wakeup.set()  # another thread, just now
         return os_read(descriptor, size)
@@ -42,7 +40,7 @@ def test_what_is_set_while_the_sleeper_wakes_costs_no_later_call(
     wait_for(lambda: not sleeper.is_alive(), timeout=10, what="the sleep ends")
 
 
-def test_a_connection_that_came_and_went_unseen_counts_as_two_turns(database, wait_for):
+def test_a_hint_connection_that_came_and_went_counts_as_two_turns(database, wait_for):
     with contextlib.closing(Wakeup(database, database.channel)) as wakeup:
         wakeup.wait(0)
         wait_for(lambda: wakeup.hears, what="hints can come")
@@ -64,9 +62,7 @@ def test_a_process_with_thousands_of_descriptors_sleeps_and_wakes(wakeup):
             assert high.wait(60) == []
 
 
-def test_a_connection_that_fails_once_nobody_waits_is_not_told_of(
-    wait_for, monkeypatch
-):
+def test_a_connection_failure_after_the_close_is_not_reported(wait_for, monkeypatch):
     asked, answer = threading.Event(), threading.Event()
     database = Database("dbname=none", "any")
 

@@ -1,4 +1,4 @@
-"""Where a claim looks next."""
+"""A claim chooses the origins of its next windows and jump."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def jump(windows, found: list[int], furthest: int | None, count: int | None = No
     return limit, windows.read_jump(asked, row, InFlight())
 
 
-def test_a_stuck_origin_is_jumped_in_and_the_others_are_looked_at(windows):
+def test_a_stuck_origin_gets_a_jump_and_the_others_get_windows(windows):
     fill_in_vain(windows, ORIGINS[0])
     assert windows.choose(windows.cursors, 10) == ORIGINS[1:]
     asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     assert (asked["origin"], asked["cursor"], asked["limit"]) == (ORIGINS[0], 10, 640)
 
 
-def test_where_there_is_much_windows_go_on_behind_it(windows):
+def test_windows_go_on_behind_a_jump_that_finds_many_jobs(windows):
     fill_in_vain(windows, ORIGINS[0])
     found = list(range(500, 510))
     assert jump(windows, found, 600) == (640, dict.fromkeys(found, ORIGINS[0]))
@@ -55,7 +55,7 @@ def test_where_there_is_much_windows_go_on_behind_it(windows):
     assert sorted(windows.choose(windows.cursors, 10)) == ORIGINS
 
 
-def test_where_there_is_little_jumps_go_on_further_and_further_until_the_end(windows):
+def test_jumps_that_find_few_jobs_reach_further_each_time_until_the_end(windows):
     fill_in_vain(windows, ORIGINS[0])
     assert jump(windows, [500], 10_000) == (640, {500: ORIGINS[0]})
     assert windows.cursors[ORIGINS[0]].at == 10_000
@@ -78,7 +78,7 @@ def test_other_priorities_do_not_wait_for_a_jump(windows):
     assert windows.cursors[ORIGINS[0]].may_have_more
 
 
-def test_past_a_jump_lanes_reach_what_it_passed_over(windows):
+def test_a_busy_lane_may_have_more_jobs_after_a_jump(windows):
     windows.prioritized = True
     flight = InFlight()
     busy = ("local/0", "g")

@@ -106,7 +106,7 @@ def test_a_refund_follows_the_charge_even_if_it_is_asked_for_before(
         assert conn.execute("select cents from totals").fetchone() == (0,)
 
 
-def test_an_order_of_last_year_is_forgotten_by_who_reads_the_topic_too(
+def test_an_old_order_is_deleted_and_its_tombstone_sent(
     client: TestClient, jobs: Jobs, outbox: Outbox
 ) -> None:
     order = place(client)

@@ -243,7 +243,7 @@ class _Key:
 def _check_record(
     topic: str, record: Seen, known: Mapping[int, Row], partitions: Mapping[str, int]
 ) -> Iterator[Violation]:
-    """What is wrong with one record, whatever the others are."""
+    """Find what is wrong with one record alone."""
     name = f"record {record.partition}/{record.offset} of {topic}"
     row = known.get(_read_id(record))
     if row is None:

@@ -59,7 +59,7 @@ def die() -> None:
 
 
 def die_at(events: Mapping[str, int]) -> None:
-    """Kill this process at an event, as soon as that has come so many times."""
+    """Kill this process once an event has come as often as its number says."""
     left = dict(events)
 
     def count(event: str, _: dict[str, Any]) -> None:
