@@ -65,7 +65,7 @@ class Dispatcher:
         pace: Pace,
         poll_interval: float,
         hinted: Callable[[str], None] | None,
-        hears: Callable[[], bool],
+        receives_hints: Callable[[], bool],
         meter: Meter | None = None,
         limiter: Limiter | None = None,
         share: Share | None = None,
@@ -83,7 +83,7 @@ class Dispatcher:
             poll_interval: seconds between two looks, when idle.
             hinted: is told the hints that may be others' business; None not to listen
                 to any.
-            hears: says whether hints can come now, whoever listens.
+            receives_hints: says whether hints can come now, whoever listens.
             meter: counts what becomes of the jobs; None not to count.
             limiter: stands before the workers where the jobs' type has a limit.
             share: tells the other sections of the executor what concerns them.
@@ -103,7 +103,7 @@ class Dispatcher:
         self._turns = 0
         """Of the connection for hints: each time that it came up or broke off."""
         self._hinted = hinted
-        self._hears = hears
+        self._receives_hints = receives_hints
         self._meter = meter
         self._finished = claimer.finished
         self._finished.wake = self._wakeup.set
@@ -190,9 +190,9 @@ class Dispatcher:
         self._commands.add(lambda: self._claimer.take_due(rows))
 
     @property
-    def hears(self) -> bool:
+    def receives_hints(self) -> bool:
         """Whether it can hear hints now."""
-        return self._wakeup.hears
+        return self._wakeup.receives_hints
 
     @property
     def section(self) -> Section:
@@ -263,7 +263,7 @@ class Dispatcher:
         self._commands.run()
         self._collect()
         polls = self._poller.prepare(
-            busy=len(self._claimer.in_flight) > 0, hinted=self._hears()
+            busy=len(self._claimer.in_flight) > 0, hinted=self._receives_hints()
         )
         claim, jump = self._prepare_claim()
         slots = Batch()
@@ -394,8 +394,8 @@ class Dispatcher:
         for origin in self._wakeup.wait(seconds):
             self._hear(origin)
         if self._wakeup.turns != self._turns:
-            # What was said meanwhile is lost; and everybody looks at another pace. Not
-            # asked of `hears`: it may have been true for others, and only in between.
+            # Hints sent meanwhile are lost, and all dispatchers poll at another pace.
+            # `receives_hints` cannot show it: another thread may have seen the change.
             self._turns = self._wakeup.turns
             self._hear("")
 

@@ -117,7 +117,7 @@ class Executor:
                         settings.poll_interval,
                         # One listens for all.
                         None if first else self._hint,
-                        self._hears,
+                        self._receives_hints,
                         meter,
                         limiter,
                         self._share_work if len(sections) > 1 else None,
@@ -232,8 +232,8 @@ class Executor:
                 if concerned and dispatcher is not listener:
                     dispatcher.hint(origin)
 
-    def _hears(self) -> bool:
-        return self._sections[0][0].hears
+    def _receives_hints(self) -> bool:
+        return self._sections[0][0].receives_hints
 
     def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
         every = list(origins)

@@ -122,7 +122,7 @@ _LISTS = {list, tuple, set, frozenset}
 _NUMBERS = {int, float, bool}
 _listeners: list[tuple[Listener, frozenset[str]]] = []
 """Each with the events that it wants."""
-hears_each_job = False
+reports_each_job = False
 """Whether a listener wants the events of each single job."""
 _lines: dict[str, tuple[float, int]] = {}
 """Of each subject: since when its lines are counted, and how many there were."""
@@ -197,8 +197,8 @@ def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], Non
 
 
 def _note_listeners() -> None:
-    global hears_each_job
-    hears_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
+    global reports_each_job
+    reports_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
 def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -> None:

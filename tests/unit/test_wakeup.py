@@ -45,7 +45,7 @@ def test_what_is_set_while_the_sleeper_wakes_costs_no_later_call(
 def test_a_connection_that_came_and_went_unseen_counts_as_two_turns(database, wait_for):
     with contextlib.closing(Wakeup(database, database.channel)) as wakeup:
         wakeup.wait(0)
-        wait_for(lambda: wakeup.hears, what="hints can come")
+        wait_for(lambda: wakeup.receives_hints, what="hints can come")
         assert wakeup.turns == 1
         wakeup._hang_up()
         assert wakeup.turns == 2

@@ -417,7 +417,7 @@ class Claimer:
         """Jobs have landed: a suspect among them keeps no other back any more."""
         self._suspects.note_ended(self.in_flight.jobs)
 
-    def look_again(self, job: ClaimedJob) -> None:
+    def claim_again(self, job: ClaimedJob) -> None:
         """A job was dropped before it began: claim it anew, if its origin is owned."""
         # A group's lane says by itself where the group goes on.
         if job.group is None:
