@@ -1,8 +1,8 @@
 """Jobs and a transactional outbox on PostgreSQL, for services that talk over Kafka.
 
-Each name is imported at its first use: pytest loads this package in every run of
-everybody who has it installed, for the fixtures of :mod:`jobs_lib.testing.plugin`.
-And what a name needs to connect or to check values is loaded when it does so.
+Each name is imported at its first use: wherever the package is installed, every run of
+pytest loads it for the fixtures of :mod:`jobs_lib.testing.plugin`. Modules for
+connecting and for checking values are loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _finds_libpq() -> bool:
-    """Whether psycopg will find one: told here, where the app is imported.
+    """Check that psycopg will find libpq, when the app is imported.
 
-    An app loads psycopg itself when it connects, which may be long after.
+    An app loads psycopg itself when it connects, which may be much later.
     """
     from importlib.util import find_spec
 

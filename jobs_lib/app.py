@@ -1,6 +1,6 @@
-"""An application: everything that its decorators declare, and nothing that connects.
+"""An application: everything that its decorators declare, without any connection.
 
-What connects is imported where it is used first: psycopg and pydantic-settings take
+Modules that connect are imported at their first use: psycopg and pydantic-settings take
 0.2 s of CPU, and a module that only declares needs neither.
 """
 
@@ -36,11 +36,11 @@ class App(JobDeclarations, TopicDeclarations):
     """The jobs, schedules, topics, consumers and entities of one service.
 
     Args:
-        name: the service, as it appears in headers and logs. Apps on the same tables
-            have a name each, and keep it.
+        name: the service's name in headers and logs. Each app on the same tables has
+            a name of its own, and keeps it.
         home: the topic whose partitions are the origins of this service's groups: the
-            one whose records it handles. Defaults to none: the origins are shared by
-            heartbeat, without Kafka.
+            topic whose records it handles. Defaults to none: processes share the
+            origins by heartbeat, without Kafka.
         settings: defaults to the environment's, read at the first use.
     """
 
@@ -76,7 +76,7 @@ class App(JobDeclarations, TopicDeclarations):
         return self._home and name_in_kafka(self.settings, self._home)
 
     def names_in_kafka(self) -> set[str]:
-        """What Kafka calls the topics and groups that are declared.
+        """The names in Kafka of the declared topics and groups.
 
         Raises:
             ConfigurationError: a name belongs to another environment.
@@ -87,7 +87,7 @@ class App(JobDeclarations, TopicDeclarations):
 
     @property
     def settings(self) -> Settings:
-        """What was given, or the environment's."""
+        """The given settings, or the environment's."""
         if self._settings is not None:
             return self._settings
         return _load_reader()()
@@ -115,7 +115,7 @@ class App(JobDeclarations, TopicDeclarations):
         return self._found_registry
 
     def transaction(self) -> PooledTransaction:
-        """A transaction for what has nothing else to commit.
+        """A transaction for callers that have no transaction of their own.
 
         ``with app.transaction() as conn`` gives a psycopg connection of a pool, and
         ``async with`` an asynchronous one. The end of the block commits, an error in it
@@ -129,8 +129,8 @@ class App(JobDeclarations, TopicDeclarations):
     def alone(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A connection in autocommit mode.
 
-        An app can be given wherever a connection is: what is enqueued or sent by it is
-        a transaction of its own, and takes one round trip.
+        An app can stand for a connection: each enqueue or send by it is a transaction
+        of its own, and takes one round trip.
 
         Raises:
             UnavailableError: on entering, when no connection is had within 30 s.
@@ -138,26 +138,26 @@ class App(JobDeclarations, TopicDeclarations):
         return self._find_pools().alone()
 
     def close(self) -> None:
-        """Close what is kept open: :meth:`transaction`'s connections, the registry's.
+        """Close the open connections: those of :meth:`transaction`, and the registry's.
 
-        Whatever is used again is opened again.
+        The next use opens them again.
         """
         if self._pools is not None:
             self._pools.close()
         self.close_registry()
 
     def close_registry(self) -> None:
-        """Close the connection to the schema registry; the next question opens one."""
+        """Close the connection to the schema registry; the next use opens one."""
         if self._found_registry is not None:
             self._found_registry.close()
 
     async def aclose(self) -> None:
-        """As :meth:`close`, for those of the running event loop."""
+        """As :meth:`close`, for the connections of the running event loop."""
         if self._pools is not None:
             await self._pools.aclose()
 
     def _find_pools(self) -> Pools:
-        """The pools, made at the first use: once, since :meth:`close` closes one."""
+        """The pools, made once at the first use, because :meth:`close` closes one."""
         if self._pools is None:
             from jobs_lib.callers.pools import Pools
 
@@ -179,9 +179,9 @@ class App(JobDeclarations, TopicDeclarations):
             self.job(name=CHUNK_TYPE)(chunk_handler(self._load_queries))
 
 
-@cache  # each enqueue comes here, and a repeated import takes ten times as long
+@cache  # every enqueue calls it, and a repeated import takes ten times as long
 def _load_reader() -> Callable[[], Settings]:
-    """What reads the environment's settings, imported when it is first needed."""
+    """The function that reads the environment's settings, imported at the first use."""
     from jobs_lib.settings import default_settings
 
     return default_settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one, and no truth value."""
+    """Whether the value is a number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -76,19 +76,19 @@ def exponential(
 
 
 _FIRST_REST = 1.0
-"""Seconds: what only such a look finds starts within two seconds all the same."""
+"""Seconds: a job that only such a poll finds still starts within two seconds."""
 
 
 def rest(took: float, share: float, last: float) -> float:
-    """Seconds to rest after a slow look, so that looks take a share of the time.
+    """Seconds to rest after a slow poll, so that polls take only a share of the time.
 
-    A server that stood still for once says nothing of the next look. So the first rest
-    is short, and each one at most twice as long as the one before it.
+    A server that stood still once says nothing about the next poll. So the first rest
+    is short, and each one is at most twice as long as the one before it.
 
     Args:
-        took: seconds of the look.
-        share: of the time that looks may take in the end.
-        last: seconds of the rest before; 0 if the look before was quick.
+        took: seconds of the poll.
+        share: the share of the time that polls may take in the long run.
+        last: seconds of the previous rest; 0 if the previous poll was quick.
     """
     return min(took / share, max(_FIRST_REST, 2 * last))
 

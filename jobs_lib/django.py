@@ -1,7 +1,7 @@
-"""A backend of Django's tasks: a task that is enqueued is a job of an app.
+"""A backend of Django's tasks: an enqueued task is a job of an app.
 
-A job is written in the transaction of Django's connection, as its rows are. Django 6
-brings ``django.tasks``; for the releases before there is the package ``django-tasks``.
+The job is written in the transaction of Django's connection, like Django's own rows.
+Django 6 has ``django.tasks``; earlier releases need the package ``django-tasks``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["TasksBackend", "declare_tasks"]
 
 
 class TasksBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no types
-    """What ``TASKS`` names as its ``BACKEND``.
+    """The class that ``TASKS`` names as its ``BACKEND``.
 
     Its ``OPTIONS`` are ``app``, the path of an app whose queues are declared by
-    :func:`declare_tasks`, and ``database``, the alias of Django's connection. Defaults
-    to ``default``. What a task returns is not kept.
+    :func:`declare_tasks`, and ``database``, the alias of Django's connection, which
+    defaults to ``default``. The result of a task is not kept.
     """
 
     supports_defer = True
@@ -75,14 +75,14 @@ class TasksBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no types
                 kwargs=result.kwargs,
                 backend=self.alias,
             )
-        # Frozen, as everything that Django gives to a caller.
+        # Frozen, like every object that Django gives to a caller.
         object.__setattr__(result, "id", str(job_id))
         object.__setattr__(result, "enqueued_at", timezone.now())
         task_enqueued.send(type(self), task_result=result)
         return result
 
     def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
-        """What ``manage.py check`` says: the app is there, and has each queue."""
+        """Check for ``manage.py check`` that the app exists and has each queue."""
         found = []
         for queue in sorted(self.queues):
             try:
@@ -149,7 +149,7 @@ def declare_tasks(app: App, queue: str = "default", **given: Any) -> None:
 @contextmanager
 def _told(task: Any, result: TaskResult[Any]) -> Iterator[None]:
     """Django's signals around an attempt, and connections that can be used."""
-    # A worker's thread lives for long: what its last task has left may be broken.
+    # A worker's thread lives for long: its last task may have left a broken connection.
     close_old_connections()
     sender = type(task.get_backend())
     now = timezone.now()

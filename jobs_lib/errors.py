@@ -28,7 +28,7 @@ class JobsError(Exception):
     """Base of all errors of this library."""
 
     subject: str | None = None
-    """What many loops fail for at once, such as Kafka: the log has one line for all."""
+    """A cause that fails many loops at once, such as Kafka: it gets one log line."""
 
 
 class ConfigurationError(JobsError):
@@ -36,11 +36,11 @@ class ConfigurationError(JobsError):
 
 
 class UnavailableError(JobsError):
-    """A server that is needed does not answer."""
+    """A needed server does not answer."""
 
     lost_since: float | None = None
-    """Of a job's own transaction that lost its connection: when it had begun; minus
-    infinity where the server has refused a statement of it."""
+    """When a job's own transaction that lost its connection had begun; minus infinity
+    if the server refused a statement of it."""
 
 
 class AccessError(UnavailableError):
@@ -48,7 +48,7 @@ class AccessError(UnavailableError):
 
 
 class UnknownCommitError(UnavailableError):
-    """The connection was lost while committing: done or not, nobody here knows."""
+    """The connection was lost while committing: nobody knows whether it committed."""
 
 
 class SchemaVersionError(JobsError):
@@ -72,7 +72,7 @@ class PayloadError(EnqueueError):
 
 
 class StoredPayloadError(JobsError):
-    """What a waiting job holds does not fit its handler any more; the job is kept."""
+    """A waiting job's payload does not fit its handler any more; the job is kept."""
 
 
 class TopicError(EnqueueError):

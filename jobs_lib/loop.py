@@ -19,8 +19,8 @@ class Loop:
     """Works in rounds in a thread of its own, until it is stopped.
 
     ``work`` is a generator function: it opens what it needs, and yields after each
-    round that went well. When it raises, the loop emits ``loop.failed``, waits, longer
-    after each failure in a row, and calls ``work`` anew. The loop ends when ``work``
+    successful round. When it raises, the loop emits ``loop.failed``, waits, longer
+    after each failure in a row, and calls ``work`` again. The loop ends when ``work``
     returns, or when it is stopped during a wait.
 
     Args:
@@ -73,7 +73,7 @@ class Loop:
                     failures = 0
                     self.pulse.beat()
                 break
-            # Whatever it is: a thread that ended would be missed by nobody.
+            # Catch every error: nobody would notice a thread that had ended.
             except BaseException as error:
                 failures += 1
                 self._failed(error)

@@ -1,8 +1,8 @@
 """The secrets that this process was given, and texts without them.
 
-No text of ours is made from a secret. What others write is not ours to vouch for, such
-as the error of a handler or of a driver: so every text that the library puts into a
-log, a column or a terminal goes through :func:`mask`.
+The library makes no text from a secret. Other code, such as a handler or a driver, may
+put one into its errors. So every text that the library puts into a log, a column or a
+terminal goes through :func:`mask`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MASK = "***"
 _SHORTEST = 4
 """Characters; hiding fewer would make texts unreadable and nothing safe."""
 _ANYWHERE = 8
-"""Characters from which on a secret is hidden inside a longer word, too."""
+"""Secrets of at least this length are also hidden inside longer words."""
 _LONGEST = 2_000
-"""Characters that are kept of a text which others made."""
+"""How many characters of a text from other code are kept."""
 _LOOKED_AT = 20_000
 """Characters of it in which secrets are looked for: it may be of any size."""
 _MOST_FRAMES = -50
-"""So many of a traceback, from its end."""
+"""How many characters of a traceback are kept, from its end."""
 _OURS = "jobs_lib"
 _SECRET = re.compile(
     r"password|passphrase|secret|jaas|ssl[._]key|private\.key|oauthbearer\.config"
@@ -43,7 +43,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def keep_secret(words: Iterable[str]) -> None:
-    """Show these in no text from now on, in this process."""
+    """Hide these in every text of this process from now on."""
     global _pattern
     new = {word for word in words if len(word) >= _SHORTEST} - _secrets
     if not new:
@@ -65,12 +65,12 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """The lines of a traceback, set in: none of them looks like a record of a log."""
+    """The lines of a traceback, indented, so that none looks like a log record."""
     return "\n".join(f"    {one_line(line)}" for line in mask(text).split("\n"))
 
 
 class PlainRecords(logging.Filter):
-    """Makes each record one line without secrets, whoever formats it."""
+    """Makes each record one line without secrets, for any formatter."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let every record through."""
@@ -120,7 +120,7 @@ def _find_theirs(place: TracebackType | None) -> TracebackType | None:
 
 
 def describe(error: object) -> str:
-    """What is kept of an error: its type and the start of its text; never raises."""
+    """An error's type and the start of its text; never raises."""
     return f"{name_class(error)}: {spell(error)}"[:_LONGEST]
 
 
@@ -179,7 +179,7 @@ def find_secrets(settings: Mapping[str, str]) -> set[str]:
 
 
 def find_passwords(url: str) -> set[str]:
-    """The passwords in a URL, as they stand there and as the server is given them."""
+    """The passwords in a URL, as written there and as the server gets them."""
     _, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")
     credentials = authority.rpartition("@")[0]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 BARE = "{name}"
-"""What names look like where there are no environments."""
+"""The form of names if there are no environments."""
 
 
 def name_in_kafka(settings: Settings, name: str) -> str:

@@ -2,8 +2,8 @@
 
 Kafka's Java client uses murmur2 and librdkafka, by default, CRC32: the two agree on a
 quarter of all keys at best. Every producer of this library therefore sets
-``partitioner=murmur2_random``, and what must agree with it, a group's origin, is
-computed here.
+``partitioner=murmur2_random``, and this module computes a group's origin in the same
+way.
 
 Source: ``org.apache.kafka.common.utils.Utils.murmur2`` (Apache Kafka), itself Austin
 Appleby's MurmurHash2, 32 bit, seed 0x9747b28c.
@@ -47,7 +47,7 @@ def choose_origin(group: str, topic: str, partitions: int) -> str:
 
 
 def partitions_for(entities: int) -> int:
-    """How many partitions a topic gets for so many entities: 3, 8 or 16."""
+    """How many partitions a topic gets for this number of entities: 3, 8 or 16."""
     if entities > 1_000_000:
         return 16
     return 8 if entities > 100_000 else 3

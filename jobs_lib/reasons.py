@@ -1,7 +1,7 @@
 """Why a value is refused: the place in it and the reason, never the value itself.
 
-What stands in records and payloads belongs to their owners. The texts of pydantic,
-fastavro and the server repeat it, so none of them is passed on as it is.
+The values in records and payloads belong to their owners. The texts of pydantic,
+fastavro and the server repeat values, so none of these texts is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST_STATEMENT = {"26000", "42P05"}
 """A prepared statement is not there, or is there already: behind a pooler others have
 prepared theirs in the same session."""
 _PREPARED = ('"_pg3_', '"jobs_lib_')
-"""How the names begin that the driver and this library give to theirs."""
+"""How the driver's and this library's names of prepared statements begin."""
 NO_JSON = "no_json"
 """The type of errors of our own: their texts hold no value."""
 _MOST = 5
@@ -61,7 +61,7 @@ _ADDRESS = re.compile(
     r'|on (socket "[^"]*")) failed: '
 )
 _OUTER = re.compile(r"^(?:[\w ]+ failed: )+(?=.)")
-"""What psycopg was doing when it heard the reason."""
+"""What psycopg was doing when it got the reason."""
 _HINTS = (
     "Is the server running",
     "This probably means the server",
@@ -138,7 +138,7 @@ def explain_foreign(error: BaseException) -> str | None:
 
 
 def hints_at_pooler(state: str | None, text: str) -> bool:
-    """Whether the server's error is one that a pooler causes which nobody has told of.
+    """Whether a pooler that no setting names causes the server's error.
 
     Args:
         state: the error's SQLSTATE.
@@ -223,7 +223,7 @@ def _show_parts(path: Iterable[str | int], names: frozenset[str]) -> list[str]:
 def _place(error: ErrorDetails, names: frozenset[str]) -> str:
     parts = _show_parts(error["loc"], names)
     if parts and error["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        # Nobody could correct a name that is not told.
+        # Nobody could correct a name that is not shown.
         parts[-1] = str(error["loc"][-1])
     return f"{'.'.join(parts)}: " if parts else ""
 
@@ -303,7 +303,7 @@ def _find_texts(alias: Any) -> Iterator[str]:
 
 
 def find_header_fault(headers: object) -> str | None:
-    """What of headers is no text that can be stored; their values are not shown."""
+    """Why headers cannot be stored as texts; their values are not shown."""
     if not isinstance(headers, Mapping):
         return f"they are of type {type(headers).__name__}"
     for name, value in headers.items():

@@ -35,7 +35,7 @@ from pydantic_settings import (
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.masking import MASK, find_passwords, find_secrets, keep_secret, masked_url
 
-# Read where they are needed, not settings of a running service.
+# Read at their use; they are not settings of a running service.
 _OTHER_VARIABLES = {
     "JOBS_LIB_APP",
     "JOBS_LIB_CACHE_DIR",
@@ -48,10 +48,10 @@ _OTHER_VARIABLES = {
 }
 
 _FILE = "jobs_lib.toml"
-"""In the working folder: read unless the environment names another one."""
+"""The file in the working folder, read unless the environment names another."""
 RUNS_CODE = {
     "plugin.library.paths": "loads libraries",
-    # The client's default command is made of the first and the last, by a shell.
+    # A shell builds the client's default command from the first and the last.
     "sasl.kerberos.keytab": "is a part of a command for a shell",
     "sasl.kerberos.kinit.cmd": "is a command for a shell",
     "sasl.kerberos.principal": "is a part of a command for a shell",
@@ -59,12 +59,12 @@ RUNS_CODE = {
     "ssl.engine.location": "loads an engine of OpenSSL",
     "ssl.providers": "loads providers of OpenSSL",
 }
-"""Settings of Kafka's client by which this process runs what somebody else wrote."""
+"""Settings of Kafka's client that make this process run other people's code."""
 
 _SCHEMA_BYTES = 63
-# Drivers take % and : for parameters, and $word$ ends the text of a function.
+# Drivers read % and : as parameters, and $word$ ends the text of a function.
 _NOT_IN_SCHEMA = re.compile(r"[%:\x00-\x1f\x7f\ud800-\udfff]|\$\w+\$")
-# In a search path the second means the role's own schema, quoted or not.
+# In a search path the second one means the role's own schema, quoted or not.
 _TAKEN_SCHEMAS = {"public", "$user", "information_schema"}
 _PLACEHOLDER = re.compile("{[^{}]*}")
 _NAME = re.compile("[a-zA-Z0-9._-]*")
@@ -72,11 +72,11 @@ _NAME = re.compile("[a-zA-Z0-9._-]*")
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 _UNREADABLE = (
-    "the URL cannot be read. In a user, a password and a database's name each of "
+    "the URL cannot be read. In a user, a password or a database's name, each of "
     "@ / : ? # % [ ] and a space is written by its number, such as %40 for @; a port "
     "is a number; and after a ? come only parameters that libpq knows"
 )
-"""Without the text of libpq, which repeats the password."""
+"""The message leaves out libpq's text, which repeats the password."""
 
 
 class Settings(BaseSettings):
@@ -87,7 +87,7 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
-        # By code and in the file the schema is `schema_name`.
+        # In code and in the file the schema is `schema_name`.
         populate_by_name=True,
     )
 
@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     )
     environments: list[str] = Field(
         default_factory=list,
-        description="All environments that there are, as JSON: a name that belongs to "
+        description="All existing environments, as JSON: a name that belongs to "
         "another one of them is refused at start.",
     )
     topic_template: str = Field(
@@ -176,15 +176,15 @@ class Settings(BaseSettings):
         4_000,
         ge=2,
         le=10_000,
-        description="Jobs in flight at the most; more costs memory.",
+        description="The most jobs in flight; more cost memory.",
     )
     poll_interval: Seconds = Field(
         0.05,
-        description="Seconds between two looks for new jobs when idle, times ten while "
+        description="Seconds between two polls for new jobs when idle, times ten while "
         "hints come.",
     )
     relay_poll_interval: Seconds = Field(
-        0.05, description="Seconds between two looks for outbox rows when idle."
+        0.05, description="Seconds between two polls for outbox rows when idle."
     )
     relay_block: int = Field(
         5_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
@@ -231,7 +231,7 @@ class Settings(BaseSettings):
     )
     follow_interval: Seconds = Field(
         1.0,
-        description="Seconds between two looks of a sidecar at the service's group.",
+        description="Seconds between two polls of the service's group by a sidecar.",
     )
     handover_timeout: Seconds = Field(
         5.0,
@@ -255,11 +255,11 @@ class Settings(BaseSettings):
     max_memory: float = Field(
         0.0,
         ge=0,
-        description="MiB of memory above which a process ends in order, to be started "
-        "anew by whoever looks after it; 0 for no limit.",
+        description="MiB of memory above which a process ends in order, so that its "
+        "supervisor restarts it; 0 for no limit.",
     )
     max_jobs: int = Field(
-        0, ge=0, description="Jobs after which it does so; 0 for no limit."
+        0, ge=0, description="Jobs after which a process ends so; 0 for no limit."
     )
     consumer_block: int = Field(
         200, ge=1, le=10_000, description="Records handled in one transaction."
@@ -274,17 +274,17 @@ class Settings(BaseSettings):
         10,
         ge=1,
         le=1_000,
-        description="Connections that `app.transaction()` opens at the most.",
+        description="The most connections that `app.transaction()` opens.",
     )
     notify: bool = Field(
-        True, description="Whether an enqueue wakes executors that listen."
+        True, description="Whether an enqueue wakes listening executors."
     )
     payload_limit: int = Field(
-        1_048_576, ge=1, description="Bytes that a job's payload may have as JSON."
+        1_048_576, ge=1, description="The most bytes of a job's payload as JSON."
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Keep what is secret out of every text, whatever becomes of the settings."""
+        """Keep the secrets out of every text, no matter how the settings are used."""
         keep_secret(find_passwords(self.database_url))
         keep_secret(find_passwords(self.direct_url))
         keep_secret(find_secrets(self.kafka))
@@ -295,7 +295,7 @@ class Settings(BaseSettings):
 
     @field_serializer("database_url", "direct_url")
     def _hide_password(self, url: str) -> str:
-        """Whoever dumps the settings, such as an error tracker, gets no secret."""
+        """Hide secrets: an error tracker, for example, may dump the settings."""
         return masked_url(url) if url else url
 
     @field_serializer("schema_registry_url")
@@ -373,7 +373,7 @@ class Settings(BaseSettings):
 
 
 class _FileSource(TomlConfigSettingsSource):
-    """The file that the environment names, else the one of the working folder."""
+    """The file that the environment names, or the one of the working folder."""
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         named = os.environ.get("JOBS_LIB_CONFIG_FILE")
@@ -382,11 +382,11 @@ class _FileSource(TomlConfigSettingsSource):
         super().__init__(settings_cls, toml_file=file)
 
     def __call__(self) -> dict[str, Any]:
-        """What the file sets.
+        """The values in the file.
 
         Raises:
-            ConfigurationError: nobody has named it, and it would have code run: it
-                may have come with a folder that somebody only looks at.
+            ConfigurationError: the file would run code, and the environment does not
+                name it: it may have come with a folder that somebody only inspects.
         """
         found = super().__call__()
         kafka = found.get("kafka")
@@ -402,10 +402,10 @@ class _FileSource(TomlConfigSettingsSource):
 
 
 def check_schema(name: str) -> None:
-    """Refuse a name that cannot be that of the library's schema.
+    """Refuse a name that the library's schema cannot have.
 
     Raises:
-        ConfigurationError: it cannot; the text says why.
+        ConfigurationError: the name is refused; the text says why.
     """
     size = len(name.encode(errors="replace"))
     if not 1 <= size <= _SCHEMA_BYTES:
@@ -430,7 +430,7 @@ def libpq_url(url: str) -> str:
 
 
 def load_settings(**given: object) -> Settings:
-    """Read the settings; what is given here wins over environment and file.
+    """Read the settings; values given here win over environment and file.
 
     Raises:
         ConfigurationError: a value is out of range or unknown; all are named at once.
@@ -449,7 +449,7 @@ def load_settings(**given: object) -> Settings:
             f"{file or _FILE} is not valid TOML: {error}"
         ) from None
     except SettingsError as error:
-        # Its cause would show the value, which may hold a password.
+        # The error's cause would show the value, which may hold a password.
         raise ConfigurationError(
             f"these settings cannot be used: {error}. Is it valid JSON?"
         ) from None
@@ -464,7 +464,7 @@ def load_settings(**given: object) -> Settings:
 
 
 def _refuse_unknown_variables() -> None:
-    """A setting with a misspelt name would silently have no effect."""
+    """Refuse misspelt names, which would silently have no effect."""
     known = {f"JOBS_LIB_{name.upper()}" for name in Settings.model_fields}
     known |= _OTHER_VARIABLES
     unknown = {
@@ -520,7 +520,7 @@ def require_schema_registry(settings: Settings) -> str:
 
 
 def _is_readable(url: str) -> bool:
-    """Whether libpq reads it, and so that no piece of a password becomes a name."""
+    """Whether libpq reads the URL, and takes no piece of a password for a name."""
     try:
         parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:

@@ -1,4 +1,4 @@
-"""What an app declares, a module for each kind of thing."""
+"""The declarations of an app, in a module for each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of declarations: checked where they are given, each in one form."""
+"""The arguments of declarations: checked early, and brought into one form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def choose_name(given: object, function: object, decorator: str) -> str:
-    """The name of what is declared: the one given, else the function's.
+    """The name of a declaration: the one given, or the function's.
 
     Raises:
         ConfigurationError: there is none.
@@ -45,7 +45,7 @@ def check_aliases(given: object, name: str) -> Sequence[str]:
     """The earlier names of a job type.
 
     Raises:
-        ConfigurationError: they are no list of names.
+        ConfigurationError: the aliases are no list of names.
     """
     is_list = isinstance(given, list | tuple | set | frozenset)
     if not is_list or not all(isinstance(alias, str) for alias in cast("Any", given)):
@@ -60,7 +60,7 @@ def check_aliases(given: object, name: str) -> Sequence[str]:
 
 
 def make_retry(given: Retry | int | None, name: str) -> Retry:
-    """The policy; a number is that of all attempts.
+    """The policy; a number means the number of all attempts.
 
     Raises:
         ConfigurationError: it is neither.
@@ -78,10 +78,10 @@ def make_retry(given: Retry | int | None, name: str) -> Retry:
 def make_rules(
     given: Mapping[type[BaseException], Rule | int] | None, name: str
 ) -> dict[type[BaseException], Rule]:
-    """The rules, each an end or a policy.
+    """The rules; each is an outcome or a policy.
 
     Raises:
-        ConfigurationError: one of them means nothing.
+        ConfigurationError: a rule is neither.
     """
     if given is None:
         return {}
@@ -111,14 +111,14 @@ def make_rules(
 
 
 def check_texts(what: str, **given: object) -> None:
-    """Refuse names that are no texts.
+    """Refuse names that are not texts.
 
     Args:
-        what: is declared.
+        what: the declaration, for messages.
         given: the arguments, by their names.
 
     Raises:
-        ConfigurationError: one of them is none, or empty.
+        ConfigurationError: a name is no text, or empty.
     """
     for name, value in given.items():
         if not isinstance(value, str) or not value:
@@ -128,10 +128,10 @@ def check_texts(what: str, **given: object) -> None:
 
 
 def check_rate(given: object, name: str) -> None:
-    """Refuse what is no rate.
+    """Refuse a value that is no rate.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it is no rate.
     """
     if given is not None and not isinstance(given, Rate):
         raise ConfigurationError(
@@ -141,10 +141,10 @@ def check_rate(given: object, name: str) -> None:
 
 
 def make_limit(given: object, name: str) -> Limit | None:
-    """The limit; a number is that of all jobs of the type.
+    """The limit; a number limits all jobs of the type together.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the value is no limit.
     """
     if given is None:
         return None
@@ -153,7 +153,7 @@ def make_limit(given: object, name: str) -> Limit | None:
         return Limit(most, parameter)
     raise ConfigurationError(
         f"the limit of {name!r} is {given!r}: give how many of its jobs may run at "
-        f"once over all pods, 1 to {MOST:,}, as in limit=4, or so many for each value "
+        f"once over all pods, 1 to {MOST:,}, as in limit=4, or how many for each value "
         'of a parameter, as in limit=(2, "tenant")'
     )
 
@@ -163,10 +163,10 @@ def _is_pair(given: object) -> TypeGuard[tuple[object, str]]:
 
 
 def make_workers(given: object, name: str) -> Workers | None:
-    """The workers of a type's own; a number is for this type alone.
+    """A type's own workers; a number makes workers for this type alone.
 
     Raises:
-        ConfigurationError: they are none.
+        ConfigurationError: the value means no workers.
     """
     if given is None:
         return None
@@ -187,7 +187,7 @@ def make_workers(given: object, name: str) -> Workers | None:
 
 
 def check_history(given: object, name: str) -> None:
-    """Refuse what says not how long finished jobs are kept.
+    """Refuse a value that does not say how long finished jobs are kept.
 
     Raises:
         ConfigurationError: it does not.
@@ -204,12 +204,12 @@ def check_history(given: object, name: str) -> None:
 def check_seconds(
     given: Any, what: str, name: str, *, most: float = math.inf, zero: bool = False
 ) -> None:
-    """Refuse what is no number of seconds.
+    """Refuse a value that is no number of seconds.
 
     Args:
         given: the argument; None stands for its default.
         what: the argument's name.
-        name: of what is declared.
+        name: of the declaration.
         most: the largest number.
         zero: whether it may be 0.
 
@@ -232,10 +232,10 @@ def check_seconds(
 
 
 def check_partitions(given: object, topic: str) -> None:
-    """Refuse what is no number of partitions; None stands for the default.
+    """Refuse a value that is no number of partitions; None stands for the default.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is no such number.
     """
     if given is None or (type(given) is int and given >= 1):
         return
@@ -246,7 +246,7 @@ def check_partitions(given: object, topic: str) -> None:
 
 
 def _as_policy(given: object) -> Retry | None:
-    """The policy that is meant, by itself or by a number of attempts."""
+    """The policy, given as such or as a number of attempts."""
     if isinstance(given, Retry):
         return given
     if isinstance(given, int) and not isinstance(given, bool) and given >= 1:

@@ -1,6 +1,6 @@
-"""What a function must look like to be declared: refused here, not at its first call.
+"""Checks of declared functions: they are refused here, not at their first call.
 
-A handler that nobody awaits, or that is called with what it does not take, would fail
+A handler that nobody awaits, or that is called with the wrong arguments, would fail
 each job or lose each record, long after the mistake was made.
 """
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 _SELF = {"self", "cls"}
 _JOB = {"job", "_job", "_"}
-"""Names that say that a parameter without an annotation is the job."""
+"""Names by which a parameter without an annotation is taken as the job."""
 
 
 def refuse_misplaced(misplaced: tuple[object, ...], decorator: str) -> None:
-    """Refuse a decorator's arguments by place: most often it lacks its parentheses.
+    """Refuse positional arguments of a decorator: most often its parentheses are
+    missing.
 
     Raises:
         ConfigurationError: there are any.
@@ -42,14 +43,14 @@ def refuse_misplaced(misplaced: tuple[object, ...], decorator: str) -> None:
 
 
 def check_function(function: object, what: str) -> None:
-    """Refuse what is called and does nothing, or lacks what it is called with.
+    """Refuse a function whose call does nothing, or which lacks needed parameters.
 
     Args:
-        function: what was decorated.
+        function: the decorated function.
         what: names it in messages, as in ``the handler of 'charge'``.
 
     Raises:
-        ConfigurationError: it is no plain or async function.
+        ConfigurationError: the function is neither a plain nor an async one.
     """
     if isinstance(function, staticmethod | classmethod):
         raise ConfigurationError(
@@ -79,10 +80,10 @@ def check_function(function: object, what: str) -> None:
 
 
 def check_plain(function: object, what: str) -> None:
-    """Refuse an async function where nobody awaits one.
+    """Refuse an async function if nobody would await it.
 
     Raises:
-        ConfigurationError: it is none, or no function at all.
+        ConfigurationError: it is async, or no function at all.
     """
     check_function(function, what)
     if inspect.iscoroutinefunction(function):
@@ -96,7 +97,7 @@ def check_plain(function: object, what: str) -> None:
 def check_takes(
     function: Callable[..., Any], parameters: tuple[str, ...], what: str
 ) -> None:
-    """Refuse a function that cannot be called with so many arguments by place.
+    """Refuse a function that cannot be called with these positional parameters.
 
     Raises:
         ConfigurationError: it takes others.
@@ -119,11 +120,11 @@ def check_job(
 
     Args:
         function: the handler.
-        names: where annotations are looked up besides the function's module.
+        names: for looking up annotations, besides the function's module.
         what: names the handler in messages.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: the first parameter is something else.
     """
     signature = _read_signature(function, what)
     first = next(iter(signature.parameters.values()), None)
@@ -142,7 +143,7 @@ def _may_be_job(
     names: Mapping[str, object],
 ) -> bool:
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return True  # of a decorator without functools.wraps
+        return True  # a decorator's wrapper without functools.wraps
     if parameter.kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

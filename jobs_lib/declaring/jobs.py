@@ -1,4 +1,4 @@
-"""Declare job types, their schedules, and what is called around them."""
+"""Declare job types, their schedules, and the functions called around them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobDeclarations:
 
     Args:
         name: the app's.
-        enqueuer: enqueues what is declared.
+        enqueuer: enqueues the declared types' jobs.
         settings: reads the settings, at the first use.
     """
 
@@ -62,7 +62,7 @@ class JobDeclarations:
     ) -> None:
         self.name = name
         self.jobs: dict[str, JobType[Any]] = {}
-        """The types by each name that their jobs may have: aliases, too."""
+        """The types by each name that their jobs may have, aliases included."""
         self.schedules: dict[str, Schedule] = {}
         self.around: list[Around] = []
         self._enqueuer = enqueuer
@@ -95,12 +95,12 @@ class JobDeclarations:
         Args:
             *misplaced: none: ``@app.job`` needs its parentheses, and names.
             name: the type's name in the table. Defaults to the function's name.
-            aliases: earlier names of the type: jobs that were enqueued under one of
-                them are run by this handler, too.
-            group: the jobs that run one after the other, in the order of enqueue: the
-                name of a parameter, or a function of all of them. A str is the group;
-                of an int or UUID its text is. Defaults to none: every job is
-                independent.
+            aliases: earlier names of the type; the handler also runs jobs that were
+                enqueued under one of them.
+            group: which jobs run one after the other, in the order of enqueue: the
+                name of a parameter, or a function of all parameters. A str is the group
+                itself; an int or UUID stands for its text. Defaults to none: every job
+                is independent.
             priority: ``high`` before ``normal`` before ``batch``, within an origin;
                 a call may choose another. Defaults to ``normal``.
             retry: when a failed job runs again: a policy, or after how many attempts it
@@ -111,16 +111,17 @@ class JobDeclarations:
                 then; a plain one goes on, but can commit nothing any more.
             rate: how many may start in how many seconds, over all pods; the others wait
                 as scheduled jobs, and no attempt is counted. Defaults to no limit.
-            limit: how many run at once, over all pods; or a tuple of how many, and of
-                the parameter for each of whose values so many run. The others wait,
-                and keep nothing else waiting. Defaults to no limit.
-            workers: how many run at once in a process, on workers of their own: those
-                of all other types are left alone. Types that share them are given the
-                same :class:`Workers`. Defaults to the workers of all types.
-            last_only: of the jobs of this type that wait in a group, only the newest
-                runs, whatever else waits there.
-            debounce: seconds of quiet in its group before the newest one runs.
-            max_wait: seconds after which one runs even without such a quiet.
+            limit: how many run at once, over all pods; or a tuple of a number and a
+                parameter: then this number runs at once for each value of the
+                parameter. The others wait, and delay no other type. Defaults to no
+                limit.
+            workers: how many run at once in a process, on workers of their own; other
+                types do not use these. To share them, give several types the same
+                :class:`Workers`. Defaults to the workers of all types.
+            last_only: whether only the newest of this type's waiting jobs in a group
+                runs, even if jobs of other types wait there.
+            debounce: seconds without a new job in the group before the newest one runs.
+            max_wait: seconds after which one runs even if new jobs keep coming.
             history: how long finished jobs can be looked up, in whole days; False for
                 not at all. Defaults to the setting ``history_days``.
 
@@ -177,14 +178,14 @@ class JobDeclarations:
     ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
         """Declare a function that handles several jobs of a type in one call.
 
-        It is called with a list of :class:`Item`, each a job and its payload; ``T`` is
-        the payload's schema. :meth:`Item.fail` fails one of them. When the handler
-        raises, each of them is handled in a call of its own, so that only those fail
-        that cannot be handled.
+        Its argument is a list of :class:`Item`, each a job and its payload; ``T`` is
+        the payload's schema. :meth:`Item.fail` fails one item. If the handler raises,
+        each job is handled again in a call of its own, so that only the faulty ones
+        fail.
 
         Args:
             *misplaced: none: ``@app.batch`` needs its parentheses, and names.
-            size: jobs that one call takes at the most.
+            size: the most jobs that one call takes.
             name: as for :meth:`job`, and so the others.
             aliases: see there.
             group: the order within a group is kept.
@@ -195,7 +196,7 @@ class JobDeclarations:
             workers: how many calls run at once in a process; see there.
 
         Raises:
-            ConfigurationError: the name is taken, or the signature is another one.
+            ConfigurationError: the name is taken, or the signature is a different one.
         """
         refuse_misplaced(misplaced, "app.batch")
         frame = sys._getframe(1)
@@ -256,7 +257,7 @@ class JobDeclarations:
         return job_type
 
     def _check_workers(self, workers: Workers | None, name: str) -> None:
-        """Refuse two counts for the workers of one name."""
+        """Refuse two different counts for workers of one name."""
         for other in self.jobs.values():
             theirs = other.workers
             if workers and theirs and workers.name == theirs.name and workers != theirs:
@@ -274,11 +275,11 @@ class JobDeclarations:
     def around_enqueue(self, hook: AroundEnqueue) -> AroundEnqueue:
         """Declare a hook around every enqueue; the first one declared is outermost.
 
-        It is called with a :class:`Draft` of what is to be enqueued and ``call_next``,
-        and returns ``call_next(draft)``.
+        It gets a :class:`Draft` of the job to enqueue and ``call_next``, and returns
+        ``call_next(draft)``.
 
         Raises:
-            ConfigurationError: it cannot be called so.
+            ConfigurationError: it cannot be called with these arguments.
         """
         check_takes(hook, ("draft", "call_next"), "a hook around enqueue")
         self._around_enqueue.append(hook)
@@ -287,12 +288,12 @@ class JobDeclarations:
     def around_run(self, function: A) -> A:
         """Declare a function that is called around each run of a handler.
 
-        It is called with the :class:`Job` and a function that goes on; the first
-        declared is the outermost. An async function is called around async handlers, a
+        It gets the :class:`Job` and a function that calls the handler; the first one
+        declared is outermost. An async function is called around async handlers, a
         plain one around plain handlers.
 
         Raises:
-            ConfigurationError: it cannot be called so.
+            ConfigurationError: it cannot be called with these arguments.
         """
         what = "a function around runs"
         check_function(function, what)
@@ -311,17 +312,17 @@ class JobDeclarations:
     ) -> Callable[[JobType[P]], JobType[P]]:
         """Enqueue a job type at each tick of a schedule, once over all pods.
 
-        Stands above ``@app.job``, several times if need be. A handler with a parameter
-        ``tick: datetime`` is told the tick's time in the schedule's zone. A new
-        schedule starts from now, and so does one whose expression or zone has changed.
+        Put it above ``@app.job``, several times if needed. A handler with a parameter
+        ``tick: datetime`` gets the tick's time in the schedule's zone. A new schedule
+        starts from now, and so does one whose expression or zone has changed.
 
         Args:
             cron: minute, hour, day of month, month and day of week, as Debian's cron
                 reads them; with six fields the first is the second.
             tz: the IANA time zone in which the expression is read.
-            missed: what is enqueued for ticks at which no pod was there: ``one`` job,
-                for the newest tick; ``skip`` for none but one of the last minute;
-                ``all`` of them, the newest 1,000 at the most.
+            missed: the jobs for ticks at which no pod ran: ``one`` enqueues one job,
+                for the newest tick; ``skip`` none, except for a tick of the last
+                minute; ``all`` one for each tick, at most the newest 1,000.
             name: of the schedule. Defaults to the job type's.
             payload: the handler's other arguments.
 

@@ -1,4 +1,4 @@
-"""The names of apps, topics and groups: refused where nothing could be called so."""
+"""The names of apps, topics and groups: invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from jobs_lib.errors import ConfigurationError
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""What Kafka takes."""
+"""The names that Kafka accepts."""
 _LONGEST = 200
-"""Characters of an app's name, and of a group's."""
+"""The most characters of an app's name, and of a group's."""
 
 
 def check_topic_name(name: object) -> None:
-    """Refuse a name that Kafka has for no topic.
+    """Refuse a name that Kafka accepts for no topic.
 
     Raises:
-        ConfigurationError: it is empty, or something else.
+        ConfigurationError: the name is empty or invalid.
     """
     if isinstance(name, str) and _TOPIC.fullmatch(name) and name not in {".", ".."}:
         return
@@ -26,14 +26,14 @@ def check_topic_name(name: object) -> None:
 
 
 def check_name(name: object, what: str) -> None:
-    """Refuse a name that is empty, or no text that can be shown in one line.
+    """Refuse a name that is empty, or no text of one printable line.
 
     Args:
-        name: what was given.
-        what: has the name, as in ``a consumer group``.
+        name: the given value.
+        what: the kind of thing, as in ``a consumer group``.
 
     Raises:
-        ConfigurationError: it is.
+        ConfigurationError: the name is refused.
     """
     if (
         isinstance(name, str)

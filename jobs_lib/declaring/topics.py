@@ -33,13 +33,13 @@ V = TypeVar("V", default=Any)
 
 
 class TopicDeclarations:
-    """The part of an app that declares what it writes to Kafka and reads from it.
+    """The part of an app that declares the topics it writes and reads.
 
     Args:
         queries: finds the named queries, at the first use.
         settings: reads the settings, at the first use.
         registry: finds the schema registry, at the first use.
-        serve_reexports: called with each entity, whose re-exports come as jobs.
+        serve_reexports: called with each entity; its re-exports are jobs.
         home: the topic whose partitions are the origins of the app's groups.
     """
 
@@ -77,26 +77,28 @@ class TopicDeclarations:
         """Declare a topic that this service writes to, through the outbox.
 
         Args:
-            name: the topic's name; in Kafka as the environment's template has it.
+            name: the topic's name; its name in Kafka follows the environment's
+                template.
             value: the type of the values: a dataclass, a pydantic model, ``bytes``, …
-                Type checkers hold ``send`` to it. Defaults to whatever has a JSON form.
+                Type checkers check ``send`` by it. Defaults to any value with a JSON
+                form.
             schema: makes the values Avro: the path of an .avsc file, or its content as
-                a mapping. The registry has to know it before the first ``send``: see
+                a mapping. The registry must know it before the first ``send``: see
                 ``jobs-lib schemas register``. Defaults to JSON.
             compacted: whether only the last record of each key is kept.
-            partitions: how many it is created with where it does not exist. Defaults
-                to what ``entities`` ask for; without these, to 100 for the app's home
-                topic, so that its work can be spread for years. Say 100 as well where
+            partitions: how many it is created with if it does not exist. Defaults to
+                the number for ``entities``; without these, to 100 for the app's home
+                topic, so that its work can be spread for years. Give 100 as well if
                 another service makes this topic its home.
             entities: how many keys the topic will have: 3 partitions up to 100,000 of
                 them, 8 up to a million, then 16. Defaults to few.
-            config: the topic's settings in Kafka, beside those that it gets anyway:
-                lz4, and where it is compacted, tombstones kept for two days.
-            merge: whether of several rows of a key that leave together only the last
-                is sent, as is right for states and wrong for events. Defaults to
+            config: the topic's settings in Kafka, besides the defaults: lz4, and if it
+                is compacted, tombstones kept for two days.
+            merge: whether only the last of several rows of a key is sent if they leave
+                together, which is right for states and wrong for events. Defaults to
                 ``compacted``.
-            settle: seconds that the changes of a key are collected, from its first one
-                on, before they leave as one record; only where they are merged.
+            settle: seconds for which the changes of a key are collected, from its first
+                one on, before they leave as one record; needs ``merge``.
 
         Raises:
             ConfigurationError: the topic is declared already, or the arguments do not
@@ -143,12 +145,12 @@ class TopicDeclarations:
     ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
-        It is called with a :class:`Record` of that value and the connection whose
-        transaction also stores the offset: both are committed, or neither.
+        It gets a :class:`Record` of that value and a connection, whose transaction also
+        stores the offset: both are committed, or neither.
 
         Args:
-            topic: the topic to read; of its name and the group's the environment's
-                template makes those in Kafka.
+            topic: the topic to read; the environment's template makes its name in
+                Kafka, and the group's.
             group: the consumer group.
             type: handle only records whose header ``ce_type`` is this; several
                 functions may share a topic and group that way.
@@ -226,17 +228,18 @@ class TopicDeclarations:
     def entity(
         self, topic: Topic[V], *, source: str, key: str, name: str | None = None
     ) -> Callable[[Loader[V]], Loader[V]]:
-        """Declare how the current states of an entity are read, for re-exports.
+        """Declare how re-exports read the current states of an entity.
 
-        The function gets a connection and a list of keys and returns the states by key,
-        of the topic's type; what it leaves out is gone and becomes a tombstone. Of what
-        is gone it may return ``Gone(version)``, which is the tombstone's.
+        The function gets a connection and a list of keys, and returns the states by
+        key, of the topic's type. A key that it leaves out is gone and becomes a
+        tombstone. For such a key it may return ``Gone(version)``, the version of the
+        tombstone.
 
         Args:
-            topic: where the states go.
+            topic: the topic that the states are sent to.
             source: the service's own table, ``table`` or ``schema.table``.
             key: the column whose text form is the record's key.
-            name: what commands call it. Defaults to ``source``.
+            name: the entity's name in commands. Defaults to ``source``.
         """
 
         if not isinstance(topic, Topic):
@@ -264,8 +267,8 @@ class TopicDeclarations:
         """Look up the ids of the topics' schemas, so that no ``send`` has to.
 
         A service does this when it starts. Call it at the start of any other program
-        that sends Avro: the first ``send`` of a topic else asks the registry while the
-        caller's transaction is open.
+        that sends Avro: otherwise the first ``send`` of a topic asks the registry while
+        the caller's transaction is open.
 
         Raises:
             ConfigurationError: a schema is not registered, or no registry is set.

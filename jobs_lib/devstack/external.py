@@ -1,4 +1,4 @@
-"""Servers that are there already, named by environment variables."""
+"""Servers that already exist, named by environment variables."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def postgres_account() -> Account | None:
 def can_enter(account: Account | None, folder: Path) -> bool:
     """Whether `account` can reach `folder` and write in it.
 
-    Asked of the kernel by trying, not read from mode bits: access lists and mount
-    options count as well.
+    It tries, and does not read mode bits, because access lists and mount options
+    count as well.
     """
     return _succeeds(
         account, "/bin/sh", "-c", 'cd -- "$1" && test -w .', "sh", str(folder)
@@ -87,9 +87,9 @@ def temporary_folder(account: Account | None, prefix: str) -> Path:
 
 
 def shared_folder() -> Path:
-    """A folder of ours that every user can enter: for root whose own are closed.
+    """A folder of ours that every user can enter, for root, whose own are closed.
 
-    Raises DevStackError when somebody else has taken its name.
+    Raises DevStackError when another user has taken its name.
     """
     folder = Path("/var/tmp") / f"jobs-lib-{os.geteuid()}"
     folder.mkdir(mode=0o755, exist_ok=True)
@@ -105,7 +105,7 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
     """The folder to keep a server's data in: `wanted`, if `account` can enter it.
 
     Otherwise one in :func:`shared_folder`, always the same for the same `wanted`.
-    Nobody's permissions are changed, only those of the folder itself.
+    This changes the permissions of that folder only.
     """
     wanted.mkdir(parents=True, exist_ok=True)
     if account is None:
@@ -129,7 +129,7 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
 def shared_copy(root: Path, parts: Sequence[str], name: str) -> Path:
     """A copy of `parts`, folders in `root`, that every user can enter; made once.
 
-    `name` tells versions apart. The copy has the layout of `root`.
+    `name` distinguishes versions. The copy has the layout of `root`.
     """
     key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
     copy = shared_folder() / f"{name}-{key}"
@@ -151,14 +151,14 @@ def shared_copy(root: Path, parts: Sequence[str], name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock between processes; the kernel lets go of it if this one dies."""
+    """Hold a lock between processes; the kernel releases it if this one dies."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def close(folder: Path) -> None:
-    """Let nobody but its owner into a folder, also one that was open before."""
+    """Close a folder, even an existing one, to everybody but its owner."""
     folder.chmod(0o700)
 
 

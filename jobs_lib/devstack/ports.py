@@ -1,4 +1,4 @@
-"""Free ports on 127.0.0.1, and who has the taken ones."""
+"""Free ports on 127.0.0.1, and the processes on taken ones."""
 
 from __future__ import annotations
 

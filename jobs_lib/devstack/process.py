@@ -3,7 +3,7 @@
 A server is started in one of two ways, both through a few lines of `sh`:
 
 - *guarded*: it is our child, and a watchdog beside it waits on a pipe that only we
-  hold. When we die, however we die, the pipe closes, and the watchdog ends the server
+  hold. When we die, for any reason, the pipe closes, and the watchdog ends the server
   and removes its folder. (`PR_SET_PDEATHSIG` would not do: it fires when the *thread*
   that forked ends, and it is lost when the user changes.)
 - *detached*: it is nobody's child and outlives us.
@@ -58,7 +58,7 @@ class PopenUser(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Account:
-    """The user that a server runs as, when that is not the current one."""
+    """The user that a server runs as, if not the current one."""
 
     uid: int
     gid: int
@@ -173,7 +173,7 @@ class ServerProcess:
         return True
 
     def kill(self) -> None:
-        """SIGKILL it and all its children, as when the machine loses power."""
+        """SIGKILL it and all its children, as if the machine lost power."""
         # Stopped first, so that it cannot start more children between the two steps.
         self.signal(signal.SIGSTOP)
         self._release()
@@ -200,7 +200,7 @@ def start_of(pid: int) -> str | None:
 
 
 def exists(pid: int) -> bool:
-    """Whether the process table has `pid`, be it as a zombie."""
+    """Whether the process table has `pid`, even as a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a server, also after it was stopped."""
+    """The record of a server, kept even after it has stopped."""
 
     pid: int
     #: When the kernel started the process: another one with this pid is not ours.
@@ -65,7 +65,7 @@ class StateFile:
             server.address,
             str(server.folder),
         )
-        # Both servers are started at once.
+        # Both servers start at the same time.
         with locked(self.path.with_suffix(".lock")):
             records = {**self.read(), key: record}
             # The address of PostgreSQL has its password in it.

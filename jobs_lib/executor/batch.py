@@ -1,4 +1,4 @@
-"""A batch: statements of one transaction, each with the reader of its rows."""
+"""A batch: statements of one transaction, each with a reader for its rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from jobs_lib.executor.round_trip import Answer, Statement
 
 Reader: TypeAlias = "Callable[[list[tuple[Any, ...]]], object]"
-"""Takes note of the rows of one statement."""
+"""Reads the rows of one statement."""
 Question: TypeAlias = "tuple[Statement, Reader]"
-"""A statement, and who reads its rows."""
+"""A statement, and the reader of its rows."""
 
 
 class Batch:
-    """Questions that are asked together, and their answer once it is there."""
+    """Questions that are sent together, and their answer once it has come."""
 
     __slots__ = ("answer", "questions", "then")
 
@@ -28,20 +28,20 @@ class Batch:
         """Wait for an answer.
 
         Args:
-            questions: in the order in which they are asked and read.
-            then: called when all of the answer has been read.
+            questions: in the order in which they are sent and read.
+            then: called when the whole answer has been read.
         """
         self.questions = [*questions]
         self.then = then
         self.answer: Answer | None = None
-        """None as long as the batch is not known to have committed."""
+        """None until the batch is known to have committed."""
 
     def __bool__(self) -> bool:
         return bool(self.questions)
 
     @property
     def statements(self) -> list[Statement]:
-        """What is sent."""
+        """The statements to send."""
         return [statement for statement, _ in self.questions]
 
     def read(self) -> None:
@@ -55,4 +55,4 @@ class Batch:
 
 
 def ignore(rows: list[tuple[Any, ...]]) -> None:
-    """Read nothing: the statement says nothing that is not known."""
+    """Read nothing: the statement returns nothing new."""

@@ -1,8 +1,8 @@
 """A dispatcher: one thread that talks to the database.
 
-It settles what has ended and claims more, both in one round trip, while the workers run
-what was claimed before. Between two rounds it sleeps until something ends, until there
-is a hint of new work, or until it is time to look by itself.
+It settles the jobs that have ended and claims more, in one round trip, while the
+workers run jobs claimed before. Between two rounds it sleeps until a job ends, until a
+hint of new work comes, or until it is time to poll.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     Share = Callable[["Dispatcher", Sequence[Shared], Sequence[Due]], None]
 
 _BARRED = 0.05
-"""Seconds between two looks whether the process has its lease back."""
+"""Seconds between checks whether the process has its lease back."""
 _HOARDED = 1.0
-"""Seconds that a claimed job may wait for a worker before it is given back."""
+"""Seconds that a claimed job may wait for a worker before it is released."""
 
 
 class Dispatcher:
     """Claims and settles the jobs of some origins.
 
     In each round the settler, the limiter, the poller and the claimer make batches. The
-    dispatcher sends them together, and each of these reads what it has asked for.
+    dispatcher sends them together, and each part reads the answers to its own.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Dispatcher:
         pace: Pace,
         poll_interval: float,
         hinted: Callable[[str], None] | None,
-        hears: Callable[[], bool],
+        receives_hints: Callable[[], bool],
         meter: Meter | None = None,
         limiter: Limiter | None = None,
         share: Share | None = None,
@@ -75,20 +75,20 @@ class Dispatcher:
         """Prepare to dispatch.
 
         Args:
-            database: where the jobs are.
+            database: holds the jobs.
             claimer: claims some of them.
             completer: settles them.
             workers: runs them.
             pace: says how many may be in flight.
-            poll_interval: seconds between two looks, when idle.
-            hinted: is told the hints that may be others' business; None not to listen
-                to any.
-            hears: says whether hints can come now, whoever listens.
-            meter: counts what becomes of the jobs; None not to count.
-            limiter: stands before the workers where the jobs' type has a limit.
-            share: tells the other sections of the executor what concerns them.
-            takes_slots: whether it asks for the limiter's slots; one of all that share
-                the limiter does.
+            poll_interval: seconds between two polls, when idle.
+            hinted: called with hints that may concern others; None to listen to no
+                hints.
+            receives_hints: says whether hints can come now, to any dispatcher.
+            meter: counts the jobs' outcomes; None not to count.
+            limiter: passes jobs on to the workers if their type has a limit.
+            share: informs the executor's other sections of groups and due jobs.
+            takes_slots: whether it asks for the limiter's slots; one of the dispatchers
+                that share the limiter does.
         """
         self._database = database
         self._claimer = claimer
@@ -101,9 +101,9 @@ class Dispatcher:
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.channel if listens else None)
         self._turns = 0
-        """Of the connection for hints: each time that it came up or broke off."""
+        """How often the connection for hints had come up or broken off."""
         self._hinted = hinted
-        self._hears = hears
+        self._receives_hints = receives_hints
         self._meter = meter
         self._finished = claimer.finished
         self._finished.wake = self._wakeup.set
@@ -134,34 +134,34 @@ class Dispatcher:
         self._loop.stop()
 
     def wake(self) -> None:
-        """Look whether there is something to do, from any thread."""
+        """Make the dispatcher look for work; any thread may call this."""
         self._wakeup.set()
 
     @property
     def running(self) -> list[ClaimedJob]:
-        """The jobs that were begun and are not settled, asked from any thread."""
-        # Listed at once: its own thread may change it meanwhile.
+        """The jobs that were begun and are not settled; any thread may ask."""
+        # Copied in one step: its own thread may change it meanwhile.
         return [job for job in [*self._claimer.in_flight.jobs.values()] if job.started]
 
-    # Asked by any thread
+    # Called by any thread
 
     def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
         self._hand_over.take(origins)
 
     def quiesce(self, deadline: float) -> Callable[[], list[int]]:
-        """Claim nothing more; the function returned waits for what is running."""
+        """Claim nothing more; the returned function waits for running jobs."""
         return self._hand_over.quiesce(deadline)
 
     def release(self, origins: frozenset[str], deadline: float) -> Callable[[], None]:
-        """Stop claiming from origins; the function returned waits for what is running.
+        """Stop claiming from origins; the returned function waits for running jobs.
 
-        What of them has ended by then is settled.
+        It settles those that have ended by then.
         """
         return self._hand_over.release(origins, deadline)
 
     def lose(self, origins: frozenset[str]) -> None:
-        """Begin nothing more of origins that others have taken: a release follows."""
+        """Begin no more jobs of origins that others have taken: a release follows."""
         self._hand_over.lose(origins)
 
     def hurry(self, jobs: Mapping[int, str]) -> None:
@@ -169,11 +169,11 @@ class Dispatcher:
         self._commands.add(lambda: self._claimer.wanted.hurry(jobs))
 
     def hint(self, origin: str) -> None:
-        """Somebody says that there is something new in an origin."""
+        """Note a hint of something new in an origin."""
         self._commands.add(lambda: self._claimer.windows.hint(origin))
 
     def follow(self, groups: Sequence[tuple[str, str, bool]]) -> None:
-        """Another section says that these may go on here.
+        """Go on with groups that another section has passed on.
 
         Args:
             groups: origin, group, and whether its next job is of this section.
@@ -186,13 +186,13 @@ class Dispatcher:
         self._commands.add(follow)
 
     def take_due(self, rows: Sequence[Due]) -> None:
-        """Another section has found these due."""
+        """Claim due jobs that another section has found."""
         self._commands.add(lambda: self._claimer.take_due(rows))
 
     @property
-    def hears(self) -> bool:
-        """Whether it can hear hints now."""
-        return self._wakeup.hears
+    def receives_hints(self) -> bool:
+        """Whether hints can reach it now."""
+        return self._wakeup.receives_hints
 
     @property
     def section(self) -> Section:
@@ -201,7 +201,7 @@ class Dispatcher:
 
     @property
     def lacks_slots(self) -> bool:
-        """Whether jobs that it has claimed wait for their limit."""
+        """Whether jobs that it has claimed wait for a limit."""
         return self._limiter is not None and self._limiter.lacks_slots
 
     # The dispatcher's thread
@@ -216,23 +216,23 @@ class Dispatcher:
             while not self._stopping.is_set():
                 self._round(round_trip)
                 yield
-            # Once more: it settles and gives back what has ended until now.
+            # One last round settles and releases the jobs that have ended until now.
             self._round(round_trip)
 
     def _doubt(self, _: BaseException) -> None:
-        """Whether the last round was written is not known."""
+        """The last round may or may not have been written."""
         self._settler.doubt()
         self._collect()
 
     def _recover(self, round_trip: RoundTrip) -> None:
-        """Trust nothing that was known: a server has come that may lack commits."""
+        """Forget what is known of rows: a new server answers that may lack commits."""
         self._take_back()
         self._claimer.doubt()
         self._poller.doubt()
         claimer, flying = self._claimer, [*self._claimer.in_flight.jobs.values()]
         owner = {"owner": claimer.owner}
         ids = int_array(job.id for job in flying)
-        # A claim whose answer was lost took nothing; its row must not say else.
+        # A claim whose answer was lost took nothing; its row must not say otherwise.
         claims: list[Statement] = [
             (
                 "forget_claims",
@@ -263,7 +263,7 @@ class Dispatcher:
         self._commands.run()
         self._collect()
         polls = self._poller.prepare(
-            busy=len(self._claimer.in_flight) > 0, hinted=self._hears()
+            busy=len(self._claimer.in_flight) > 0, hinted=self._receives_hints()
         )
         claim, jump = self._prepare_claim()
         slots = Batch()
@@ -275,7 +275,7 @@ class Dispatcher:
             self._sleep()
             return
         settle = self._prepare_settle(also_claims=bool(polls or claim or hurried))
-        # The claim sees what the jump has seen.
+        # The claim sees all rows that the jump has seen.
         batches = [b for b in (settle, slots, *polls, jump, claim) if b]
         if not batches:
             self._sleep()
@@ -283,10 +283,10 @@ class Dispatcher:
         answers, failure = round_trip.exchange(
             *[batch.statements for batch in batches], meanwhile=self._measure
         )
-        # What comes behind a failure is not sent, and has no answer.
+        # Batches after a failed one are not sent, and have no answer.
         for batch, answer in zip(batches, answers, strict=False):
             batch.answer = answer
-        # The claim first: what it passed over belongs to lanes that may have ended.
+        # The claim first: it may have passed over jobs of lanes that ended since.
         for batch in (claim, jump, settle, slots, *polls):
             batch.read()
         self._tell_others()
@@ -299,7 +299,7 @@ class Dispatcher:
         self._settler.collect()
 
     def _prepare_settle(self, *, also_claims: bool) -> Batch:
-        """What writes the outcomes, with what is not worth a round trip alone.
+        """Statements that write outcomes, and others not worth their own round trip.
 
         Args:
             also_claims: whether there is a round trip anyway.
@@ -314,29 +314,29 @@ class Dispatcher:
         return settle
 
     def _tell_others(self) -> None:
-        """Tell the other sections what was met that concerns them."""
+        """Pass on to other sections the groups and due jobs that are theirs."""
         groups = self._claimer.next_groups
         if self._share and (groups.shared or self._poller.due):
             due, self._poller.due = self._poller.due, []
             self._share(self, groups.take_shared(), due)
 
     def _prepare_claim(self) -> tuple[Batch, Batch]:
-        """A claim, and a jump past what cannot run; either may be empty."""
+        """A claim, and a jump past jobs that cannot run; either may be empty."""
         if self._claimer.is_barred:
             return Batch(), Batch()
-        # What has ended lands in this same round trip.
+        # Jobs that have ended are settled in this same round trip.
         flying = len(self._claimer.in_flight) - len(self._settler)
         limit = self._pace.limit
         if self._limiter and (stuck := self._limiter.count_stuck(self._finished)):
             if stuck >= self._pace.most:
                 return Batch(), Batch()
-            # They wait for their own values, and keep back no others.
+            # They wait for their own values, and do not delay others.
             flying -= stuck
-        # Slow jobs: what the other dispatcher leaves idle is for this one's origins.
+        # Slow jobs: workers that the other dispatcher leaves idle serve this one.
         room = max(limit - flying, min(self._workers.idle, self._pace.most - flying))
-        # Few and large claims: a trickle of small ones costs a round trip each.
+        # Few and large claims: each of many small ones would cost a round trip.
         few = room <= 0 or (room < limit // 2 and not self._workers.is_starving)
-        # They wait at the head of the queue: no more of them than workers.
+        # These go to the head of the queue, so claim no more of them than workers.
         hurried = 2 * self._workers.size - flying if self._claimer.wanted.hurried else 0
         if few and hurried <= 0:
             return Batch(), Batch()
@@ -348,7 +348,7 @@ class Dispatcher:
         )
 
     def _settled(self) -> None:
-        """What had ended is written, or there was nothing to write."""
+        """The outcomes are written, or there were none."""
         if startable := self._settler.settle():
             self._put(startable)
         self._hand_over.note_written()
@@ -394,8 +394,8 @@ class Dispatcher:
         for origin in self._wakeup.wait(seconds):
             self._hear(origin)
         if self._wakeup.turns != self._turns:
-            # What was said meanwhile is lost; and everybody looks at another pace. Not
-            # asked of `hears`: it may have been true for others, and only in between.
+            # Hints sent meanwhile are lost, and all dispatchers poll at another pace.
+            # `receives_hints` cannot show it: another thread may have seen the change.
             self._turns = self._wakeup.turns
             self._hear("")
 
@@ -406,7 +406,10 @@ class Dispatcher:
             _yield()
 
     def _take_back(self) -> None:
-        """What has waited for long may run elsewhere, and is not cut off by a crash."""
+        """Release jobs that have waited for long.
+
+        They may run elsewhere, and a crash of this process cannot touch them.
+        """
         self._put_at = time.monotonic()
         for item in self._workers.take_back(self._finished):
             self._claimer.take_back(item)
@@ -414,7 +417,7 @@ class Dispatcher:
             self._claimer.in_flight.shorten(lane)
 
     def _cancel(self) -> None:
-        """Tell running jobs that somebody asked them to stop."""
+        """Ask running jobs to stop, because somebody has cancelled them."""
         for job_id in self._poller.cancelled:
             job = self._claimer.in_flight.jobs.get(job_id)
             if job is not None and not job.cancel_requested:
@@ -423,5 +426,5 @@ class Dispatcher:
 
 
 def _yield() -> None:
-    """Let the thread run that was just woken: what this one does next can wait."""
+    """Let the thread that was just woken run: this one's next step can wait."""
     time.sleep(0)

@@ -1,4 +1,4 @@
-"""The executor, put together: dispatchers that claim and settle, workers that run."""
+"""The executor: its dispatchers claim and settle jobs, its workers run them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from jobs_lib.telemetry.liveness import Pulse
 
 _TOLD = 20
-"""Running jobs that are told of, the oldest first."""
+"""How many running jobs are named, the oldest first."""
 _DISPATCHERS = 2
-"""While one waits for the database, the other makes sense of what it got from it."""
+"""While one waits for the database, the other reads what it got from it."""
 
 
 class Executor:
-    """Runs the jobs of the origins it is given; the Holder of an app's executors."""
+    """Runs the jobs of its origins; the Holder of an app's executors."""
 
     def __init__(
         self,
@@ -59,23 +59,23 @@ class Executor:
         """Make it from an app's types.
 
         Args:
-            database: where the jobs are.
+            database: holds the jobs.
             types: the handlers, by the names that their jobs may have.
-            owner: the process, as it owns origins.
+            owner: the process, as the owner of origins.
             installation: the database's identity.
-            settings: how many workers there are, and the like.
-            around: what is called around each run, the outermost first.
-            lease: tells the process's lease that holds now.
-            sees_others: says whether a process that lives would have been seen to beat.
-            role: in which the process owns origins.
-            foreign: tells the types that other apps know.
+            settings: the number of workers, and the like.
+            around: the middleware called around each run, the outermost first.
+            lease: returns the process's current lease.
+            sees_others: says whether heartbeats of other live processes would be seen.
+            role: the role in which the process owns origins.
+            foreign: returns the types that other apps know.
             is_measured: whether anybody wants figures of its jobs.
         """
         self._pools: dict[Workers | None, WorkerPool] = {}
         self.meters: list[Meter] = []
-        """The figures of its jobs; none where nobody wants them."""
+        """The figures of its jobs; none if nobody wants them."""
         self._sections: list[list[Dispatcher]] = []
-        """The dispatchers of each, among which the origins are shared."""
+        """The dispatchers of each section; they share the origins."""
         sections = divide(types)
         number = itertools.count()
         alone = threading.Lock()
@@ -115,9 +115,9 @@ class Executor:
                             workers.size // _DISPATCHERS, settings.batch // _DISPATCHERS
                         ),
                         settings.poll_interval,
-                        # One listens for all.
+                        # One dispatcher listens for all.
                         None if first else self._hint,
-                        self._hears,
+                        self._receives_hints,
                         meter,
                         limiter,
                         self._share_work if len(sections) > 1 else None,
@@ -128,20 +128,20 @@ class Executor:
 
     @property
     def ran(self) -> int:
-        """How many jobs it has run, or begun to."""
+        """How many jobs it has run or begun to run."""
         return sum(workers.ran for workers in self._pools.values())
 
     @property
     def running(self) -> list[ClaimedJob]:
-        """The jobs whose handlers run, asked from any thread."""
+        """The jobs whose handlers run; any thread may ask."""
         return [job for dispatcher in self._dispatchers for job in dispatcher.running]
 
     def report(self) -> list[dict[str, Any]]:
-        """What jobs wait for besides their turn, asked from any thread.
+        """What jobs wait for besides their turn; any thread may ask.
 
-        An item for the types for which all workers are busy: their number, and some of
-        what they run, with its age in seconds. And one for each type that waits for
-        its limit.
+        There is one item for the types whose workers are all busy: the number of
+        workers, and some of the jobs that they run, with their ages in seconds. There
+        is another for each type that waits for its limit.
         """
         report: list[dict[str, Any]] = []
         now = time.monotonic()
@@ -194,9 +194,9 @@ class Executor:
             dispatcher.take({origin: origins[origin] for origin in share})
 
     def quiesce(self, timeout: float) -> list[int]:
-        """Claim nothing more, and wait up to ``timeout`` seconds for what is running.
+        """Claim nothing more, and wait up to ``timeout`` seconds for running jobs.
 
-        Returns the ids of the jobs that still run then: they are released, which burns
+        Return the ids of the jobs that still run then: they are released, which counts
         no attempt, and can commit nothing any more.
         """
         deadline = time.monotonic() + timeout
@@ -214,7 +214,7 @@ class Executor:
             wait()
 
     def lose(self, origins: Iterable[str]) -> None:
-        """Begin nothing more of these origins, and wait for nothing."""
+        """Begin no more jobs of these origins, without waiting."""
         for dispatcher, share in self._share(origins):
             dispatcher.lose(share)
 
@@ -224,7 +224,7 @@ class Executor:
             dispatcher.hurry({i: o for i, o in jobs.items() if o in share})
 
     def _hint(self, origin: str) -> None:
-        """Pass on what the first has heard; a hint without an origin is for all."""
+        """Pass on the first dispatcher's hint; one without an origin is for all."""
         listener = self._sections[0][0]
         for dispatchers in self._sections:
             for place, dispatcher in enumerate(dispatchers):
@@ -232,8 +232,8 @@ class Executor:
                 if concerned and dispatcher is not listener:
                     dispatcher.hint(origin)
 
-    def _hears(self) -> bool:
-        return self._sections[0][0].hears
+    def _receives_hints(self) -> bool:
+        return self._sections[0][0].receives_hints
 
     def _share(self, origins: Iterable[str]) -> list[tuple[Dispatcher, frozenset[str]]]:
         every = list(origins)
@@ -250,12 +250,12 @@ class Executor:
         groups: Sequence[tuple[str, str, str | None]],
         due: Sequence[tuple[str, int, str | None, str]],
     ) -> None:
-        """Tell the other sections what one has met that concerns them.
+        """Pass on to the other sections what one section found of theirs.
 
         Args:
-            sender: who has met it.
-            groups: origin, group, and the type with which it goes on; None where it may
-                go on behind what another section has in flight.
+            sender: the dispatcher that found it.
+            groups: origin, group, and the type with which it goes on; None if it may
+                go on behind jobs that another section has in flight.
             due: jobs that may run now: origin, id, group and type.
         """
         for dispatcher in self._dispatchers:

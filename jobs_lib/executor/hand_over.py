@@ -1,4 +1,4 @@
-"""Origins come and go: how a dispatcher begins and ends to claim from them."""
+"""The hand-over: how a dispatcher begins and stops claiming from origins."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
 
 
 class Commands:
-    """What other threads ask of a dispatcher; its own thread does it between rounds."""
+    """Commands of other threads, which the dispatcher's thread runs between rounds."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """Wait for commands.
 
         Args:
-            wake: tells the dispatcher's thread that there is one.
+            wake: wakes the dispatcher's thread for a command.
         """
         self._wake = wake
         self._waiting: deque[Callable[[], None]] = deque()
 
     def add(self, command: Callable[[], None]) -> None:
-        """Do this before the next round, which comes at once."""
+        """Run this before the next round, which starts at once."""
         self._waiting.append(command)
         self._wake()
 
     def repeat(self, command: Callable[[], None]) -> None:
-        """Do this before the next round, whenever that comes."""
+        """Run this before the next round, whenever that starts."""
         self._waiting.append(command)
 
     def run(self) -> None:
-        """Do what was asked until now."""
+        """Run the commands given until now."""
         for _ in range(len(self._waiting)):
             self._waiting.popleft()()
 
 
 class HandOver:
-    """Takes origins, and gives them back; asked by any thread.
+    """Takes and releases origins; any thread may call it.
 
-    What changes the claimer is done by the dispatcher's thread, as a command. What must
-    not wait for that thread only marks jobs and lanes as dropped.
+    The dispatcher's thread changes the claimer, by commands. Steps that must not wait
+    for that thread only mark jobs and lanes as dropped.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class HandOver:
         Args:
             commands: of the dispatcher.
             claimer: claims from the origins.
-            settler: writes what has ended of them.
-            poller: looks at them first.
-            stopping: set once the dispatcher is to stop.
+            settler: writes the outcomes of their jobs.
+            poller: polls them first.
+            stopping: set when the dispatcher must stop.
         """
         self._commands = commands
         self._claimer = claimer
@@ -72,10 +72,10 @@ class HandOver:
         self._poller = poller
         self._stopping = stopping
         self._leaving: list[threading.Event] = []
-        """Told as soon as what was given back is written."""
+        """Set as soon as the released jobs are written."""
         self._quiescing = False
         self._cut_off = False
-        """Whether the time of what runs is over: nobody waits for it once more."""
+        """Whether the running jobs' time is over: then nothing waits for them again."""
 
     def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins at these epochs."""
@@ -84,20 +84,20 @@ class HandOver:
             self._claimer.take(origins)
             if self._quiescing:
                 self._claimer.stop_claiming(origins)
-            # Look first: something may be paused.
+            # Poll first: something may be paused.
             self._poller.poll_soon(0.0)
 
         self._commands.add(join)
 
     def quiesce(self, deadline: float) -> Callable[[], list[int]]:
-        """Claim nothing more; the function returned waits for what is running."""
+        """Claim nothing more; the returned function waits for running jobs."""
         quiet = threading.Event()
         unfinished: list[int] = []
         self._quiescing = True
         claimer = self._claimer
 
         def begin() -> None:
-            # Whoever stops this process by force must not burn what it interrupts.
+            # Jobs that a forced stop interrupts must not lose an attempt.
             claimer.in_flight.given_back += claimer.stop_claiming(claimer.epochs)
             leave()
 
@@ -118,9 +118,9 @@ class HandOver:
         return wait
 
     def release(self, origins: frozenset[str], deadline: float) -> Callable[[], None]:
-        """Stop claiming from origins; the function returned waits for what is running.
+        """Stop claiming from origins; the returned function waits for running jobs.
 
-        What of them has ended by then is settled.
+        It settles those that have ended by then.
         """
         quiet = threading.Event()
         claimer = self._claimer
@@ -131,7 +131,8 @@ class HandOver:
             jobs = claimer.stop_claiming(origins)
             running = any(job.started for job in jobs) and not self._cut_off
             if running and time.monotonic() < deadline and not self._stopping.is_set():
-                # Again after the next outcome: settled under the epoch we still have.
+                # Again after the next outcome: it is settled under the epoch we still
+                # have.
                 self._commands.repeat(leave)
             else:
                 claimer.in_flight.given_back += claimer.release(origins)
@@ -145,23 +146,23 @@ class HandOver:
         return wait
 
     def lose(self, origins: frozenset[str]) -> None:
-        """Begin nothing more of origins that others have taken: a release follows.
+        """Begin no more jobs of origins that others have taken: a release follows.
 
         At once: the dispatcher may be waiting for the database.
         """
         jobs = self._claimer.stop_claiming(origins)
         late = {job.id for job in jobs if not job.started}
         flying = self._claimer.in_flight.jobs
-        # Those that have landed by then were told before.
+        # Jobs that have ended by then were reported before.
         self._commands.add(lambda: self._settler.tell_dropped(late & flying.keys()))
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits until what was given back is written."""
+        """Whether a thread waits until the released jobs are written."""
         return bool(self._leaving)
 
     def note_written(self) -> None:
-        """What was given back is written: tell those who wait for it."""
+        """The released jobs are written: wake the threads that wait for it."""
         for event in self._leaving:
             event.set()
         self._leaving.clear()

@@ -1,6 +1,7 @@
-"""A claimed job, its lane, and what became of it.
+"""A claimed job, its lane, and its outcome.
 
-A lane is what one claim took of one group, or of all jobs without a group in an origin.
+A lane holds the jobs that one claim took of one group, or the jobs without a group that
+it took of an origin.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """What one claim took from one origin: of one group in order, or without a group.
+    """The jobs that one claim took from an origin: of one group in order, or of none.
 
     A group's jobs run one after the other; jobs without a group run independently.
     """
@@ -32,107 +33,107 @@ class Lane:
     epoch: int
     group: str | None
     seq: int
-    """The claim that took them."""
+    """The number of the claim that took them."""
     installation: UUID
-    """Of the database that holds the jobs: ids are unique only there."""
+    """The identity of the jobs' database: ids are unique only in it."""
     finished: Finished
-    """Where its jobs end."""
+    """The place that takes its finished jobs."""
     lease: Lease = UNLIMITED
-    """Under which it was claimed; nothing of it begins once that is over."""
+    """The lease under which it was claimed; when it is over, no job of it begins."""
     server: int = 0
-    """Where its jobs were claimed: on another server, commits may be lost since."""
+    """The server on which its jobs were claimed: another one may lack commits."""
     value: str = field(default="", repr=False)
-    """Of a group, where a limit counts by value: that of its jobs."""
+    """For a group, if a limit counts by value: the value of its jobs."""
     jobs: deque[ClaimedJob] = field(default_factory=deque)
-    """Those of a group that have not started yet."""
+    """The jobs of a group that have not started yet."""
     last: int = 0
-    """The id of the last job that was taken of the group."""
+    """The id of the last job that the claim took of the group."""
     late: int = 0
-    """A job of the group that came late, before the last one of this lane."""
+    """A job of the group that came late, with an id below this lane's last one."""
     after: int | None = None
-    """The group goes on behind this id, once it is written how that job ended."""
+    """The group goes on behind this id, once that job's outcome is written."""
     anew: bool = False
     """Whether the group goes on from its start: commits may be lost."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False
-    """Set when the origin is given up: what has not started must not start."""
+    """Set when the origin is released: jobs that have not started must not start."""
     lingers: bool = False
-    """Set when a job of it runs on after its origin was given up."""
+    """Set when a job of it runs on after its origin was released."""
     failed: bool = False
-    """Set when its head waits for another attempt: the group waits with it."""
+    """Set when its first job waits for another attempt: the group waits with it."""
     yields: bool = False
-    """Whether one that runs last only has failed: see :meth:`gives_way`."""
+    """Whether a job that runs last only has failed: see :meth:`gives_way`."""
     done: list[ClaimedJob] = field(default_factory=list)
-    """Of a group: ran to their end, their completion not yet known to be committed."""
+    """Jobs of a group that ended well, whose completion may not be committed yet."""
 
     def gives_way(self) -> bool:
-        """Whether a newer job may stand for the one that has failed."""
+        """Whether a newer job may replace the one that has failed."""
         return self.failed and self.yields and self.more
 
     def is_over(self) -> bool:
-        """Whether nothing of it may begin any more; asked before each start."""
-        # Not by a call: this stands before each job.
+        """Whether no job of it may begin any more; checked before each start."""
+        # No function call here: this runs before each job.
         return self.dropped or time.monotonic() >= self.lease.until
 
     def ensure_may_begin(self) -> None:
-        """Asked once more after a wait between the start of a job and its handler.
+        """Check again after a wait between the start of a job and its handler.
 
         Raises:
-            NotBegun: nothing of the lane may begin any more.
+            NotBegun: no job of the lane may begin any more.
         """
         if self.is_over():
-            raise NotBegun("the lease was over, or the origin given up")
+            raise NotBegun("the lease was over, or the origin released")
 
 
 @dataclass(slots=True, eq=False)
 class ClaimedJob(Job):
-    """A job with what an executor notes of it."""
+    """A job, with the executor's notes about it."""
 
     lane: Lane = field(repr=False)
     place: str = field(default="(0,0)", repr=False)
-    """Where its row lay when it was claimed, as PostgreSQL's ctid."""
+    """The place of its row when it was claimed, as PostgreSQL's ctid."""
     value: str | None = field(default=None, repr=False)
-    """Where a limit counts by value: the job's, as text."""
+    """The job's value as text, if a limit counts by value."""
     started: bool = False
     completed: bool = False
     """Set once its completion is known to be committed."""
     carried: bool = False
-    """Set when a later job of its lane completes it, too, in a transaction of its own:
-    whoever comes second finds nothing left, and that is well."""
+    """Set when a later job of its lane also completes it, in a transaction of its own.
+    The second completion finds no row left, which is no error."""
     overtaken: bool = False
-    """Set when commits were lost and its row is not its own any more, or not the first
-    of its group: what becomes of this run is not written."""
+    """Set when commits were lost and its row is another job's now, or not the first of
+    its group: the outcome of this run is not written."""
     deadline: float = math.inf
     began: float = field(default=0.0, repr=False)
-    """When an executor began to run it, by the clock of this process."""
+    """The time at which the executor began to run it, by this process's clock."""
     ended: float = field(default=0.0, repr=False)
-    """When its handler had ended, where that is measured."""
+    """The time at which its handler ended, if that is measured."""
 
 
 Item: TypeAlias = ClaimedJob | Lane
-"""What a worker takes: a job without a group, or a group's lane."""
+"""An item for a worker: a job without a group, or a group's lane."""
 
 
 class Result(Enum):
-    """What became of one attempt."""
+    """The kinds of result of an attempt."""
 
     COMPLETED = "completed"
     COMMITTED = "committed"
-    """Completed in the job's own transaction already."""
+    """Already completed in the job's own transaction."""
     RETRIED = "retried"
     SNOOZED = "snoozed"
     DISCARDED = "discarded"
     SUPERSEDED = "superseded"
-    """Not run: a later job of its group stands for it."""
+    """Not run: a later job of its group replaces it."""
     CANCELLED = "cancelled"
     FENCED = "fenced"
     DROPPED = "dropped"
-    """Not begun, since another process may own the job by now."""
+    """Not begun, because another process may own the job by now."""
 
 
 FAILED = frozenset({Result.RETRIED, Result.DISCARDED})
-"""Of attempts that failed."""
+"""The results of failed attempts."""
 
 
 @dataclass(slots=True)
@@ -145,18 +146,18 @@ class Outcome:
     delay: float = 0.0
     """Seconds until the next attempt."""
     until: datetime | None = None
-    """When the next attempt is due, instead of a delay."""
+    """The time at which the next attempt is due, instead of a delay."""
     frees: Lane | None = None
-    """May start once this outcome is written."""
+    """The lane that may go on once this outcome is written."""
     ran: bool = True
-    """False where the crashes before are what failed, and no further attempt."""
+    """False if the failure is that of earlier crashes, and not of a new attempt."""
     lost_since: float | None = None
-    """Where the job's own transaction lost its connection: when it had begun. Minus
-    infinity where the server has refused a statement of it."""
+    """The time at which the job's own transaction began, if it lost its connection.
+    Minus infinity if the server refused a statement of it."""
     kind: str | None = None
-    """What the error is called; None where nobody needs to be told of it."""
+    """The name of the error; None if it need not be reported."""
     trace: str | None = None
-    """Where the handler's error came from."""
+    """The end of the traceback of the handler's error."""
 
 
 _STOPS_LANE = {Result.RETRIED, Result.SNOOZED, Result.FENCED, Result.DROPPED}
@@ -164,13 +165,13 @@ _GIVES_UP = {Result.DISCARDED, Result.CANCELLED}
 
 
 class Finished:
-    """Filled by many threads, emptied by the dispatcher's."""
+    """Finished jobs: many threads add them, and the dispatcher's thread takes them."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None
-        """Told when it is time to look."""
+        """Called when it is time to take the finished jobs."""
         self.wake_at = 1
-        """So many completed jobs are worth a round trip."""
+        """This number of completed jobs is worth a round trip."""
         self._completed: deque[ClaimedJob] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._lanes: deque[Lane] = deque()
@@ -179,15 +180,15 @@ class Finished:
         return bool(self._completed or self._outcomes or self._lanes)
 
     def add(self, job: ClaimedJob, outcome: Outcome | None) -> bool:
-        """A job has ended; returns whether its group may go on. None is completed."""
+        """A job has ended; return whether its group may go on. None means completed."""
         if outcome is None:
             self._completed.append(job)
             if len(self._completed) >= self.wake_at:
                 self.wake()
             return True
-        # What is behind a job that waits for another attempt waits with it. What is
-        # behind one that was given up waits until that is written: a crash would bring
-        # the job back, behind what has taken effect after it.
+        # Jobs behind one that waits for another attempt wait with it. Jobs
+        # behind a discarded one wait until that is written: otherwise a crash would
+        # bring it back after later jobs have taken effect.
         gives_up = outcome.result in _GIVES_UP and job.group is not None
         if gives_up:
             job.lane.after = job.id
@@ -198,18 +199,18 @@ class Finished:
         return not gives_up and outcome.result not in _STOPS_LANE
 
     def drop(self, job: ClaimedJob) -> bool:
-        """A job must not begin; returns that its group may not go on."""
+        """A job must not begin; return False, because its group may not go on."""
         job.started = False
         late = None if job.lane.dropped else "the lease was over"
         return self.add(job, Outcome(job, Result.DROPPED, late))
 
     def add_lane(self, lane: Lane) -> None:
-        """Nothing of a lane runs any more."""
+        """No job of a lane runs any more."""
         self._lanes.append(lane)
 
     def take(self) -> tuple[list[ClaimedJob], list[Outcome], list[Lane]]:
-        """All that has ended since the last call: completed jobs, outcomes, lanes."""
-        # The lanes first: whatever a lane has ended is there when its own end is.
+        """All that ended since the last call: completed jobs, outcomes, lanes."""
+        # The lanes first: a lane ends after its jobs, so theirs are then there, too.
         lanes = [self._lanes.popleft() for _ in range(len(self._lanes))]
         outcomes = [self._outcomes.popleft() for _ in range(len(self._outcomes))]
         completed = [self._completed.popleft() for _ in range(len(self._completed))]

@@ -1,4 +1,4 @@
-"""Counts what becomes of jobs, and how long they take, for the metrics."""
+"""Counts the jobs' outcomes, and how long they take, for the metrics."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the buckets, in seconds; one more is for what took longer."""
+"""Upper bounds of the buckets, in seconds; one more bucket is for longer times."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """How many took how long."""
+    """A histogram: how many jobs took how long."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    """Of each bucket, by itself."""
+    """The count of each bucket, not cumulative."""
     total: float = 0.0
-    """Seconds of all together."""
+    """The sum of all seconds."""
 
     def note(self, seconds: list[float], shift: float = 0.0) -> None:
-        """So long took some more, and each of them ``shift`` seconds longer."""
+        """Add these durations, each ``shift`` seconds longer."""
         if not seconds:
             return
         shortest, longest = min(seconds) + shift, max(seconds) + shift
         if shortest < 0.0:
-            # Two clocks may say that a job began before it was due.
+            # By two clocks a job may seem to begin before it was due.
             self.note([max(0.0, one + shift) for one in seconds])
             return
         self.total += sum(seconds) + shift * len(seconds)
-        # Most are alike: one look at the shortest and the longest finds their bucket.
+        # Most are alike: the shortest and the longest often share one bucket.
         bucket = bisect_left(BOUNDS, shortest)
         if bucket == bisect_left(BOUNDS, longest):
             self.counts[bucket] += len(seconds)
@@ -60,14 +60,14 @@ class Histogram:
             self.counts[-1] += len(seconds) - before
 
     def add(self, other: Histogram) -> None:
-        """Count what another one has counted, too."""
+        """Add the counts of another histogram."""
         pairs = zip(self.counts, other.counts, strict=True)
         self.counts = [own + more for own, more in pairs]
         self.total += other.total
 
 
 class Meter:
-    """The figures of one dispatcher's jobs: its thread writes, and any may read."""
+    """The figures of one dispatcher's jobs: its thread writes, any thread may read."""
 
     def __init__(self) -> None:
         self.finished: dict[tuple[str, str], int] = defaultdict(int)
@@ -88,7 +88,7 @@ class Meter:
         self._ended.append(jobs)
 
     def measure(self) -> None:
-        """Count what was added: when nobody waits for the thread."""
+        """Count the jobs that were added; called when nobody waits for the thread."""
         for result, jobs in self._written:
             for name, of_type in _split(jobs):
                 self.finished[name, result] += len(of_type)
@@ -97,7 +97,7 @@ class Meter:
         self._written, self._ended = [], []
 
     def _time(self, jobs: Sequence[ClaimedJob]) -> None:
-        # The database's clock is not ours; what they differ by is told as a delay.
+        # The database's clock is not ours; their difference counts as delay.
         offset = time.time() - time.monotonic()
         for name, of_type in _split(jobs):
             self.durations[name].note([job.ended - job.began for job in of_type])
@@ -110,7 +110,7 @@ class Meter:
 
 
 def _split(jobs: Sequence[ClaimedJob]) -> list[tuple[str, Sequence[ClaimedJob]]]:
-    """The jobs by their type; most often there is one."""
+    """The jobs by their type; most often there is one type."""
     types = {job.type for job in jobs}
     if len(types) == 1:
         return [(types.pop(), jobs)]

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """The name of a query, and its parameters."""
 Answer: TypeAlias = "list[list[tuple[Any, ...]]]"
-"""Rows of each statement of a batch."""
+"""The rows of each statement of a batch."""
 
 
 class RoundTrip:
-    """Carries batches to the server and answers back."""
+    """Sends batches to the server, and returns the answers."""
 
     def __init__(
         self, connection: psycopg.Connection[Any], queries: Queries, *, prepare: bool
@@ -27,7 +27,7 @@ class RoundTrip:
         self._queries = queries
         self._prepare = prepare
         self.server: int | None = None
-        """What must answer, once it is known; another one refuses all."""
+        """The server that must answer, once known; any other refuses all batches."""
 
     def exchange(
         self,
@@ -37,21 +37,22 @@ class RoundTrip:
         """Send the batches in one round trip, each a transaction of its own.
 
         ``meanwhile`` is called once, unless they fail: while the server works, or after
-        the answers where each was waited for.
+        the answers if each batch was waited for.
 
-        Without the border between them a claim that fails would take the completions
-        before it along. Behind PgBouncer each is a round trip of its own: at the first
-        border it may give the server to somebody else, with the rest still to come.
+        If batches shared a transaction, a failing claim would undo the completions
+        before it. Behind PgBouncer each batch is a round trip of its own: at the end of
+        the first transaction PgBouncer may give the server to another client, before
+        the rest comes.
 
-        Returns the answers, None for a batch that is not known to have committed, and
-        the first error.
+        Returns the answers, None for a batch that may not have committed, and the first
+        error.
         """
         sent: list[list[psycopg.Cursor[Any]]] = []
         failure = None
         try:
             alone = len(batches) == len(batches[0]) == 1
             if alone and (self._prepare or self.server is None):
-                # Alone it needs no pipeline, whose making costs more than a claim.
+                # One batch needs no pipeline; making one costs more than a claim.
                 sent.append(self._send(batches[0]))
                 meanwhile()
             elif self._prepare:

@@ -1,4 +1,4 @@
-"""Sections: job types that an executor claims together, apart from all others."""
+"""Sections: job types that an executor claims together, separately from others."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Some job types of an app: claims of them have cursors of their own.
+    """Some job types of an app; claims of them have their own cursors.
 
-    So a section whose workers are busy, or whose limit is used up, waits where it is,
-    and no other section waits with it.
+    So if a section's workers are busy, or its limit is used up, it waits, and no other
+    section waits with it.
     """
 
     types: frozenset[str]
-    """Their names, and aliases."""
+    """The types' names and aliases."""
     others: frozenset[str] = frozenset()
-    """Those of all other sections."""
+    """The names of all other sections' types."""
     workers: Workers | None = None
-    """Whose workers run them; None: those of all that have none of their own."""
+    """The workers that run them; None for the workers that types share by default."""
     limit: Limit | None = None
-    """Of its one type."""
+    """The limit of its one type."""
     type_name: str = ""
-    """Of a section with a limit: the type's name, whatever alias its jobs have."""
+    """With a limit: the type's name, whatever alias its jobs have."""
 
     @property
     def parameter(self) -> str | None:
@@ -38,7 +38,8 @@ class Section:
 
 
 def divide(types: Mapping[str, JobType[Any]]) -> list[Section]:
-    """The sections of an app; the first is that of the types that ask for nothing.
+    """The sections of an app; the first is for types without workers or limits of their
+    own.
 
     A type with a limit is a section of its own. Types with the same workers are one.
     """

@@ -71,7 +71,7 @@ class Relay:
                 settings.relay_poll_interval,
                 # The first listens for all of them.
                 None if first else self._hint,
-                self._hears,
+                self._receives_hints,
                 self._stopping,
             )
             for first in range(SENDERS)
@@ -116,8 +116,8 @@ class Relay:
         for sender in self._senders[1:]:
             sender.wake()
 
-    def _hears(self) -> bool:
-        return self._senders[0].hears
+    def _receives_hints(self) -> bool:
+        return self._senders[0].receives_hints
 
     def _share(self, origins: Iterable[str]) -> list[tuple[RelayThread, set[int]]]:
         shares: list[set[int]] = [set() for _ in self._senders]

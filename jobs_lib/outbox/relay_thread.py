@@ -57,7 +57,7 @@ class RelayThread:
         producers: send the blocks.
         poll_interval: seconds between two polls, when idle.
         hinted: called after hints; None if this thread is not the one that listens.
-        hears: whether hints can arrive now, on the connection of any thread.
+        receives_hints: whether hints can arrive now, on the connection of any thread.
         stopping: set when the thread is to end.
     """
 
@@ -68,7 +68,7 @@ class RelayThread:
         producers: ShardProducers,
         poll_interval: float,
         hinted: Callable[[], None] | None,
-        hears: Callable[[], bool],
+        receives_hints: Callable[[], bool],
         stopping: threading.Event,
     ) -> None:
         self._database = database
@@ -76,7 +76,7 @@ class RelayThread:
         self._producers = producers
         self._poll_interval = poll_interval
         self._hinted = hinted
-        self._hears = hears
+        self._receives_hints = receives_hints
         self._stopping = stopping
         listens = database.listens and hinted is not None
         self._wakeup = Wakeup(database, database.outbox_channel if listens else None)
@@ -126,9 +126,9 @@ class RelayThread:
             )
 
     @property
-    def hears(self) -> bool:
+    def receives_hints(self) -> bool:
         """Whether hints can arrive now; callable from any thread."""
-        return self._wakeup.hears
+        return self._wakeup.receives_hints
 
     def wake(self) -> None:
         """Poll for rows now; callable from any thread."""
@@ -153,7 +153,7 @@ class RelayThread:
         self._wakeup.close()
 
     def _sleep(self) -> None:
-        hinted = self._hears() and not self._waiting
+        hinted = self._receives_hints() and not self._waiting
         seconds = self._poll_interval * (_HINTED if hinted else 1)
         now = time.monotonic()
         with self._lock:

@@ -1,4 +1,4 @@
-"""PostgreSQL: connections, the named queries, and the channel of the hints."""
+"""PostgreSQL: connections, the named queries, and the channel for hints."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _VERSION = re.compile("[0-9]{4}_[a-z0-9_]+")
-"""What versions of the tables are called, such as ``0003_jobs``."""
+"""The form of a version of the tables, such as ``0003_jobs``."""
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
 BEGIN = "begin isolation level read committed"
-"""Begins each transaction of ours that psycopg does not begin by itself. A statement
-that has waited for a lock must see what was committed meanwhile."""
+"""Begins each of our transactions that psycopg does not begin itself. A statement that
+waited for a lock must see the rows that were committed meanwhile."""
 _ISOLATION = "set default_transaction_isolation = 'read committed'"
 _SIGNATURE = 12
-"""Digits of a process's id; `end_silent_sessions` compares as many."""
+"""Digits of a process's id; `end_silent_sessions` compares the same number."""
 _NAME_LIMIT = 63 - len("jobs_lib ") - len(" ") - _SIGNATURE
 
 
 def no_answer(url: str, error: BaseException | None) -> UnavailableError:
-    """What a person can act on instead of the driver's error."""
+    """An error that a person can act on, instead of the driver's."""
     return UnavailableError(
         f"the database at {masked_url(url)} does not answer: {find_reason(error)}. "
         "Is it running, and is JOBS_LIB_DATABASE_URL right?"
@@ -58,7 +58,7 @@ def no_answer(url: str, error: BaseException | None) -> UnavailableError:
 
 
 class Database:
-    """One PostgreSQL and the schema in it; connects when it is first needed."""
+    """One PostgreSQL database and our schema in it; connects at the first use."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Database:
         self.schema = schema
         self.queries = load_queries(schema)
         self.prepares = not pgbouncer
-        """Whether a statement that was prepared is there again next time."""
+        """Whether a prepared statement is still there at the next use."""
         self.timeout = timeout
         """Seconds without an answer after which a connection counts as lost."""
         self._direct_url = direct_url or ("" if pgbouncer else url)
@@ -99,9 +99,9 @@ class Database:
         )
 
     def sign(self, process: UUID) -> None:
-        """Let the connections made from now on say whose they are.
+        """Put the process's id into the name of every connection made from now on.
 
-        So others can end the transactions of a process that counts as dead.
+        Other processes can then end the transactions of one that counts as dead.
         """
         self._process = process.hex[:_SIGNATURE]
 
@@ -112,25 +112,25 @@ class Database:
 
     @property
     def channel(self) -> str:
-        """Where hints of new jobs are notified."""
+        """The channel on which hints of new jobs are sent."""
         return channel(self.schema)
 
     @property
     def outbox_channel(self) -> str:
-        """Where hints of new outbox rows are notified."""
+        """The channel on which hints of new outbox rows are sent."""
         return channel(self.schema, "outbox")
 
     def connect(
         self, name: str, *, direct: bool = False, impatient: bool = False
     ) -> psycopg.Connection[TupleRow]:
-        """A connection of its own in autocommit mode; ``name`` is what operators see.
+        """Open a connection in autocommit mode; operators see ``name``.
 
         Args:
             name: part of the application's name.
-            direct: past PgBouncer, for what needs a session of its own.
+            direct: past PgBouncer, for statements that need a session of their own.
             impatient: a statement without an answer for ``timeout`` seconds fails. For
                 loops whose statements are short; TCP alone does not notice a server
-                that is there and says nothing.
+                that stays connected and sends nothing.
 
         Raises:
             UnavailableError: the server does not answer within ten seconds.
@@ -146,23 +146,23 @@ class Database:
         except psycopg.OperationalError as error:
             raise no_answer(url, error) from None
         connection.answer_within = self.timeout if impatient else None
-        # Not where handlers get a connection: what they read is their business.
+        # Handlers' connections are left alone: they may read JSON as they like.
         set_json_loads(read_json, connection)
         prepare_connection(connection)
         if not self.prepares and not direct:
             self._check_isolation(connection)
         if self.prepares:
-            # Our statements are made to have one good plan; making it anew each time
-            # would cost more than many of them. Behind PgBouncer no setting stays.
-            # And no compiling: costs of plans for any parameters are high guesses, and
-            # JIT takes seconds for what runs a millisecond.
+            # Our statements are written to have one good plan; planning many of them
+            # costs more than running them. Behind PgBouncer no setting stays.
+            # JIT is off: a generic plan's cost is guessed too high, and JIT would
+            # compile for seconds a statement that runs for a millisecond.
             connection.execute(
                 f"set plan_cache_mode = force_generic_plan; set jit = off; {_ISOLATION}"
             )
             if impatient:
-                # A plan that was made while a table seemed empty may read all of it,
-                # until the next ANALYZE: an old snapshot keeps dead rows there, and
-                # rows that were not committed then have come since.
+                # A plan made while a table seemed empty may read the whole table until
+                # the next ANALYZE: an old snapshot keeps dead rows in it, and rows
+                # that were not committed at that time have been committed since.
                 connection.execute(
                     "set enable_seqscan = off; set enable_bitmapscan = off"
                 )
@@ -184,7 +184,7 @@ class Database:
     def async_pool(
         self, name: str, size: int
     ) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
-        """The same for an event loop; opened there, at its first use."""
+        """The same for an event loop, which opens the pool at its first use."""
         return AsyncConnectionPool(
             self.url,
             min_size=0,
@@ -211,7 +211,7 @@ class Database:
         await settle_isolation_async(connection, stays=self.prepares)
 
     def _check_isolation(self, connection: psycopg.Connection[Any]) -> None:
-        """Refuse a default that no setting of ours can change behind PgBouncer."""
+        """Refuse a default isolation that we cannot change behind PgBouncer."""
         row = connection.execute("show default_transaction_isolation").fetchone()
         if row is not None and row[0] != "read committed":
             connection.close()
@@ -222,7 +222,7 @@ class Database:
             )
 
     def check_version(self, expected: str) -> str:
-        """Return the version of the tables, if a release made for another can use them.
+        """Return the version of the tables, if a release for ``expected`` can use them.
 
         Raises:
             SchemaVersionError: there are no tables, or they do not fit.
@@ -254,23 +254,23 @@ class Database:
 
 
 def check_lineage(schema: str, installed: str) -> None:
-    """Refuse tables of a version that no release has, such as a bare number.
+    """Refuse tables with a version that no release has, such as a bare number.
 
-    Versions are compared as text, and Alembic takes ``0005`` for short of
-    ``0005_completion``. So such tables would be taken for others.
+    Versions are compared as text, and Alembic reads ``0005`` as an abbreviation of
+    ``0005_completion``. So such tables would be mistaken for another version's.
 
     Args:
-        schema: where they are.
-        installed: the version that they have.
+        schema: of the tables.
+        installed: the version of the tables.
 
     Raises:
-        SchemaVersionError: its name is not a number and a subject.
+        SchemaVersionError: the version is not a number and a subject.
     """
     if not _VERSION.fullmatch(installed):
         raise SchemaVersionError(
             f"the tables in schema {schema!r} have version {installed}, which no "
             "release of jobs_lib has, so no migration leads on from it: drop the "
-            "schema with all that waits in it, and run `jobs-lib migrate`"
+            "schema with all jobs and rows in it, and run `jobs-lib migrate`"
         )
 
 
@@ -278,13 +278,13 @@ def check_fit(schema: str, expected: str, installed: str, compatible_from: str) 
     """Refuse tables that a release cannot work with.
 
     Args:
-        schema: where they are.
+        schema: of the tables.
         expected: the version that the release is made for.
-        installed: the version that the tables have.
+        installed: the version of the tables.
         compatible_from: the oldest version whose releases the tables still serve.
 
     Raises:
-        SchemaVersionError: they are older, or newer by too much.
+        SchemaVersionError: the tables are older, or too new for the release.
     """
     if installed < expected:
         raise SchemaVersionError(
@@ -306,34 +306,34 @@ def connection_options(
 
     Args:
         name: part of the application's name, for operators.
-        timeout: seconds after which TCP gives a silent host up.
-        prepares: whether a statement that was prepared is there again next time.
-        process: how the id of its process begins, which ends the application's name.
+        timeout: seconds after which TCP gives up a silent host.
+        prepares: whether a prepared statement is still there at the next use.
+        process: first digits of the process's id; they end the application's name.
     """
-    # The server cuts longer ones off, and replaces what is not ASCII.
+    # The server cuts off longer names, and replaces characters outside ASCII.
     name = name.encode("ascii", "replace").decode()[:_NAME_LIMIT]
     return {
         "connect_timeout": _CONNECT_WITHIN,
-        # Behind PgBouncer one name: it would set another each time that it lends a
-        # server, and 1.18 sometimes does not come back from that.
+        # One name for all behind PgBouncer: it would set the name each time that it
+        # lends a server, and version 1.18 sometimes hangs while it does so.
         "application_name": (
             f"jobs_lib {name} {process}".rstrip() if prepares else "jobs_lib"
         ),
-        # After half the time without traffic three questions, in the other half.
+        # Three probes in the second half of the timeout, if the first had no traffic.
         "keepalives_idle": max(1, int(timeout / 2)),
         "keepalives_interval": max(1, int(timeout / 6)),
         "keepalives_count": 3,
         "tcp_user_timeout": int(timeout * 1_000),
-        # By itself the driver prepares what is executed often.
+        # The driver prepares statements that are executed often.
         "prepare_threshold": 5 if prepares else None,
     }
 
 
 def prepare_connection(connection: psycopg.Connection[Any]) -> None:
-    """Set what our own connections need.
+    """Register our dumpers and set the isolation level.
 
-    psycopg sends small integers as smallint and larger ones as int, each combination a
-    prepared statement of its own: ours are all bigint.
+    psycopg sends small integers as smallint and larger ones as int, and prepares a
+    statement for each combination. We send all of them as bigint.
     """
     connection.adapters.register_dumper(int, Int8Dumper)
     connection.adapters.register_dumper(TidArray, TidArrayDumper)
@@ -341,15 +341,15 @@ def prepare_connection(connection: psycopg.Connection[Any]) -> None:
 
 
 def settle_isolation(connection: psycopg.Connection[Any], *, stays: bool) -> None:
-    """Let each transaction read what is committed, whatever the server's default is.
+    """Make every transaction read committed, whatever the server's default is.
 
     Args:
         connection: to the database, with no transaction open.
-        stays: whether a setting of the session is there again next time.
+        stays: whether a setting of the session lasts until the next use.
     """
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if stays:
-        # For single statements in autocommit mode, which nothing begins.
+        # For single statements in autocommit mode, which have no BEGIN.
         before = connection.autocommit
         connection.autocommit = True
         connection.execute(_ISOLATION)
@@ -369,9 +369,9 @@ async def settle_isolation_async(
 
 
 def channel(schema: str, kind: str = "jobs") -> str:
-    """The channel on which executors, or relays, of a schema are told of new work.
+    """The channel on which a schema's executors, or relays, get hints of new work.
 
-    The same name as the SQL function ``channel`` gives; 63 bytes at the most.
+    The SQL function ``channel`` returns the same name; it has at most 63 bytes.
     """
     encoded = schema.encode()
     if len(encoded) + 1 + len(kind) <= _CHANNEL_LIMIT:
@@ -381,10 +381,10 @@ def channel(schema: str, kind: str = "jobs") -> str:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Inside a driver's transaction: raise what it can take for an error.
+    """Inside a driver's transaction: raise an error that the driver recognises.
 
-    The driver commits if an error of the application's says that it is false, and does
-    not roll back if it fails when asked for its class.
+    The driver commits if an application's error is false in a boolean test, and does
+    not roll back if asking the error for its class fails.
     """
     try:
         yield
@@ -400,7 +400,7 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def fenced() -> Iterator[None]:
-    """Turn the database's refusal of a stale owner into a FencedError."""
+    """Raise a FencedError when the database refuses a stale owner."""
     try:
         yield
     except psycopg.Error as error:

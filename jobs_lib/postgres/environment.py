@@ -1,4 +1,4 @@
-"""Which environment a database serves: noted in it, and changed for a copy."""
+"""The environment that a database serves: recorded in it, and changed for a copy."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _COPIED = (
     "processes",
     "topics",
 )
-"""What belongs to the original where a database is a copy."""
+"""Tables whose rows belong to the original when a database is a copy."""
 
 
 def adopt(
     connection: Connection, schema: str, settings: Settings, copied_from: str
 ) -> None:
-    """Make a copy of another environment's database this one's, and forget its work.
+    """Give a copy of another environment's database to this one, and delete its work.
 
     Raises:
-        ConfigurationError: it is no copy of that environment's.
+        ConfigurationError: the database is no copy of that environment's.
     """
     found = _read_environment(connection, schema)
     if found != copied_from:
@@ -67,10 +67,10 @@ def adopt(
 def record_environment(
     connection: Connection, schema: str, settings: Settings | None
 ) -> None:
-    """Note whose database it is; how topics are named there may change.
+    """Record the database's environment; the topics' naming may change.
 
     Raises:
-        ConfigurationError: it is another environment's.
+        ConfigurationError: the database serves another environment.
     """
     if settings is None:
         return

@@ -1,7 +1,7 @@
-"""When executors are told of a new job: not for each, since NOTIFY is dear.
+"""Which enqueues send a hint to executors: not each, because NOTIFY is expensive.
 
-Every NOTIFY takes one lock of the whole server at commit. Executors poll anyway: a hint
-that is left out costs a job some milliseconds, and never the job.
+Every NOTIFY takes one lock of the whole server at commit. Executors poll anyway, so a
+missing hint delays a job by some milliseconds and never loses it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 INTERVAL = 0.005
-"""Seconds between two hints: for the same origin at least, for all on average."""
+"""Seconds between hints: a minimum for one origin, an average over all."""
 _BURST = 8
 EVERYWHERE = ""
 """The hint that any origin may have new jobs."""
@@ -25,12 +25,12 @@ class Hints:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._at: dict[str, float] = {}
-        # When all that were given would be used up, at one per interval.
+        # When the hints sent so far are paid for, at one per interval.
         self._used_up_at = 0.0
         self._left_out = False
 
     def choose(self, origin: str) -> str | None:
-        """The hint for a job of this origin; None for no hint now."""
+        """The hint for a job of this origin; None if none is to be sent now."""
         now = self._clock()
         if now - self._at.get(origin, -1.0) < INTERVAL:
             return None

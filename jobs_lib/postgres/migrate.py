@@ -1,12 +1,12 @@
 """The tables: install, upgrade, and check them.
 
-The migrations are Alembic's, with a version table of their own in the library's schema:
-they can run from the command line, from code, or inside a migration of the user's own.
+Alembic runs the migrations, with a version table of their own in the library's schema.
+They can run from the command line, from code, or inside a user's own migration.
 
-They give way to those who work with the tables. A change of a table waits until every
-transaction that uses it has ended, and whoever comes later waits behind the change: one
-transaction left open would stop all writers. So no migration waits for a lock for long;
-it steps out of the queue, lets the writers through, and tries again.
+Migrations give way to the transactions that use the tables. A change of a table waits
+until every transaction that uses the table has ended, and every later one waits behind
+the change: one transaction left open would stop all writers. So a migration waits for a
+lock only briefly; then it leaves the queue, lets the writers through, and tries again.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ if TYPE_CHECKING:
 
 VERSION_TABLE = "jobs_lib_version"
 MIGRATE_LOCK = 0x6A6F6273_6C696200
-"""The number of the advisory lock that lets several pods migrate at once."""
+"""The number of the advisory lock; several pods may start to migrate at once."""
 LOCK_SECONDS = 0.5
-"""How long a migration waits for one lock, and so a writer behind it. Less than the
-server's deadlock_timeout: it is the migration that leaves a deadlock, not a writer."""
+"""How long a migration, and so a writer behind it, waits for one lock. It is less than
+the server's deadlock_timeout: the migration leaves a deadlock, not a writer."""
 _PATIENCE = 300.0
-"""Seconds after which a migration gives up that was never let in."""
+"""Seconds after which a migration gives up if it never got its locks."""
 _TIMEOUT = 30.0
-"""Seconds without an answer, where no settings say."""
+"""Seconds without an answer, if there are no settings."""
 _NOT_LET_IN = {"55P03", "40P01"}
 _MOST_SHARDS = 1_024
 
 
 def choose_url(settings: Settings) -> str:
-    """Where the settings let migrations run: past PgBouncer, if that is known.
+    """The URL for migrations: past PgBouncer, if the settings have a direct URL.
 
     Raises:
         ConfigurationError: no URL is set.
@@ -82,8 +82,8 @@ def choose_url(settings: Settings) -> str:
 
 
 def make_engine(url: str, timeout: float) -> Engine:
-    """What migrations open the database with; it keeps no connection."""
-    # What is prepared would be gone behind PgBouncer, and nothing is asked often.
+    """The engine that migrations open the database with; it keeps no connection."""
+    # Prepared statements would be lost behind PgBouncer, and none is run often.
     options = connection_options("migrate", timeout, prepares=False)
     return create_engine(
         "postgresql+psycopg://",
@@ -95,7 +95,7 @@ def make_engine(url: str, timeout: float) -> Engine:
 
 
 def migrations_path() -> Path:
-    """Where the migrations lie: in the installed package, or in the repository."""
+    """The folder of the migrations: in the installed package, or in the repository."""
     package = Path(__file__).parents[1]
     inside = package / "migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
@@ -122,10 +122,10 @@ def upgrade(
 ) -> None:
     """Install or upgrade the tables in the transaction of an SQLAlchemy connection.
 
-    Meant for a user's own Alembic migration, too: ``upgrade(op.get_bind())``, with
-    operations of its own before and after. Several processes may call it at once; the
-    later ones wait and find nothing left to do. What it locks stays locked until the
-    transaction ends.
+    A user's own Alembic migration may call it, too: ``upgrade(op.get_bind())``, with
+    other operations before and after. Several processes may call it at once; the
+    later ones wait and find nothing left to do. Its locks last until the transaction
+    ends.
 
     Args:
         connection: in a transaction.
@@ -165,20 +165,20 @@ def migrate(
 ) -> str:
     """Install or upgrade the tables in the database at ``url``; return their version.
 
-    Each migration is a transaction of its own, so that none keeps the locks of those
-    before it while it waits for its own. Tables of a newer release that this one can
-    work with are left as they are.
+    Each migration is a transaction of its own, so none holds the locks of earlier
+    ones while it waits for its own. If the tables are of a newer release that this one
+    can work with, they stay as they are.
 
     Args:
         url: of the database.
         schema: where the tables lie.
         settings: whose environment the database serves. Defaults to none.
-        copied_from: another environment, of whose database this one is a copy. What
-            waits in it is the original's to do, and is forgotten here: jobs, rows of
-            the outbox, offsets, topics; and it gets an identity of its own, so that
-            neither fences the other's producers.
+        copied_from: another environment, if this database is a copy of its database.
+            The original does the work that waits there, so it is deleted here: jobs,
+            rows of the outbox, offsets, topics. The copy gets an identity of its own,
+            so that neither fences the other's producers.
         shards: of the outbox, between 1 and 1024, fixed when the tables are installed;
-            each has one relay at a time. Defaults to 16, or to what they have.
+            each has one relay at a time. Defaults to 16, or to the tables' number.
 
     Raises:
         ConfigurationError: the database serves another environment, or there can be no
@@ -217,17 +217,17 @@ def write_sql(
     since: str | None = None,
     shards: int | None = None,
 ) -> str:
-    """The migrations as SQL that psql runs, in one transaction; no database is asked.
+    """The migrations as SQL for psql, in one transaction; connects to no database.
 
     Args:
         schema: where the tables lie.
         settings: whose environment the database serves. Defaults to none.
-        since: the version that the tables have. Defaults to none: they are installed.
+        since: the version of the tables. Defaults to none: the SQL installs them.
         shards: as for :func:`migrate`.
 
     Raises:
-        ConfigurationError: there can be no such schema or number of shards, or tables
-            that are there were given a number of shards.
+        ConfigurationError: there can be no such schema or number of shards, or a number
+            of shards is given for tables that exist already.
         SchemaVersionError: there is no such version.
     """
     check_schema(schema)
@@ -277,7 +277,7 @@ def _lock_out_others(connection: Connection) -> None:
 
 
 def _pending(connection: Connection, schema: str) -> list[str]:
-    """The migrations that the tables still lack, in their order."""
+    """The migrations that the tables still need, in order."""
     known = [revision.revision for revision in _script().walk_revisions()][::-1]
     installed = installed_version(connection, schema)
     if installed is None:
@@ -293,7 +293,7 @@ def _pending(connection: Connection, schema: str) -> list[str]:
 
 
 def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:
-    """Whether there are no tables yet; those there are must have so many shards."""
+    """Whether there are no tables yet; existing ones must have this many shards."""
     _check_shards(shards)
     if installed_version(connection, schema) is None:
         return True
@@ -324,7 +324,7 @@ def _set_shards(connection: Connection, schema: str, shards: int) -> None:
 
 
 def _give_way(connection: Connection, schema: str, target: str) -> None:
-    """Upgrade to ``target``, from a savepoint: to leave it gives the locks back."""
+    """Upgrade to ``target`` inside a savepoint: leaving it releases the locks."""
     before = {
         name: connection.execute(text(f"show {name}")).scalar_one()
         for name in ("search_path", "lock_timeout")
@@ -341,16 +341,16 @@ def _give_way(connection: Connection, schema: str, target: str) -> None:
             if waited > _PATIENCE:
                 raise OperatingError(
                     f"the tables in schema {schema!r} could not be changed to version "
-                    f"{target} in {waited:.0f} s, because other transactions hold "
+                    f"{target} in {waited:.0f} s, because other transactions lock "
                     "them: `jobs-lib check` names the oldest one. End it, and run "
                     "this again"
                 ) from None
             telemetry.emit("tables.busy", version=target, tries=tries)
-            # Longer than it waited: writers are held up for less than half the time.
+            # The pause is longer than the wait: writers wait less than half the time.
             time.sleep(LOCK_SECONDS * random.uniform(1, 2))
         else:
             break
-    # The migrations set them for the rest of the transaction: give them back.
+    # Migrations set these for the rest of the transaction: restore them.
     for name, value in before.items():
         connection.execute(
             text("select set_config(:name, :value, true)"),
@@ -359,7 +359,7 @@ def _give_way(connection: Connection, schema: str, target: str) -> None:
 
 
 def _sqlstate(error: OperationalError) -> str | None:
-    # What psycopg 2 calls pgcode.
+    # psycopg 2 calls it pgcode.
     orig = error.orig
     return getattr(orig, "sqlstate", None) or getattr(orig, "pgcode", None)
 
@@ -379,10 +379,10 @@ def _upgrade(connection: Connection, schema: str, target: str) -> None:
 
 @contextmanager
 def _proxies_kept() -> Iterator[None]:
-    """Leave Alembic's modules as they are to the migration that has called us.
+    """Restore Alembic's modules for the migration that called us.
 
-    Its ``op`` and ``context`` stand for one migration at a time, and for none after the
-    one that began last: the caller's next operation would fail.
+    Alembic's ``op`` and ``context`` stand for one migration at a time, and for none
+    once the latest one has ended: without this, the caller's next operation would fail.
     """
     before = [getattr(module, "_proxy", None) for module in (context, op)]
     try:
@@ -412,7 +412,7 @@ def installed_version(connection: Connection, schema: str = "jobs_lib") -> str |
 def include_name(
     schema: str | None = None,
 ) -> Callable[[str | None, str, dict[str, str | None]], bool]:
-    """A filter that keeps a user's ``alembic --autogenerate`` off our tables.
+    """A filter that makes a user's ``alembic --autogenerate`` ignore our tables.
 
     Pass it in your ``env.py``: ``context.configure(…, include_name=include_name())``.
     It matters only with ``include_schemas=True``, or when the library's schema is the

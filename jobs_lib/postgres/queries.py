@@ -38,11 +38,11 @@ class Queries(Mapping[str, sql.Composed]):
 
 @cache
 def _read_queries() -> dict[str, str]:
-    """The queries by name; each ``{part}`` in one is the part of that name.
+    """The queries by name; each ``{part}`` in one is replaced by the part of that name.
 
-    Where there is a part ``x_limited``, too, each query with the part ``x`` is there
-    twice: as ``q``, and as ``q_limited`` with the other part. A part may hold parts
-    that stand behind it.
+    If there is also a part ``x_limited``, each query ``q`` with the part ``x`` exists
+    twice: as ``q``, and as ``q_limited`` with that other part. A part may contain parts
+    that are defined after it.
     """
     found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for file in sorted(

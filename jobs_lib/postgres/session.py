@@ -1,7 +1,7 @@
-"""Connections that do not wait for ever: an answer comes in time, or it is lost.
+"""Connections that do not wait for ever: without an answer in time, they close.
 
-TCP notices a host that is gone. It does not notice a proxy or a server that is there,
-acknowledges every byte, and says nothing.
+TCP notices a host that is gone. It does not notice a proxy or a server that stays,
+acknowledges every byte, and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Session(psycopg.Connection[Row]):
     """A connection whose statements must be answered within some seconds."""
 
     answer_within: float | None = None
-    """Seconds; None while it is the handler's own business."""
+    """Seconds; None while the handler itself decides how long it waits."""
     server: int | None = None
-    """Which server answers, once that was asked; see the query ``read_server``."""
+    """The server that answers, once known; see the query ``read_server``."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""
@@ -63,7 +63,7 @@ def _limited(
         while True:
             ready = yield wanted
             if ready == _NOTHING and time.monotonic() > deadline:
-                # Nothing that still comes may be taken for the answer to another.
+                # A late answer must not be mistaken for that of another statement.
                 session.pgconn.finish()
                 raise psycopg.OperationalError(f"no answer within {seconds:g} s")
             wanted = gen.send(ready)

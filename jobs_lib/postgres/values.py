@@ -1,4 +1,4 @@
-"""Values in the forms that PostgreSQL reads quickest."""
+"""Values in the forms that PostgreSQL reads fastest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def int_array(values: Iterable[int]) -> str:
 
 
 def text_array(values: Sequence[str]) -> str:
-    """The same of strings."""
+    """The same for strings."""
     if not values:
         return "{}"
     joined = '"' + '","'.join(values) + '"'

@@ -1,4 +1,4 @@
-"""What ends a loop's sleep: another thread, or a hint of new work by NOTIFY."""
+"""A loop's sleep, which another thread or a hint of new work (NOTIFY) can end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Wakeup:
     """A sleep that other threads and the database can end.
 
-    A NOTIFY is only a hint: it may be late or lost, and whoever sleeps looks by itself
-    now and then. Without a connection to listen on there are simply no hints.
+    A NOTIFY is only a hint: it may be late or lost, so the sleeping loop also polls now
+    and then. Without a connection to listen on there are no hints.
 
     Args:
-        database: where hints come from.
-        channel: they come on this one; None to hear none.
+        database: sends the hints.
+        channel: to listen on; None to listen to none.
     """
 
     def __init__(self, database: Database, channel: str | None) -> None:
@@ -42,13 +42,13 @@ class Wakeup:
         self._connecting = False
         self._closed = False
         self.turns = 0
-        """How often hints have begun or ceased to come."""
+        """How often the connection for hints has come up or broken off."""
         self._failures = 0
         self._next_try = 0.0
 
     @property
-    def hears(self) -> bool:
-        """Whether the connection that hints come on is up, by all that is known."""
+    def receives_hints(self) -> bool:
+        """Whether the connection for hints is up, as far as is known."""
         return self._connection is not None
 
     def set(self) -> None:
@@ -60,9 +60,9 @@ class Wakeup:
                     os.write(self._writer, b"x")
 
     def wait(self, seconds: float) -> list[str]:
-        """Sleep until something happens; returns the hints as they were sent."""
+        """Sleep until something happens; return the hints as they were sent."""
         self._listen()
-        # Not select(), which knows the first 1,024 descriptors of a process only.
+        # Not select(), which handles only the first 1,024 descriptors of a process.
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         if self._connection is not None:
@@ -71,14 +71,14 @@ class Wakeup:
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._reader, 4096)
-        # Cleared before the caller looks: what is set from here on ends the next sleep.
-        # And cleared after the pipe: the byte of a set in between would be gone while
-        # the flag stands, which keeps every other one from writing.
+        # Cleared before the caller looks: a set() from here on ends the next sleep.
+        # And cleared after the pipe was read: otherwise a set() in between would lose
+        # its byte and keep the flag, and no later set() would write.
         self._set = False
         return self._take_hints() if ready - {self._reader} else []
 
     def close(self) -> None:
-        """Stop listening, for good; called by whoever sleeps."""
+        """Stop listening for good; called by the thread that sleeps."""
         with self._closing:
             self._closed = True
             os.close(self._reader)
@@ -96,7 +96,7 @@ class Wakeup:
             return
         if time.monotonic() >= self._next_try:
             self._connecting = True
-            # A host that does not answer must hold up the hints alone, not the claims.
+            # In a thread: a host that does not answer must delay hints, not claims.
             threading.Thread(
                 target=self._connect,
                 args=(self._channel,),
@@ -109,7 +109,7 @@ class Wakeup:
             connection = self._database.connect("hints", direct=True)
             connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except Exception as error:
-            # Nobody waits for hints any more, and a server may be going away, too.
+            # After close() nobody waits for hints, and the server may be stopping too.
             if not self._closed:
                 self._fail(error)
         else:

@@ -1,3 +1,3 @@
-"""A running process: its parts, put together and taken apart."""
+"""A running process: it starts its parts, and stops them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory of a process that runs for long: how it is kept, and when it is too much.
+"""The memory of a long-running process: how it is tuned, and when it is too much.
 
 A process whose handlers leak memory ends in order.
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _COLLECT = 100_000, 10, 10
 """Objects that wait for the garbage collector: twenty blocks' rows."""
 _MXFAST = 1
-"""Of `mallopt` (mallopt(3)): up to which size freed memory is kept apart."""
+"""A parameter of mallopt(3): up to this size freed memory is kept apart."""
 
 
 class ProcessLimits:
-    """Compares what a process has used with what it may."""
+    """Compares what a process has used with what it may use."""
 
     def __init__(self, settings: Settings, ran: Callable[[], int]) -> None:
-        """Prepare to look.
+        """Prepare to compare.
 
         Args:
             settings: of these ``max_memory`` and ``max_jobs``.
@@ -41,7 +41,7 @@ class ProcessLimits:
         self._ran = ran
 
     def is_over(self) -> bool:
-        """Look, tell what there is, and say whether it is too much."""
+        """Measure, emit the result, and say whether it is too much."""
         used = {"rss_mb": round(resident_mb(), 1), "jobs": self._ran()}
         telemetry.emit("process.measured", **used)
         worn = bool(
@@ -54,7 +54,7 @@ class ProcessLimits:
 
 
 def resident_mb() -> float:
-    """This process's memory, in MiB; its peak where the present size is not told."""
+    """This process's memory in MiB; its peak if the present size is not known."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -64,14 +64,14 @@ def resident_mb() -> float:
 
 
 def tune_memory() -> None:
-    """Prepare for many small things that come and go; call it when all has started."""
-    # What is there by now stays, and rows that are read make no cycles: the garbage
-    # collector would go through all of it with every few hundred of them.
+    """Prepare for many small objects that come and go; call it after the start."""
+    # The objects of the start stay, and rows that are read make no cycles: the garbage
+    # collector would visit all of those objects with every few hundred new rows.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT)
-    # A record's dozen small pieces are freed together. glibc would keep each apart, and
-    # join them all when something large is asked for: a tenth of what a relay computes.
+    # A record's dozen small pieces are freed together. glibc would keep each apart and
+    # join all of them at each large allocation: a tenth of a relay's CPU time.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MXFAST, 0)

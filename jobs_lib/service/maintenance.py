@@ -1,8 +1,8 @@
-"""What every service does now and then, in a thread of its own.
+"""The upkeep that every service does now and then, in a thread of its own.
 
-It keeps the history's days in order, forgets keys that went long ago, and tells of
-transactions that are open for long: the dead rows of all that runs meanwhile pile up
-behind them.
+It creates and drops the history's days, deletes keys that have been gone for long, and
+reports transactions that have been open for long: until they end, the dead rows of all
+other transactions pile up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HOUR = 3_600.0
 _MINUTE = 60.0
 _JITTER = 0.1
 _GONE_DAYS = 30
-"""Much longer than a topic keeps what it compacts."""
+"""Much longer than a compacted topic keeps deleted keys."""
 _GONE_ROWS = 10_000
-# What can be wrong for long, a missing privilege say, is not worth a look each second.
+# A fault that may last, such as a missing privilege, needs no retry each second.
 _AFTER_FAILURE = Retry(first=5.0, cap=_HOUR)
 
 
@@ -36,10 +36,10 @@ class Maintenance:
     """Calls :func:`maintain` at once and then every hour, give or take a tenth.
 
     Args:
-        database: whose history.
-        keep: the numbers of days for which finished jobs are kept, of all types.
+        database: has the history.
+        keep: for how many days finished jobs are kept, over all types.
         interval: seconds between two looks for old transactions.
-        limits: from when on one is old. Defaults to ``Limits()``.
+        limits: the age from which a transaction is old. Defaults to ``Limits()``.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Maintenance:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread; wait for the step that it is at."""
+        """Stop the thread, and wait for its current step."""
         self._loop.stop()
 
     def _work(self) -> Iterator[None]:
@@ -103,5 +103,5 @@ class Maintenance:
 
 
 def _vary(seconds: float) -> float:
-    """About so many: pods that started together must not do it all at once."""
+    """A random time near this one: pods that start together must spread the work."""
     return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)

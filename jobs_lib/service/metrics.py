@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows of a running service beside the counters of its events."""
+"""The metrics of a running service that ``/metrics`` shows beside event counters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _PAUSE = 15.0
-"""Seconds, at the least, between two looks at what waits."""
+"""Minimum of seconds between two reads of what waits."""
 _STALE = 60.0
-"""Seconds after which what was seen is not shown any more."""
+"""Seconds after which the figures read are not shown any more."""
 
 
 class ServiceMetrics:
@@ -40,7 +40,7 @@ class ServiceMetrics:
         database: where its jobs are.
         meters: finds the figures of its executors.
         owned: finds how many origins it owns, by role.
-        pause: seconds between two looks at what waits in the database.
+        pause: seconds between two reads of what waits in the database.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class ServiceMetrics:
         self._metrics.add(lambda: [_describe_build()])
 
     def start(self) -> None:
-        """Begin to count, and to look at what waits."""
+        """Begin to count, and to read what waits."""
         self._metrics.start()
         self._depths.start()
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._metrics.stop()
         self._depths.stop()
 
     def render(self) -> tuple[str, bytes]:
-        """The content type, and the text; asks no server."""
+        """Return the content type and the text, without asking any server."""
         return self._metrics.render()
 
 
 class _Reader:
-    """Looks at what waits while somebody wants to know, in a thread of its own.
+    """Reads what waits, as long as something scrapes, in a thread of its own.
 
-    Whoever asks gets what was seen last: a scrape must not wait for the database.
+    A scrape gets the figures read last: it must not wait for the database.
     """
 
     def __init__(self, database: Database, pause: float) -> None:
@@ -87,7 +87,7 @@ class _Reader:
         self._loop = Loop("metrics", self._work)
 
     def start(self) -> None:
-        # The first look comes with the first scrape: there may never be one.
+        # The first read comes with the first scrape: there may never be one.
         self._loop.start()
 
     def stop(self) -> None:
@@ -96,7 +96,7 @@ class _Reader:
         self._loop.stop()
 
     def ask(self) -> Depths | None:
-        """What was seen last; None if that is too long ago."""
+        """The figures read last; None if they are too old."""
         self._asked.set()
         if self._seen is None or time.monotonic() > self._seen[0] + _STALE:
             return None
@@ -114,7 +114,7 @@ class _Reader:
 
 
 def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    """Name, kind, labels and meaning of all that ``/metrics`` may show."""
+    """Name, kind, labels and meaning of every metric that ``/metrics`` may show."""
     for one in COUNTED:
         yield f"{PREFIX}{one.name}_total", "counter", one.labels, one.text
     given = [describe_jobs([]), describe_depths(None)]
@@ -129,7 +129,7 @@ def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
 
 
 def describe_jobs(meters: Iterable[Meter]) -> Iterator[Metric]:
-    """What became of jobs, and how long they took."""
+    """The outcomes of jobs, and how long they took."""
     finished: dict[tuple[str, str], int] = {}
     durations: dict[str, Histogram] = {}
     delays: dict[str, Histogram] = {}
@@ -169,7 +169,7 @@ def _describe_histograms(
 
 
 def describe_depths(depths: Depths | None) -> Iterator[Metric]:
-    """What waits in the database; nothing where that is not known."""
+    """The figures of what waits in the database; none if they are not known."""
     jobs = GaugeMetricFamily(
         f"{PREFIX}queue_depth",
         "Unfinished jobs; of very many an estimate.",

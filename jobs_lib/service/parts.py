@@ -1,7 +1,7 @@
 """The parts of a service, made from what its app declares.
 
-A part that owns origins or shards is a worker, the ownership that gives them to it, and
-a member of a consumer group where Kafka assigns them.
+A part that owns origins or shards has a worker, the ownership that gives them to it,
+and, if Kafka assigns them, a member of a consumer group.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """Whatever a service starts and stops."""
+    """Anything that a service starts and stops."""
 
     def start(self) -> None:
-        """Start it, and wait for nothing."""
+        """Start it, without waiting."""
 
     def stop(self) -> object:
         """Stop it, and wait until it has ended."""
@@ -58,7 +58,7 @@ class Worker(Part, Protocol):
 
 @dataclass(frozen=True)
 class Owner:
-    """A worker, and where it gets its origins or shards from."""
+    """A worker, and the source of its origins or shards."""
 
     worker: Worker
     ownership: Ownership
@@ -70,9 +70,9 @@ class PartMaker:
     """Makes the parts of one process.
 
     Attributes:
-        app: what is run.
-        database: the service's.
-        process: this process, as it owns origins.
+        app: the app to run.
+        database: of the service.
+        process: this process, as the owner of origins.
         installation: the database's identity.
         fail: stops the service for good, with the reason.
     """
@@ -153,9 +153,10 @@ class PartMaker:
     ) -> tuple[Source, MemberSource | None]:
         """Choose where the executor's origins come from.
 
-        The settings name them; or, without a consumer in the app, it has its share of
-        all; or Kafka has assigned them to consumers, in another process or in this one.
-        The second value is the source that follows this process's members.
+        The settings name them; or, without a consumer in the app, the executor gets a
+        share of all; or it follows the consumers to which Kafka assigned them, in
+        another process or in this one. The second value is the source that follows this
+        process's members.
         """
         consumers = job_consumers(self.app)
         if self.app.settings.origins:
@@ -189,7 +190,7 @@ class PartMaker:
         return Owner(relay, self._own("relay", source, relay))
 
     def _follow(self, consumers: Iterable[Subscription]) -> FollowSource:
-        """What Kafka assigns to this pod's consumers; of several processes a share."""
+        """This process's share of the origins that Kafka assigns to its pod."""
         topics: dict[str, frozenset[str]] = {}
         for one in consumers:
             topics[one.group] = topics.get(one.group, frozenset()) | {one.topic}
@@ -202,7 +203,7 @@ class PartMaker:
     def _with_orphans(
         self, source: Source, consumers: Iterable[Subscription]
     ) -> CombinedSource:
-        """What the source wants, and a share of the origins that no consumer has."""
+        """The source's origins, and a share of those that no consumer has."""
         consumed = {one.topic for one in consumers}
         orphans = OrphanSource(self.database, self.process, self.app.settings, consumed)
         return CombinedSource(source, orphans)
@@ -229,7 +230,7 @@ class PartMaker:
         *origins: Callable[[psycopg.Connection[Any]], Iterable[str]],
         is_cut_off: Callable[[], bool] = lambda: False,
     ) -> DatabaseSource:
-        """Share origins that last, and others that come and go, in this order."""
+        """Share permanent origins, and those that come and go, in this order."""
         settings = self.app.settings
         return DatabaseSource(
             self.database,

@@ -30,15 +30,15 @@ _NEEDS = {
 
 
 def check_parts(app: App, parts: Collection[str]) -> None:
-    """Refuse a service that would run, and have nothing to do.
+    """Refuse a service that would have nothing to do.
 
     Args:
-        app: what is to be run.
+        app: the app to run.
         parts: of the service.
 
     Raises:
         ConfigurationError: none of the parts has anything to do, or there is no such
-            part, or the settings have workers that no job type has.
+            part, or the settings name workers that no job type has.
     """
     if unknown := sorted({*parts} - {*PARTS}):
         raise ConfigurationError(
@@ -58,15 +58,15 @@ def check_parts(app: App, parts: Collection[str]) -> None:
     raise ConfigurationError(
         f"the app {app.name!r} declares no {lacking or 'part to run'}, so there is "
         f"nothing to do for {' and '.join(asked) or 'a service'}. Is it the right "
-        "MODULE:APP, and does its module import those in which things are declared?"
+        "MODULE:APP, and does its module import the modules that declare the parts?"
     )
 
 
 def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
-    """Whether Kafka answers; refuse now what Kafka would refuse again and again.
+    """Whether Kafka answers; refuse now a start that Kafka would keep refusing.
 
     Args:
-        app: what is to be run.
+        app: the app to run.
         parts: of the service.
         sidecar: whether the executor follows consumers of another process.
 
@@ -97,11 +97,11 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
 
 
 def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
-    """Name all missing topics in one line; each part finds its own out later."""
+    """Name all missing topics in one line; each part discovers its own later."""
     consumers = app.consumers if "consumers" in parts else []
     written = app.topics.values() if "relay" in parts else []
     topics = {one.topic for one in consumers} | {topic.name for topic in written}
-    # A Kafka that has gone away meanwhile is each part's own trouble from here on.
+    # From here on each part copes by itself if Kafka has gone away meanwhile.
     with contextlib.suppress(UnavailableError):
         found = list_partitions(app.settings, topics)
         if missing := sorted(name for name in topics if not found[name]):
@@ -121,7 +121,7 @@ def read_installation(database: Database) -> tuple[UUID, int, str]:
 
 
 def choose_origins(database: Database, setting: str) -> frozenset[str]:
-    """The origins that the setting ``origins`` names; none where it is empty.
+    """The origins that the setting ``origins`` names; none if it is empty.
 
     Raises:
         ConfigurationError: it names an origin that no declared topic has.

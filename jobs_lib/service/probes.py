@@ -1,4 +1,4 @@
-"""What an orchestrator asks a process: does it live, is it ready, what has it counted?
+"""An orchestrator's questions to a process: is it alive, is it ready, its metrics.
 
 ``/livez`` never asks a server: an outage of the database must not restart the pods.
 """
@@ -23,9 +23,9 @@ NO_METRICS = (
 _STOP_WITHIN = 2.0
 _TICK = 0.1
 _AT_ONCE = 32
-"""Clients that are heard at once; a thread waits for each."""
+"""Clients served at the same time; a thread waits for each."""
 _HEARD_FOR = 5.0
-"""Seconds after which a client that does not speak is given up."""
+"""Seconds after which a silent client is disconnected."""
 
 
 class Probes:
@@ -41,11 +41,11 @@ class Probes:
         """Take the port.
 
         Args:
-            port: on all addresses, IPv6's too, since it is the node that asks.
-            is_ready: whether ``/readyz`` answers 200, else it is 503.
-            find_silent: the threads that stand still: ``/livez`` answers 503 for them.
-            render: makes the content type and the text of ``/metrics``; None where they
-                are not to be had.
+            port: on all addresses, IPv6 too, because the node sends the questions.
+            is_ready: whether ``/readyz`` answers 200; otherwise it answers 503.
+            find_silent: finds threads that stand still; then ``/livez`` answers 503.
+            render: makes the content type and the text of ``/metrics``; None if there
+                are no metrics.
 
         Raises:
             ConfigurationError: the port is taken.
@@ -54,7 +54,7 @@ class Probes:
             listener = _listen(port)
         except OSError as error:
             raise ConfigurationError(
-                f"port {port} for the probes cannot be had: {error.strerror}. Set "
+                f"port {port} for the probes is not available: {error.strerror}. Set "
                 "JOBS_LIB_PROBES_PORT to another one"
             ) from None
         self._server = _Server(listener, is_ready, find_silent, render)
@@ -70,7 +70,7 @@ class Probes:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more, and give the port back."""
+        """Stop answering, and free the port."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(_STOP_WITHIN)
@@ -78,7 +78,7 @@ class Probes:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each client: one that does not speak keeps nobody waiting."""
+    """A thread for each client, so that a silent one does not delay the others."""
 
     daemon_threads = True
 
@@ -98,7 +98,7 @@ class _Server(ThreadingHTTPServer):
         self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Hear a client, unless too many are heard already."""
+        """Serve a client, unless too many are served already."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -112,7 +112,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is none of our troubles."""
+        """Ignore a client that goes away in the middle."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """An orchestrator asks each second: nobody wants to read that."""
+        """Log nothing: an orchestrator asks each second."""
 
 
 def _listen(port: int) -> socket.socket:
@@ -170,6 +170,6 @@ def _listen(port: int) -> socket.socket:
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True
             )
         except OSError:
-            # Where IPv6 is switched off, or the port is taken: the next line tells.
+            # IPv6 is switched off, or the port is taken: the next line finds out which.
             pass
     return socket.create_server(("", port))

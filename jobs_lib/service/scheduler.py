@@ -1,7 +1,8 @@
 """The scheduler: enqueue each tick of the schedules once, over all pods.
 
-Every pod runs one. All wake at a tick; the first to move the schedule's row enqueues in
-the same transaction, and the others find it moved. A pod's own clock decides nothing.
+Every pod runs one. All wake at a tick; the first one to update the schedule's row
+enqueues in the same transaction, and the others find the row updated. A pod's own clock
+decides nothing.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ class Clock(Protocol):
         """The time, with a time zone."""
 
     def wait(self, stopping: threading.Event, seconds: float) -> None:
-        """Return after about so many seconds, or when ``stopping`` is set."""
+        """Return after about ``seconds``, or when ``stopping`` is set."""
 
 
 class DatabaseClock:
-    """The database's clock; seconds are counted by a clock that nobody sets."""
+    """The database's clock; a monotonic clock counts the seconds of a wait."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
 
     def now(self, connection: psycopg.Connection[Any]) -> datetime:
-        """The database's time, asked anew."""
+        """Ask the database for its time."""
         row = connection.execute(self._queries["read_clock"]).fetchone()
         return cast("tuple[datetime]", row)[0]
 
     def wait(self, stopping: threading.Event, seconds: float) -> None:
-        """Wait for ``stopping`` at most so many seconds."""
+        """Wait for ``stopping``, at most ``seconds``."""
         stopping.wait(seconds)
 
 
 class Scheduler:
-    """A thread that enqueues what the schedules say."""
+    """A thread that enqueues the jobs of the schedules."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Scheduler:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread; what it is enqueueing is committed first."""
+        """Stop the thread, after it has committed the jobs that it is enqueueing."""
         self._loop.stop()
 
     def _work(self) -> Iterator[None]:
@@ -87,11 +88,11 @@ class Scheduler:
                 self._clock.wait(stopping, min(seconds, _LONGEST_WAIT))
 
     def _enqueue_due(self, connection: psycopg.Connection[Any]) -> float:
-        """Enqueue what is due; return the seconds until the next tick."""
+        """Enqueue the due jobs; return the seconds until the next tick."""
         now = self._clock.now(connection)
         if not self._registered:
-            # Once in this process's life: while a release is rolled out, pods with the
-            # old expression and with the new one must not take turns.
+            # Once per process: during a rollout, pods with the old expression and pods
+            # with the new one must not overwrite each other in turn.
             for schedule in self._schedules:
                 self._register(connection, schedule, now)
             self._registered = True
@@ -104,7 +105,7 @@ class Scheduler:
             if schedule.name in ticked:
                 self._tick_patiently(connection, schedule, ticked[schedule.name], now)
             else:
-                # Somebody has deleted the row: a new schedule.
+                # Somebody deleted the row: it counts as a new schedule.
                 self._register(connection, schedule, now)
         following = min(schedule.next(now) for schedule in self._schedules)
         return (following - now).total_seconds()
@@ -128,12 +129,12 @@ class Scheduler:
         after: datetime,
         now: datetime,
     ) -> None:
-        """One that cannot be enqueued is tried again, and does not hold up others."""
+        """If one cannot be enqueued, try it again without delaying the others."""
         try:
             self._tick(connection, schedule, after, now)
         except psycopg.OperationalError:
             raise
-        # Hooks around enqueue are the application's.
+        # The application's hooks around enqueue may fail.
         except BaseException as error:
             telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
 

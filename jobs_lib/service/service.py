@@ -1,6 +1,6 @@
-"""A running service: its consumers, executor and relay, put together and taken apart.
+"""A running service: starts and stops its consumers, executor and relay.
 
-One process may hold all of them (``jobs-lib run``), or the executor runs beside the
+One process may run all of them (``jobs-lib run``), or the executor runs beside the
 service as a sidecar (``jobs-lib executor``) and follows its partitions.
 """
 
@@ -65,21 +65,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TICK = 0.5
 _ABANDON_WITHIN = 1.0
-"""Seconds for the last word to the database of a process that ends at once."""
+"""Seconds in which a process that ends at once may write to the database."""
 
 
 class _AskedToStop(Exception):
-    """Somebody asks to stop while the parts are still to be started."""
+    """Stopping was requested while the parts were still being started."""
 
 
 class Service:
     """The parts of an app that run in this process.
 
     Args:
-        app: what to run.
+        app: the app to run.
         parts: some of ``consumers``, ``executor`` and ``relay``.
-        sidecar: the executor follows the consumers of another process of this pod,
-            instead of those in this one.
+        sidecar: whether the executor follows the consumers of another process of this
+            pod instead of those in this one.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Service:
             stale_after=self.settings.stale_after,
         )
         self.failure: JobsError | None = None
-        """Why it has stopped by itself; None if it has not."""
+        """Why the service stopped by itself; None if it did not."""
         self._started: list[Part] = []
-        """In the order of their starts; they are stopped from the last to the first."""
+        """The parts, in the order of their start; they stop in the reverse order."""
         self._owners: list[Owner] = []
         self._executor: Executor | None = None
         self._stopping = threading.Event()
@@ -111,26 +111,26 @@ class Service:
         silent = max(SILENT, 4 * settings.database_timeout, 20 * longest)
         self._liveness = Liveness(self._find_pulses, silent)
         self.is_ready = False
-        """Whether all parts have started, and none is asked to stop."""
+        """Whether all parts have started, and none has been asked to stop."""
 
     def start(self) -> None:
         """Start every part and return.
 
-        A database, a Kafka or a registry that does not answer is waited for, until
-        somebody asks to stop: then nothing more is started. After an error nothing
-        runs any more.
+        It waits for a database, a Kafka or a registry that does not answer. If somebody
+        asks to stop meanwhile, it starts nothing more. After an error nothing runs any
+        more.
 
         Raises:
             AccessError: Kafka does not let this service in, or denies it a right.
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
             ConfigurationError: no part has anything to do, the port of the probes
-                cannot be had, Kafka's client does not know a setting, or a topic's
+                is not available, Kafka's client does not know a setting, or a topic's
                 schema is not registered.
         """
         try:
             if self.settings.probes_port:
-                # First: a process that waits for Kafka is alive, and not ready.
+                # First: a process that waits for Kafka is alive but not ready.
                 self._start_part(self._make_probes())
             if self.settings.kafka_bootstrap_servers:
                 # An unknown setting is refused once, and not by each part for ever.
@@ -169,7 +169,7 @@ class Service:
             )
         if relays:
             owners.append(maker.make_relay(shards))
-        # The relay's worker ends last, since the others may still write to the outbox.
+        # The relay's worker ends last, because others may still write to the outbox.
         self._owners = owners[::-1]
         for part in self._list_parts(ticks=executes and bool(self.app.schedules)):
             self._start_part(part)
@@ -192,10 +192,10 @@ class Service:
         return installation, shards
 
     def _list_parts(self, *, ticks: bool) -> Iterator[Part]:
-        """All other parts in the order of their start; they stop in the reverse one.
+        """All other parts in the order of their start; they stop in the reverse order.
 
-        So the members leave their groups first at the end, which hands the partitions
-        over while the workers still settle.
+        At the end, then, the members leave their groups first, and Kafka hands the
+        partitions over while the workers still settle.
         """
         yield Maintenance(self.database, self._kept_days())
         if self._metrics is not None:
@@ -209,7 +209,7 @@ class Service:
     def _describe_process(
         self, groups: Iterable[str], *, executes: bool, relays: bool
     ) -> None:
-        """Say what the process does; its heartbeat publishes it."""
+        """Set the process's roles; its heartbeat publishes them."""
         process, app = self.process, self.app
         roles = [f"consume:{group}" for group in groups]
         if executes:
@@ -231,10 +231,10 @@ class Service:
         self.app.close_registry()
 
     def stop(self) -> bool:
-        """Give everything back, wait for what is running, and stop.
+        """Release all origins, wait for running jobs, and stop.
 
-        Returns whether all running jobs have ended; those that have not are released
-        without a burnt attempt, and can commit nothing any more.
+        Return whether all running jobs have ended. Jobs that have not are released
+        without counting an attempt, and can commit nothing any more.
         """
         deadline = time.monotonic() + self.settings.shutdown_timeout
         self.is_ready = False
@@ -251,7 +251,7 @@ class Service:
         return not unfinished
 
     def _quiesce(self, patience: float) -> list[int]:
-        """Begin no more jobs, and wait; return the ids of those that still run."""
+        """Begin no more jobs, and wait; return the ids of jobs that still run."""
         if self._executor is None:
             return []
         with telling(self._find_running, patience):
@@ -262,14 +262,15 @@ class Service:
         self._stopping.set()
 
     def run(self) -> int:
-        """Start, wait for SIGTERM or SIGINT, and stop; returns the exit code.
+        """Start, wait for SIGTERM or SIGINT, and stop; return the exit code.
 
-        A process that has used up what the settings allow stops by itself.
+        A process that reaches the settings' limit of memory or jobs stops by itself.
 
-        0 when all running jobs have ended, :data:`CUT_OFF` when some had not within the
-        shutdown timeout. A second signal ends the process at once, with that code, and
-        so does SIGQUIT; what ran is released without a burnt attempt. :data:`FAILED`
-        when it has stopped by itself: see :attr:`failure`.
+        The code is 0 if all running jobs have ended, and :data:`CUT_OFF` if some had
+        not within the shutdown timeout. A second signal or SIGQUIT ends the process at
+        once with :data:`CUT_OFF`; running jobs are released without counting an
+        attempt. It is :data:`FAILED` if the service failed by itself: see
+        :attr:`failure`.
         """
 
         def stop(number: int, _: object) -> None:
@@ -294,13 +295,13 @@ class Service:
         return 0 if ended else CUT_OFF
 
     def _fail(self, error: JobsError) -> None:
-        """Stop for good: whoever started it has something to change."""
+        """Stop for good: a person has to change something before the next start."""
         self.is_ready = False  # inside a web server nobody waits for its end
         self.failure = error
         self._stopping.set()
 
     def _find_pulses(self) -> list[Pulse]:
-        """Of the threads that should live now: of none while it starts or stops."""
+        """The threads that must be alive now: none during the start and the stop."""
         if not self.is_ready or self._stopping.is_set():
             return []
         pulses = [pulse for one in self._owners for pulse in one.worker.pulses]
@@ -317,7 +318,7 @@ class Service:
         )
 
     def _make_metrics(self) -> ServiceMetrics | None:
-        """The metrics, if somebody can ask for them."""
+        """The metrics, if there is a port to ask for them."""
         if not (self.settings.probes_port and self.settings.metrics):
             return None
         try:
@@ -341,7 +342,7 @@ class Service:
         return self._executor.running if self._executor else []
 
     def _kept_days(self) -> set[int]:
-        """For how many days finished jobs are kept, by any type or by command."""
+        """For how many days any type, or a command, keeps finished jobs."""
         kept = {job_type.keep for job_type in self.app.jobs.values()}
         return {days for days in kept | {self.settings.history_days} if days}
 
@@ -351,7 +352,7 @@ class Service:
         )
 
     def _refuse_others(self, shares: bool) -> None:
-        """Refuse executors that would take this one's jobs, or keep theirs from it.
+        """Fail if other executors would take this one's jobs, or keep theirs from it.
 
         Args:
             shares: whether this one shares origins with them by heartbeats.
@@ -363,7 +364,7 @@ class Service:
             refuse_strangers(*of)
 
     def _declare_topics(self) -> None:
-        """Record how many partitions count for the origins, once, from Kafka."""
+        """Record from Kafka, once, how many partitions count for the origins."""
         home = self.app.home
         topics = {one.topic for one in job_consumers(self.app)}
         for topic in sorted(topics | ({home} if home else set())):
@@ -371,7 +372,7 @@ class Service:
             self._patiently(declare)
 
     def _patiently(self, act: Callable[[], T]) -> T:
-        """Wait for a server that does not answer: it may be starting, too."""
+        """Wait for a server that does not answer: it may still be starting."""
         failures = 0
         while not self._stopping.is_set():
             try:

@@ -1,4 +1,4 @@
-"""What a process that stops says about the jobs that it waits for."""
+"""The message of a stopping process about the jobs that it waits for."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.job import Job
 
 _SOON = 0.3
-"""Seconds in which quick jobs end, of which nobody has to hear."""
+"""Seconds in which quick jobs end; until then nothing is said."""
 _SHOWN = 5
-"""Ids of each type."""
+"""How many ids of each type are shown."""
 
 
 @contextmanager
 def telling(
     find_running: Callable[[], Iterable[Job]], patience: float
 ) -> Iterator[None]:
-    """Say once what still runs, if the wait inside is no short one.
+    """Say once which jobs still run, if the wait inside is long.
 
     Args:
-        find_running: the jobs that run, asked from another thread.
+        find_running: finds the running jobs, from another thread.
         patience: seconds that they have to end.
     """
 
@@ -44,14 +44,14 @@ def telling(
 
 
 def describe_wait(running: Iterable[Job], patience: float) -> str:
-    """What is waited for, for how long at the most, and what a second signal does."""
+    """Say which jobs it waits for, how long at most, and what a second signal does."""
     ids: dict[str, list[int]] = {}
     for job in running:
         ids.setdefault(job.type, []).append(job.id)
     number = sum(map(len, ids.values()))
     return (
         f"stopping: {number} job{' still runs' if number == 1 else 's still run'}, for "
-        f"{patience:g} s at the most: "
+        f"{patience:g} s at most: "
         + "; ".join(f"{name} {_name_few(ids[name])}" for name in sorted(ids))
         + ". A second Ctrl-C or signal ends this process at once: then they run again "
         "elsewhere, and no attempt is counted"

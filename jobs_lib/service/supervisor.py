@@ -1,8 +1,8 @@
 """Several processes that share the origins, or the shards, of one pod.
 
-Python runs one thread at a time: handlers that compute want a process for each core,
-and a relay with very much to send wants two. The parent starts the children, passes
-signals on, and starts a child again that ends. A child whose parent is gone stops,
+Python runs one thread at a time: handlers that compute need a process for each core,
+and a relay with very much to send needs two. The parent starts the children, passes
+signals on, and restarts a child that ends. A child stops when its parent is gone,
 because the pipe between them ends.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARE = "JOBS_LIB_SHARE"
-"""What a child is told: which share of the origins it has, as ``2/4``."""
+"""The variable that gives a child its share of the origins, such as ``2/4``."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-"""The signals that end a process, each in its way."""
+"""The signals that end a process, in order or at once."""
 CUT_OFF = 3
 """The exit code of a process that stopped before all running jobs had ended."""
 FAILED = 4
-"""The exit code of one that stopped by itself: somebody has something to change."""
+"""The exit code of a process that failed by itself: a person must change something."""
 _TICK = 0.2
 _KILLED = 128
-"""What a shell adds to the number of the signal that has ended a process."""
+"""A shell adds this to the number of the signal that ended a process."""
 
 
 class Supervisor:
@@ -44,15 +44,15 @@ class Supervisor:
         self._count = count
         self._failures = 0
         self._is_stopping = False
-        # The numbers of the signals that have come. A handler runs between any two
-        # steps of this thread, so it takes no lock, and sees no children.
+        # The numbers of the signals received. A handler runs between any two steps
+        # of this thread, so it takes no lock and does not touch the children.
         self._asked, self._ask = os.pipe()
 
     def run(self) -> int:
-        """Run until a signal comes; returns the worst exit code of the children.
+        """Run until a signal comes; return the worst exit code of the children.
 
-        A child that has stopped by itself would do so again: the others stop as well.
-        One that a signal has killed counts with its number and 128.
+        A child that failed by itself would fail again, so the others stop as well.
+        A child killed by a signal has the exit code 128 plus the signal's number.
 
         The first SIGTERM or SIGINT asks the children to stop in order, the second one
         and SIGQUIT to stop at once.
@@ -72,7 +72,7 @@ class Supervisor:
         return max((_KILLED - code if code < 0 else code for code in codes), default=0)
 
     def _start(self, share: int) -> None:
-        # The child inherits that these are kept back, until it can end in order.
+        # The child inherits that these are blocked, until it can end in order.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             # The pipe's other end is never written to: it ends when this process does.
@@ -93,11 +93,11 @@ class Supervisor:
             if code is None:
                 continue
             if code == 0:
-                # It has used up what it may, said so, and left nothing behind.
+                # It reached its limit, logged that, and left nothing behind.
                 self._start(share)
                 continue
             if code == FAILED:
-                # It has said why.
+                # It has logged the reason.
                 self._stop(signal.SIGTERM)
                 return
             self._failures += 1
@@ -115,13 +115,13 @@ class Supervisor:
         os.write(self._ask, bytes([number]))
 
     def _is_asked(self, seconds: float) -> bool:
-        """Wait for a signal; whether one has come."""
+        """Wait for a signal; return whether one has come."""
         poll = select.poll()
         poll.register(self._asked, select.POLLIN)
         return bool(poll.poll(seconds * 1_000))
 
     def _pass_on(self, seconds: float) -> None:
-        """Wait for a signal, and pass on what has come."""
+        """Wait for a signal, and pass on those that have come."""
         if self._is_asked(seconds):
             for number in os.read(self._asked, select.PIPE_BUF):
                 self._stop(number)
@@ -133,15 +133,15 @@ class Supervisor:
 
 
 def end_while_loading() -> None:
-    """End in order when asked to while the app is imported: nothing has begun."""
+    """End in order on a signal during the app's import: nothing has begun."""
     for number in STOPPING:
         signal.signal(number, lambda *_: sys.exit(0))
-    # The parent of several has kept back what came before.
+    # The parent of several processes blocked the signals that came before.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def read_share() -> tuple[int, int] | None:
-    """Which share of how many this process has; None when it is nobody's child."""
+    """This process's share, and of how many; None if it has no such parent."""
     share = os.environ.get(SHARE)
     if not share:
         return None
@@ -153,7 +153,7 @@ def stop_with_parent(stop: Callable[[], None]) -> None:
     """Call ``stop`` when the parent process is gone."""
 
     def watch() -> None:
-        # Not by sys.stdin, whose lock a waiting thread holds to the very end.
+        # Not by sys.stdin: a waiting thread holds its lock until the process ends.
         os.read(0, 1)
         stop()
 

@@ -49,8 +49,8 @@
 ))
 
 -- part: yields
--- Whether the group's head has failed and waits for its next attempt, while newer ones of
--- its type wait that run last only: `f.lasts` are the types of such ones.
+-- Whether the group's head has failed and waits for its next attempt, while newer jobs of
+-- its type wait, and the type runs last only: `f.lasts` has these types.
 exists (
     select from (
         select j.type, j.state, j.attempt from {schema}.jobs j
@@ -113,7 +113,7 @@ looked as materialized (
     ) c
     where w.origin in (select origin from own)
     union all
-    -- Promoted and late ones, which lie behind the cursor.
+    -- Promoted and late jobs, which lie behind the cursor.
     select x.origin, null, c.*
     from unnest(%(extra_origins)s::text[], %(extra_ids)s::bigint[]) as x(origin, id)
     cross join lateral (
@@ -145,7 +145,7 @@ first as materialized (
 ),
 starts as materialized (
     select f.origin, f."group", f.id - 1 as after, f.pile from first f
-    -- `offset 0`: by the index, where a join might read all that are paused.
+    -- `offset 0`: by the index; a join might read all paused groups.
     where not exists (
             select from {schema}.pauses p
             where p.kind = 'group' and p.name = f."group" offset 0
@@ -193,9 +193,9 @@ lanes as materialized (
         from starts
     ) size
     cross join starts s cross join lateral (
-        -- A lane ends before the first row that cannot run now: order is order. What
-        -- runs last only may be waiting still: its newest is what counts. A suspect is
-        -- alone in its lane.
+        -- A lane ends before the first row that cannot run now, to keep the order. A
+        -- job that runs last only may still be waiting: its newest one counts. A
+        -- suspect is alone in its lane.
         select q.*, row_number() over by_id as place, max(q.crashes) over by_id as crashed,
             bool_and(
                 q.type = any (%(types)s::text[])
@@ -211,7 +211,7 @@ lanes as materialized (
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
             order by j."group", j.id
-            -- Of a pile only the last runs: so many are superseded in a round trip.
+            -- Only the last of these runs; one round trip supersedes this number.
             limit case when s.pile then 200 else size.k end
         ) q
         window by_id as (order by q."group", q.id)
@@ -225,24 +225,24 @@ claimed as (
         select id from lanes where runs
     ) taken
     having count(*) > 0
-        -- If the server crashes and forgets this row, only the note is lost that these
-        -- jobs may have been running: not worth a wait for the disk.
+        -- If the server crashes and loses this row, it loses only the note that these
+        -- jobs may have been running: that is not worth waiting for the disk.
         and set_config('synchronous_commit', 'off', true) is not null
 )
 select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.priority,
     -- A large payload is read when its job starts: a batch of them must not fill the
-    -- memory. What is compressed is looked into, since it may be anything.
+    -- memory. A compressed one is measured unpacked, because it may be of any size.
     case
         when pg_column_compression(t.payload) is null and pg_column_size(t.payload) <= 8192
             or octet_length(t.payload::text) <= 8192
         then t.payload::text
     end as payload,
     t.run_at, date_part('epoch', t.enqueued_at) as enqueued, t.headers, t.cut,
-    -- Of what runs last only: is the newest still waiting, and how long did the oldest?
+    -- For jobs that run last only: whether the newest still waits, and the oldest's age.
     t.state = 'scheduled' as delayed,
     case when t.type = any (%(last_types)s::text[])
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end as age,
-    -- Where the row lies: its completion finds it there without the index.
+    -- The row's place: its completion finds it there without the index.
     t.tid::text as place
     {value}
 from (
@@ -277,7 +277,7 @@ from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
 group by l.origin, l.type
 union all
--- Suspects, who wait for their turn.
+-- Suspects, which wait for their turn.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
     null, null, null
     {no_value}
@@ -289,8 +289,8 @@ from (
 where l.state = 'available' and l.crashes > 1 and not l.runs
     and l.type <> all (%(others)s::text[])
 union all
--- Of lanes that begin with what runs last only, and end before all of their group: the
--- next one of its type, however much of other types stands between.
+-- For lanes that begin with a job that runs last only, and end before their group does:
+-- the next job of its type, even if many jobs of other types are between.
 select 6, h.origin, newer.id, h.type, h."group", null, null, null, null, null, null, null,
     null, null, null, null
     {no_value}
@@ -328,7 +328,7 @@ where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
 )
 {passed_for_value}
 union all
--- Origins that were skipped: what was asked for in them is asked for again.
+-- Origins that were skipped: later claims ask again for their ids and groups.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
     null, null
     {no_value}

@@ -1,11 +1,11 @@
--- What claims ask besides where a type is limited by a field of its payload. Each part is
+-- What claims also read if a field of the payload limits a type. Each part is
 -- empty in a plain query, and `x_limited` stands for `x` in `claim_limited` and the like.
 
 -- part: read_value
 
 -- part: read_value_limited
--- Where a type is limited by a field of its payload: see `claim_limited`. All other
--- claims pay nothing for it.
+-- If a field of the payload limits a type: see `claim_limited`. It costs other claims
+-- nothing.
 , {value_of_field} as value, {unfull} as unfull
 
 -- part: able_if_unfull
@@ -32,7 +32,7 @@ and r.unfull
 
 -- part: passed_for_value_limited
 union all
--- Passed over for their value alone: they come back when fewer of it wait.
+-- Passed over only because of their value: they come back when fewer of it wait.
 select 10, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
     null, null, null, l.value
 from (
@@ -46,7 +46,7 @@ where not l.unfull and l.state = 'available' and l.type = any (%(types)s::text[]
 '{{}}'::bigint[] as full_ids, '{{}}'::text[] as full_values
 
 -- part: full_of_value_limited
--- Passed over for their value alone, and those values.
+-- Rows passed over only because of their value, and those values.
 array(select unnest(f.full_ids) from first f where f.full_ids is not null) as full_ids,
 array(select unnest(f.full_values) from first f where f.full_ids is not null)
     as full_values
@@ -68,8 +68,8 @@ array(select unnest(f.full_values) from first f where f.full_ids is not null)
 true
 
 -- part: unfull_limited
--- Not of a value of which as many wait in memory as may: what is passed over so comes
--- back by its id, as `refilled`. By a hash, since there may be very many of them.
+-- Not of a value of which the most allowed wait in memory: rows passed over for that come
+-- back by id, as `refilled`. By a hash, because there may be very many of them.
 case when cardinality(%(full)s::text[]) = 0 then true else
     j.id = any (%(refilled)s::bigint[])
     or {value_of_field} not in (select unnest(%(full)s::text[]))

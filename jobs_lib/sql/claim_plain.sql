@@ -1,4 +1,4 @@
--- Claim what has just come to one origin, where it is plain: the short form of `claim`.
+-- Claim the newest rows of one origin if they are plain: the short form of `claim`.
 --
 --     own ------> looked (one window) ---> claimed (a row of `claims`)
 --      |             |
@@ -10,7 +10,7 @@
 --   claimed   writes what is taken into one row of `claims`
 
 -- name: claim_plain
--- The same for one origin in which something new has just come, as long as that is plain:
+-- The same for one origin with new rows, as long as these are plain:
 -- no group, no other priority, no suspect, no unknown type. A plan of a tenth of the
 -- size starts in a third of the time, and between an enqueue and its run time counts.
 with own as materialized (

@@ -1,4 +1,4 @@
--- Find the way past rows that cannot run.
+-- Look past rows that cannot run.
 --
 --     jobs (up to `limit` rows) ---> first ---> candidates ---> the ids that may be claimed
 --                                      |
@@ -9,10 +9,10 @@
 --   candidates   the free rows that are their group's head as far as these rows show
 
 -- name: jump
--- Where windows held nothing to run: the next rows further on that a claim might take,
--- and how far this has looked. Most rows are behind another one of their group, which the
--- same rows show, or else one probe for each group. Reads no more than `limit` rows, so
--- that no round takes long.
+-- If no row of the windows could run: the next rows further on that a claim might take,
+-- and how far this query has looked. Most rows are behind another one of their group; these
+-- rows themselves, or one probe for each group, show that. It reads at most `limit` rows,
+-- so that no round takes long.
 with first as materialized (
     select r."group", min(r.id) as head, min(r.id) filter (where r.free) as id,
         min(r.id) filter (where r.free and r.last) as last_id,
@@ -27,7 +27,7 @@ with first as materialized (
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
     ) r
-    -- What has no group is on its own.
+    -- A row without a group depends on no other.
     group by r."group", case when r."group" is null then r.id end
 ),
 candidates as materialized (
@@ -37,7 +37,7 @@ candidates as materialized (
     cross join lateral (
         select f.id, null::text[] as lasts where f.id = f.head
         union all
-        -- To it the group's head may give way.
+        -- The group's head may give way to it.
         select f.last_id, f.lasts where f."group" is not null and f.last_id is not null
     ) c
     left join unnest(%(floor_groups)s::text[], %(floor_ids)s::bigint[])
@@ -48,7 +48,7 @@ candidates as materialized (
 )
 select
     array(
-        -- In the order in which they were stored, up to the last that there is room for.
+        -- In the order in which they were stored, as many as there is room for.
         select f.id from candidates f
         where case
             when f."group" is null then true

@@ -2,9 +2,9 @@
 
 -- name: sweep
 -- Rows behind the cursor that are available and not in flight: committed late, or heads of
--- groups that wait (the claim sorts those out). Reads only, a slice at a time. The rows in
--- flight are left out after the limit, which leaves room for them: inside, they would
--- turn the walk along the index into a sort of all that lies behind the cursor.
+-- waiting groups (the claim sorts those out). Reads only, a slice at a time. The rows in
+-- flight are left out after the limit, which allows for them: inside, the condition would
+-- turn the walk along the index into a sort of all rows behind the cursor.
 with slice as materialized (
     select o.origin, s.id, s."group", s.type from unnest(
         %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
@@ -14,7 +14,7 @@ with slice as materialized (
         select j.id, j."group", j.type from {schema}.jobs j
         where j.origin = o.origin and j.id > o.start and j.id <= o."end"
             and j.state = 'available'
-            -- What its own priority's windows have not come to is not late.
+            -- A row that its own priority's windows have not reached is not late.
             and (j.priority = 0 or j.id <= case j.priority when 1 then o.high else o.batch end)
             and j.type = any (%(types)s::text[])
         order by j.id desc limit %(limit)s
@@ -25,17 +25,17 @@ from slice s
 left join unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
     as busy(origin, "group") using (origin, "group")
 where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
-    -- What stands behind another row of its group comes with that one. But a lane in
-    -- flight does not look back. The nearest row before it is asked for: further up there
-    -- may be thousands that have ended, as long as an old snapshot is held.
+    -- A row behind another row of its group comes with that one. But a lane in flight
+    -- does not look back. This probes the nearest row before it: further up there may be
+    -- thousands of ended rows, as long as an old snapshot is held.
     and case when s."group" is not null and busy.origin is null then (
         select j.id from {schema}.jobs j
         where j.origin = s.origin and (j."group", j.id) < (s."group", s.id)
             and j."group" >= s."group"
         order by j."group" desc, j.id desc limit 1
     ) is null
-        -- Or a failed one gives way to it: see `yields`. Of that one's type it is the
-        -- first to come, so the two hardly ever stand apart.
+        -- Or a failed one gives way to it: see `yields`. It is the first one after that
+        -- of the same type, so the two are hardly ever apart.
         or s.type = any (%(last_types)s::text[]) and exists (
             select from (
                 select j.type, j.state, j.attempt from {schema}.jobs j
@@ -51,8 +51,8 @@ union all
 -- How far it went.
 select s.origin, min(s.id), null, count(*)::int from slice s group by s.origin
 union all
--- How long it took the server, in microseconds: how long the network takes, and how long
--- the answer lies unread, costs nobody anything.
+-- How long it took the server, in microseconds. The network's time, and the time for which
+-- the answer is not read, cost nothing.
 select null, (extract(epoch from clock_timestamp() - statement_timestamp()) * 1e6)::bigint,
     null, null
 

@@ -1,10 +1,10 @@
--- What there is to do: asked when idle, and now and then when busy.
+-- Poll for work: when idle, and now and then when busy.
 
 -- name: look
--- What there is to do, asked when idle and now and then when busy: cheap enough for that.
--- The orders mean nothing here; they keep the planner on the index, where a wrong guess
--- of how soon a row is found would let it read the table. Where an old snapshot keeps what
--- has ended, a look that is not `complete` begins above that.
+-- Poll for work, cheaply enough to run when idle and now and then when busy. The orders
+-- have no meaning of their own; they keep the planner on the index, because a wrong guess
+-- of how soon it finds a row would let it read the table. If an old snapshot keeps ended
+-- rows, a poll that is not `complete` begins above them.
 select 'fresh' as kind, o.origin as name, null::float8 as delay
 from unnest(%(origins)s::text[], %(cursors)s::bigint[]) as o(origin, cursor)
 cross join lateral (
@@ -12,7 +12,7 @@ cross join lateral (
     where j.origin = o.origin and j.id > o.cursor order by j.id limit 1
 ) fresh
 union all
--- Seconds until the first is due; negative for what is due already.
+-- Seconds until the first is due; negative if it is due already.
 select 'due', o.origin, extract(epoch from d.run_at - clock_timestamp())::float8
 from unnest(%(origins)s::text[], %(due_from)s::float8[]) as o(origin, due_from)
 cross join lateral (
@@ -24,7 +24,7 @@ cross join lateral (
 union all
 -- Is there any job that is not of normal priority? Then each level has windows, too.
 -- (No `exists`, which drops the order: where the statistics do not say that almost all
--- are normal, each look would read the table, with all that an old snapshot keeps in it.)
+-- are normal, each poll would read the table, with all that an old snapshot keeps in it.)
 select 'priority', null, null from (
     select from {schema}.jobs j
     where j.priority <> 0 order by j.origin, j.priority, j.id limit 1
@@ -48,14 +48,14 @@ where p.kind = any (array['type', 'origin'])
 union all
 select 'resumes', r.count::text, null from {schema}.resumes r
 union all
--- What has ended without looking at its request leaves it there for an hour: where there
--- are many, the jobs in flight are asked for instead, by `find_cancelled`.
+-- A job that ends without seeing its request leaves the request there for an hour. If there
+-- are many, `find_cancelled` asks for the jobs in flight instead.
 select * from (
     select 'cancel', c.id::text, null::float8 from {schema}.cancellations c
     limit %(cancelled)s
 ) asked
 union all
--- The server's time, and how much of it the look took.
+-- The server's time, and how long the poll took.
 select 'clock', extract(epoch from clock_timestamp())::text,
     extract(epoch from clock_timestamp() - statement_timestamp())::float8
 
@@ -68,9 +68,9 @@ cross join lateral (
 
 -- name: promote
 -- Makes due jobs available again and returns them: they lie behind the cursor, so the
--- next claim is told of them. `limit` bounds the round, not the backlog. Neither what lies
--- before `due_from`, which has ended, nor what is not due is read; a clock that goes on
--- would not end the walk along the index.
+-- next claim asks for them by id. `limit` bounds the round, not the backlog. The query reads
+-- no rows before `due_from`, which have ended, and none that are not due; a clock that goes
+-- on would not end the walk along the index.
 with own as materialized (
     select o.origin, mine.due_from from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[], %(due_from)s::float8[])
@@ -88,7 +88,7 @@ due as materialized (
         order by j.run_at limit %(limit)s
     ) d
 )
--- Where they lie: the planner might look for an id from its origin's start.
+-- By their place: the planner might look for an id from its origin's start.
 update {schema}.jobs j set state = 'available'
 where j.ctid = any (array(select due.place from due)) and j.state <> 'available'
 returning j.origin, j.id, j."group", j.type

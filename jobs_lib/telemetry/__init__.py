@@ -48,15 +48,15 @@
                        state, seconds                ``who`` is its pid
 
 Each ``error`` is text, without secrets: the type of the error and what it says. The
-``sqlstate`` is PostgreSQL's, None where the server gave none, such as to whom it
-refuses a connection: count ``loop.failed`` by loop and sqlstate to raise an alarm.
+``sqlstate`` is PostgreSQL's; it is None if the server gave none, for example when it
+refuses a connection. To raise an alarm, count ``loop.failed`` by loop and sqlstate.
 
-Listeners run in the thread that emits and must return at once. Nothing listens at
-first but the standard logger ``jobs_lib``, for the events that an operator must see.
-The ``event`` and the ``fields`` of a record hold the same for a program. In ten seconds
-there is one line of ``loop.failed`` for each loop, or for all where Kafka does not
-answer them, one of ``loop.blocked``, and ten of ``job.failed`` for each type of jobs
-and class of error, the first with a traceback.
+Listeners run in the thread that emits and must return at once. At first only the
+standard logger ``jobs_lib`` listens, for the events that an operator must see. The
+``event`` and the ``fields`` of a log record hold the same for a program. In ten seconds
+the log gets at most one line of ``loop.failed`` for each loop, or one for all loops if
+Kafka does not answer them; one line of ``loop.blocked``; and ten lines of
+``job.failed`` for each job type and class of error, the first with a traceback.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Listener = Callable[[str, dict[str, Any]], None]
 
 logger = logging.getLogger("jobs_lib")
 logger.addFilter(PlainRecords())
-# An application that sets up no logging gets no lines of ours.
+# An application that sets up no logging gets no log lines from us.
 logger.addHandler(logging.NullHandler())
 
 EVENTS = frozenset(re.findall(r"^    ([a-z]+\.[a-z_]+) ", __doc__ or "", re.MULTILINE))
@@ -111,43 +111,43 @@ _LOGGED = {
 _TELL_ERRORS = {"loop.failed", "thread.ended"}
 _EACH_JOB = {"job.started", "job.ran"}
 _PAUSE = 10.0
-"""Seconds in which few lines are about one subject: an outage must not fill the log."""
+"""Seconds in which one subject gets few lines: an outage must not fill the log."""
 _MOST_LINES = {"loop.failed": 1, "loop.blocked": 1, "job.failed": 10}
 _MOST_SUBJECTS = 1_000
 _MOST_ITEMS = 5
 _UNTOLD = {"trace", "stack", "kind"}
-"""Fields that a line leaves out: it holds them in another way."""
+"""Fields that a line leaves out, because it holds them in another way."""
 _OF_JOB = ("type", "id", "group", "attempt")
 _LISTS = {list, tuple, set, frozenset}
 _NUMBERS = {int, float, bool}
 _listeners: list[tuple[Listener, frozenset[str]]] = []
-"""Each with the events that it wants."""
-hears_each_job = False
+"""The listeners, each with the events that it wants."""
+reports_each_job = False
 """Whether a listener wants the events of each single job."""
 _lines: dict[str, tuple[float, int]] = {}
-"""Of each subject: since when its lines are counted, and how many there were."""
+"""For each subject: when the count of its lines began, and the count."""
 _counting = threading.RLock()
-"""Reentrant: the handler of a signal may tell something while its thread counts."""
+"""Reentrant: a signal handler may emit while its thread counts."""
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Tell every listener; a listener that raises is logged and kept."""
+    """Call every listener; if one raises, that is logged and the listener kept."""
     subject = None
     if event in _TELL_ERRORS:
         error = fields["error"]
-        # Not by isinstance, which asks the error.
+        # Not by isinstance, which runs code of the error.
         if issubclass(type(error), JobsError):
             subject = error.subject
         if event == "loop.failed":
             fields["sqlstate"] = _find_state(error)
-        # Not the error itself: its text, and those of its causes, may hold a secret.
+        # Not the error itself: its text and those of its causes may hold a secret.
         fields["error"] = describe(error)
     for listener, wanted in _listeners:
         if event not in wanted:
             continue
         try:
             listener(event, fields)
-        # Whatever it raises, it must not end the thread that emits.
+        # No error of a listener may end the thread that emits.
         except BaseException as error:
             if _is_interrupted(error):
                 raise
@@ -160,7 +160,7 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def listened(event: str) -> bool:
-    """Whether somebody wants an event that no log has: spares hot loops the call."""
+    """Whether a listener wants an unlogged event: saves hot loops the call."""
     return any(event in wanted for _, wanted in _listeners)
 
 
@@ -168,10 +168,10 @@ def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], Non
     """Call a function at each event, with its name and its fields.
 
     Args:
-        listener: is called in the thread that emits and must return at once; what it
-            raises is logged.
+        listener: is called in the thread that emits and must return at once; its
+            errors are logged.
         only: the events that it wants; by default all. Leave out ``job.started`` and
-            ``job.ran`` where you can: both come once for each job.
+            ``job.ran`` if you can: both come once for each job.
 
     Returns:
         The function that removes the listener.
@@ -197,12 +197,12 @@ def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], Non
 
 
 def _note_listeners() -> None:
-    global hears_each_job
-    hears_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
+    global reports_each_job
+    reports_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
 def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -> None:
-    """Log an event, unless there were lines enough about its subject."""
+    """Log an event, unless there were enough lines about its subject."""
     trace = fields.get("trace") or fields.get("stack")
     told = dict(_choose_fields(fields))
     if most := _MOST_LINES.get(event):
@@ -220,7 +220,7 @@ def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -
 
 
 def _choose_fields(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that a line tells; of a job what tells it from others."""
+    """The fields that a line shows; for a job, those that identify it."""
     for name, value in fields.items():
         if name == "job":
             yield from ((one, getattr(value, one)) for one in _OF_JOB)
@@ -229,7 +229,7 @@ def _choose_fields(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _name_subject(fields: dict[str, Any]) -> str:
-    """What the lines that are alike have in common."""
+    """The subject that similar lines share."""
     if "loop" in fields:
         return str(fields["loop"])
     return f"{fields.get('type')} {fields.get('kind')}"
@@ -251,7 +251,7 @@ def _log(level: int, text: str, *values: str, **more: Any) -> None:
 
 
 def _is_interrupted(error: BaseException) -> bool:
-    """Whether somebody has pressed Ctrl-C: no other thread is told so."""
+    """Whether somebody has pressed Ctrl-C: only the main thread gets to know."""
     ours = threading.current_thread() is threading.main_thread()
     return ours and type(error) is KeyboardInterrupt
 
@@ -266,12 +266,12 @@ def _find_state(error: BaseException) -> Any:
 
 
 def is_recent(subject: str) -> bool:
-    """Whether there was a line about it a short time ago; if not, now there is."""
+    """Whether there was a line about it a short time ago; if not, note one now."""
     return _count_line(subject) > 1
 
 
 def _count_line(subject: str) -> int:
-    """How many lines there are about a subject in these seconds, with this one."""
+    """How many lines about a subject came in these seconds, including this one."""
     now = time.monotonic()
     with _counting:
         since, count = _lines.get(subject, (-_PAUSE, 0))
@@ -287,7 +287,7 @@ def _short(value: Any) -> str:
     # Not by isinstance, which asks the value, and an error may fail at that.
     if type(value) not in _LISTS:
         return spell(value)
-    # One by one: the text of a list has the forms of its values in Python.
+    # One by one: the text of a list shows its values in their Python form.
     few = ", ".join(map(spell, list(value)[:_MOST_ITEMS]))
     more = f", … {len(value)} in all" if len(value) > _MOST_ITEMS else ""
     return f"[{few}{more}]"

@@ -1,8 +1,8 @@
-"""Whether the threads that do the work go on: what ``/livez`` answers by.
+"""Whether the working threads go on: the basis of the answer of ``/livez``.
 
-Each such thread beats once in a round, or says that it is with somebody else, whose
-time is not its own: a handler, or a broker. No server is asked, so no outage makes a
-process seem dead: what waits for a server gives up in time, and beats again.
+Each such thread beats once in a round, or says that it waits for other code, such as a
+handler or a broker, whose time it cannot limit. No server is asked, so no outage makes
+a process seem dead: a thread that waits for a server gives up in time, and beats again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SILENT = 120.0
 """Seconds without a beat after which a thread counts as dead: longer than any wait for
 a server, by the settings that come with the library."""
 _LONGEST_STEP = 15.0
-"""Seconds that one question adds at most: a process that was frozen is not silent."""
+"""Seconds that one check adds at most: a process that was frozen is not silent."""
 
 
 class Pulse:
-    """The signs of life of one loop, which are read by any thread."""
+    """The signs of life of one loop; any thread may read them."""
 
     __slots__ = ("_is_alive", "away", "beats", "name")
 
@@ -34,21 +34,21 @@ class Pulse:
 
         Args:
             name: of the thread, or of several.
-            is_alive: whether it is there, or all of them are.
+            is_alive: whether the thread, or each of them, is alive.
         """
         self.name = name
         self._is_alive = is_alive
         self.beats = 0
         self.away = False
-        """Whether it is with somebody else."""
+        """Whether it waits for other code."""
 
     def beat(self) -> None:
-        """It goes on."""
+        """Beat: the loop goes on."""
         self.beats += 1
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Meanwhile it is with somebody else, for as long as that takes."""
+        """Inside, the loop waits for other code, as long as that takes."""
         self.away = True
         try:
             yield
@@ -57,15 +57,15 @@ class Pulse:
             self.beats += 1
 
     def is_alive(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread is alive."""
         return self._is_alive()
 
 
 class Liveness:
-    """Judges pulses each time that it is asked.
+    """Judges pulses each time that it is called.
 
     Args:
-        pulses: of all threads that should live now.
+        pulses: of all threads that must be alive now.
         silent: seconds without a beat after which one counts as dead.
     """
 
@@ -77,10 +77,10 @@ class Liveness:
         self._lock = threading.Lock()
         self._asked_at = time.monotonic()
         self._known: dict[Pulse, tuple[int, float]] = {}
-        """The beats of each that were counted last, and its seconds without one."""
+        """For each thread, its last count of beats, and its seconds without one."""
 
     def find_silent(self) -> list[str]:
-        """The names of those that count as dead."""
+        """The names of the threads that count as dead."""
         with self._lock:
             now = time.monotonic()
             passed, self._asked_at = min(now - self._asked_at, _LONGEST_STEP), now

@@ -1,7 +1,7 @@
 """The log of the command: one rule for the library, the application and all others.
 
-Where the library is used without the command, the application sets up its own logging:
-the logger ``jobs_lib`` has a handler that does nothing.
+Without the command, the application sets up its own logging: the logger ``jobs_lib``
+has a handler that does nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _STANDARD = {
     *vars(logging.makeLogRecord({})),
     *("message", "asctime", "taskName", "event", "fields", "trace"),
 }
-"""The attributes that every record has, and those of ours, which are told apart."""
+"""The attributes of every record, and our own, which are written separately."""
 _TALKATIVE = ("jobs_lib.kafka", "alembic")
-"""Loggers that tell at INFO what only the authors of librdkafka and Alembic need."""
+"""Loggers whose INFO lines only the authors of librdkafka and Alembic need."""
 
 
 class TextFormatter(logging.Formatter):
-    """Hides secrets in what any library logs, and keeps each record in one line.
+    """Hides secrets in every library's records, and keeps each record in one line.
 
-    Only a traceback has lines of its own, which are set in.
+    Only a traceback has lines of its own, which are indented.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -81,9 +81,9 @@ def set_up_logging(
     Args:
         level: of all loggers, one of :data:`LEVELS`.
         form: one of :data:`FORMATS`.
-        verbose: tell the start and the end of each job, too.
+        verbose: whether to log the start and the end of each job, too.
         app: whether an application runs in this process: without one, other libraries
-            are told from WARNING on alone.
+            log only from WARNING on.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(_TEXT))

@@ -1,9 +1,9 @@
-"""Metrics for Prometheus: what the events count, and what others have to add.
+"""Metrics for Prometheus: counters of the events, and other sources' figures.
 
 Names have the prefix ``jobs_lib_``, base units, and ``_total`` where they only grow. No
 label holds an id, a group of jobs or a key: each would be a time series of its own.
 
-This needs the extra ``metrics``; import it only where that is installed.
+This needs the extra ``metrics``; import it only if that is installed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Source = Callable[[], Iterable[Metric]]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A counter that an event raises."""
+    """A counter that an event increases."""
 
     event: str
     name: str
-    """Without the prefix and ``_total``."""
+    """The name without the prefix and ``_total``."""
     text: str
     amount: str = ""
-    """The field that says by how much: a number, or what it holds is counted. Without
-    one each event is one."""
+    """The field with the increase: a number, or a list whose items are counted. Without
+    one, each event counts one."""
     labels: tuple[str, ...] = ()
-    """Fields of the event."""
+    """The fields of the event that are labels."""
 
 
 COUNTED = (
@@ -75,7 +75,7 @@ COUNTED = (
 
 
 class Metrics:
-    """What this process measures. A listener to events from :meth:`start` on."""
+    """This process's metrics. It listens to events from :meth:`start` on."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -98,11 +98,11 @@ class Metrics:
         self._stop = telemetry.listen(self._count, self._counters)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._stop()
 
     def add(self, source: Source) -> None:
-        """Ask a function for more at each look."""
+        """Ask a function for more metrics at each scrape."""
         self.registry.register(_Collector(source))
 
     def render(self) -> tuple[str, bytes]:
@@ -119,13 +119,13 @@ class Metrics:
 
 
 class _Collector:
-    """What prometheus_client asks at each look."""
+    """A collector that prometheus_client calls at each scrape."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: no names are to be compared, as there are no two sources alike."""
+        """Nothing: names need no comparison, because no two sources are alike."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -134,5 +134,5 @@ class _Collector:
 
 
 def _measure(amount: Any) -> float:
-    """A number as it is; of what holds others their number."""
+    """A number itself, or the length of a collection."""
     return float(amount if isinstance(amount, int | float) else len(amount))

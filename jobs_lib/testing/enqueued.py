@@ -1,4 +1,4 @@
-"""What waits, as a test sees it."""
+"""The waiting jobs, as a test sees them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that waits to be run, or to be run again."""
+    """A job that waits for its run, or for another attempt."""
 
     id: int
     type: str
     payload: dict[str, Any]
-    """With the types of the handler's parameters, and their defaults."""
+    """The values, with the types and defaults of the handler's parameters."""
     group: str | None
     run_at: datetime | None
     attempt: int
@@ -50,7 +50,7 @@ def read_payload(job_type: JobType[Any], text: str) -> dict[str, Any]:
 
 
 def check_fields(job_type: JobType[Any], payload: Mapping[str, Any]) -> None:
-    """Refuse a misspelt field: nothing ever has it, which some assertions want.
+    """Refuse a misspelt field: no job has it, so some assertions would pass wrongly.
 
     Raises:
         PayloadError: the handler has no such parameter.

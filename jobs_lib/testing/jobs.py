@@ -1,4 +1,4 @@
-"""The jobs of a test: what waits, running it, and moving the clock."""
+"""The jobs of a test: see waiting ones, run them, and move the clock."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Jobs:
         self.app = app
         self.url = url
         self.errors: list[BaseException] = []
-        """What handlers raised in :meth:`drain`, in order."""
+        """The errors that handlers raised in :meth:`drain`, in order."""
         self._locked = locked
         self._enqueued: dict[int, float] = {}
         self._opened = ExitStack()
@@ -62,7 +62,7 @@ class Jobs:
     def __enter__(self) -> Self:
         given = self.app._settings
         settings = (given or load_settings()).model_copy(
-            # All that leads to the service's own servers leads to the test's instead.
+            # Everything that would use the service's servers uses the test's instead.
             update={
                 "database_url": self.url,
                 "direct_url": "",
@@ -105,10 +105,10 @@ class Jobs:
     def enqueued(
         self, job_type: JobType[...] | None = None, /, **payload: Any
     ) -> list[Enqueued]:
-        """What waits, in the order of enqueue: all of it, or of one type.
+        """The waiting jobs, in the order of enqueue: all, or those of one type.
 
         Args:
-            job_type: what ``@app.job`` made of the handler.
+            job_type: the result of ``@app.job``.
             **payload: only jobs with these values; other fields do not matter.
         """
         if job_type is not None:
@@ -150,12 +150,13 @@ class Jobs:
         raises: bool = True,
         limit: int = 1_000,
     ) -> int:
-        """Run what is due, in this thread, until nothing is; returns how many ran.
+        """Run due jobs in this thread until none is left; return how many ran.
 
-        They run one by one, in the order of enqueue, and with them what they enqueue.
-        Paused jobs, jobs behind one of their group that is not due, and types that the
-        app does not have stay where they are. What runs last only is superseded by a
-        newer one of its type, and does not count; no debounce is waited for.
+        They run one by one, in the order of enqueue, and so do the jobs that they
+        enqueue. Paused jobs, jobs behind one of their group that is not due, and jobs
+        of types that the app does not have stay where they are. A newer job of its type
+        supersedes a job that runs last only, which does not count; no debounce is
+        waited for.
 
         Args:
             until: run what becomes due until that time, too, each job at its time:
@@ -163,7 +164,7 @@ class Jobs:
             include_future: run everything, whenever it is due, in the same way.
             raises: end with the first error that a handler raises. Its job is retried
                 later, as ever. Otherwise errors are only kept in ``errors``.
-            limit: fail when more than so many run: jobs may enqueue jobs for ever.
+            limit: fail when more than this number run: jobs may enqueue jobs for ever.
         """
         left = float("inf") if include_future else 0.0
         if until is not None:
@@ -196,17 +197,17 @@ class Jobs:
         return ran
 
     def travel(self, seconds: float) -> None:
-        """Set the clock of what is scheduled so many seconds forward.
+        """Set the clock of scheduled jobs forward by these seconds.
 
-        The database's own clock goes on as it does: the times of all waiting jobs are
-        moved instead, and nothing runs by it.
+        The database's own clock stays as it is: the times of all waiting jobs move
+        instead. This runs no job.
         """
         if seconds < 0:
             raise ValueError(f"time goes forward only, not by {seconds:g} s")
         self.query("kit_travel", seconds=seconds)
 
     def retry(self, *ids: int) -> int:
-        """Make failed jobs due now, as ``jobs-lib jobs retry`` does; returns how many.
+        """Make failed jobs due now, as ``jobs-lib jobs retry`` does; return how many.
 
         Args:
             *ids: jobs that wait for their time or another attempt, or were discarded.
@@ -227,13 +228,13 @@ class Jobs:
 
     @contextmanager
     def inline(self) -> Iterator[None]:
-        """Inside the block, what is enqueued runs at once, before the call returns.
+        """Inside the block, each enqueued job runs at once, before the call returns.
 
-        It is enqueued, with all checks, then its handler is called in the caller's
+        The job is enqueued with all checks; then its handler runs in the caller's
         transaction, and the job is removed. The handler's own transaction is a
-        savepoint of the caller's; what it raises, the caller gets. A job for later is
-        only enqueued, and a snoozed one stays. There are no attempts and no order: what
-        a test wants to know about those, it learns from :meth:`drain`.
+        savepoint of the caller's, and the caller gets the handler's errors. A job for
+        later is only enqueued, and a snoozed one stays. There are no attempts and no
+        order: test those with :meth:`drain`.
         """
         enqueue = JobType.enqueue
 
@@ -287,5 +288,5 @@ class Jobs:
 
     def _use(self, settings: Settings | None) -> None:
         self.app._settings = settings
-        # Whatever reads the environment by itself shall read it anew.
+        # Code that reads the environment itself must read it again.
         default_settings.cache_clear()

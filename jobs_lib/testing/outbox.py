@@ -1,4 +1,4 @@
-"""What a test's code has written to the outbox."""
+"""The records that a test's code has written to the outbox."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Sent:
     topic: str
     key: str | None
     value: Any
-    """Parsed from JSON, or read as Avro where the topic has a schema; bytes that are
-    neither stay bytes; None for a tombstone. Of an id alone, the state that the entity
-    has now."""
+    """Parsed from JSON, or read as Avro if the topic has a schema; other bytes stay
+    bytes; None for a tombstone. For an id-only row, the state that the entity has
+    now."""
     version: int | None
     headers: dict[str, str]
 

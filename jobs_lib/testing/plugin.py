@@ -7,9 +7,9 @@
     jobs_database_setup makes your own tables, once; yours
     jobs_server_url     the server; an embedded one, or yours
 
-"Yours" are those to define anew in your conftest.py. Whoever does not use the fixtures
-needs neither a server nor the packages of the extra ``testing``: nothing is imported
-before it is needed.
+"Yours" are fixtures to redefine in your conftest.py. Without these fixtures your tests
+need neither a server nor the packages of the extra ``testing``: each is imported when
+it is needed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def jobs_server_url() -> Iterator[str]:
-    """The URL of a PostgreSQL server: one that is started for this run.
+    """The URL of a PostgreSQL server, started for this run.
 
-    Define it anew to use another; its user must be allowed to create databases.
+    Redefine it to use another; its user must be allowed to create databases.
     """
     from jobs_lib.testing.databases import embedded_server
 
@@ -67,8 +67,8 @@ def jobs_databases(jobs_server_url: str) -> Iterator[Databases]:
 
 @pytest.fixture(scope="session")
 def jobs_database_setup() -> Callable[[str], None] | None:
-    """Define it anew to return a function that makes your tables in the database at a
-    URL. It is called once; each test gets a copy of what it made."""
+    """Redefine it to return a function that makes your tables in the database at a
+    URL. It is called once; each test gets a copy of the result."""
     return None
 
 
@@ -83,7 +83,7 @@ def jobs_database_url(
 
 @pytest.fixture
 def jobs_app(pytestconfig: pytest.Config) -> App:
-    """The app under test: what the option ``jobs_lib_app`` names."""
+    """The app under test, which the option ``jobs_lib_app`` names."""
     from jobs_lib.app import load_app
 
     path = pytestconfig.getini(_OPTION)
@@ -114,7 +114,7 @@ def jobs(
 
 @pytest.fixture
 def outbox(jobs: Jobs) -> Outbox:
-    """What the test's code has written to topics."""
+    """The records that the test's code has written to topics."""
     from jobs_lib.testing.outbox import Outbox
 
     return Outbox(jobs)

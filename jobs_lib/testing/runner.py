@@ -56,7 +56,7 @@ class Row:
     enqueued_at: datetime
     headers: dict[str, str] | None
     superseded: bool
-    """Whether a newer job stands for it: its type runs last only."""
+    """Whether a newer job replaces it: its type runs last only."""
     wait: float
     """Seconds until it is due."""
 
@@ -70,10 +70,10 @@ class OneByOne:
         """Prepare to run.
 
         Args:
-            app: whose jobs they are.
-            database: where they are.
-            enqueued: when each job was enqueued, by its id, noted at its first run. To
-                travel moves the times of the rows, and a job's key must stay.
+            app: the app of the jobs.
+            database: holds the jobs.
+            enqueued: when each job was enqueued, by its id, noted at its first run:
+                travelling moves the rows' times, and a job's key must stay.
         """
         self._database = database
         self._owner = uuid4()
@@ -88,16 +88,16 @@ class OneByOne:
         self._completer = Completer(self._owner, types)
 
     def close(self) -> None:
-        """Close what was opened for the handlers."""
+        """Close the connections opened for the handlers."""
         if self._lent is not None:
             self._lent.close()
 
     def run(
         self, connection: psycopg.Connection[Any], row: Row
     ) -> BaseException | None:
-        """Run one job and write what became of it; the error, if that is what it was.
+        """Run one job and write its outcome; return the error, if there was one.
 
-        Raised by the handler on purpose, a ``Snooze`` or ``Discard`` is no error.
+        A ``Snooze`` or ``Discard`` that the handler raises is no error.
         """
         job = self._own(connection, row)
         job.enqueued = self._enqueued.setdefault(job.id, job.enqueued)
@@ -112,7 +112,7 @@ class OneByOne:
         if self._raised:
             error = self._raised[0]
             return None if isinstance(error, Snooze | Discard) else error
-        # It did not even come to the handler: its payload does not fit.
+        # The handler was not even called: the payload does not fit.
         misfit = f"{StoredPayloadError.__name__}: "
         if outcome and (outcome.error or "").startswith(misfit):
             return StoredPayloadError((outcome.error or "").removeprefix(misfit))
@@ -121,7 +121,7 @@ class OneByOne:
         return JobsError(outcome.error)
 
     def supersede(self, connection: psycopg.Connection[Any], row: Row) -> None:
-        """End a job without a run: a newer one stands for it."""
+        """End a job without a run: a newer one replaces it."""
         job = self._own(connection, row)
         self._settle(connection, job, Outcome(job, Result.SUPERSEDED))
 
@@ -195,10 +195,10 @@ class OneByOne:
 def run_inside(
     job_type: JobType[Any], caller: Caller, job_id: int, queries: Queries
 ) -> None:
-    """Run a job inside the transaction of who has just enqueued it, and remove it.
+    """Run a job inside the transaction that has just enqueued it, and remove it.
 
-    Its own transaction is a savepoint of the caller's. All that the handler raises goes
-    to the caller, but ``Discard`` and ``Snooze``; a snoozed job, and one that is not
+    Its own transaction is a savepoint of the caller's. The caller gets every error of
+    the handler except ``Discard`` and ``Snooze``. A snoozed job, and one that is not
     due, stay.
     """
     connection = driver_connection(caller)

@@ -64,7 +64,7 @@ def test_a_signal_logs_the_running_jobs_and_the_effect_of_a_second_signal(
     )
     (line,) = [line for line in worker.errors if "stopping:" in line]
     first, second = sorted(int(one.split()[1]) for one in said(worker, "started"))
-    assert f"2 jobs still run, for 300 s at the most: work {first}, {second}." in line
+    assert f"2 jobs still run, for 300 s at most: work {first}, {second}." in line
     assert "A second Ctrl-C or signal ends this process at once: then they run" in line
     worker.signal(number)
     assert worker.wait() == CUT_OFF
@@ -77,7 +77,7 @@ def test_the_jobs_a_stop_waits_for_are_listed_by_type_and_shortened():
 
     jobs: Any = [Running("mail", 9), *(Running("charge", n) for n in range(7, 0, -1))]
     told = describe_wait(jobs, 25)
-    assert "8 jobs still run, for 25 s at the most: charge 1, 2, 3, 4, 5, … (7" in told
+    assert "8 jobs still run, for 25 s at most: charge 1, 2, 3, 4, 5, … (7" in told
     assert "; mail 9." in told
     assert describe_wait(jobs[:1], 25).startswith("stopping: 1 job still runs, for 25")
 

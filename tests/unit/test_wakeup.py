@@ -43,7 +43,7 @@ def test_a_set_during_a_wake_does_not_lose_the_next_one(wakeup, wait_for, monkey
 def test_a_hint_connection_that_came_and_went_counts_as_two_turns(database, wait_for):
     with contextlib.closing(Wakeup(database, database.channel)) as wakeup:
         wakeup.wait(0)
-        wait_for(lambda: wakeup.hears, what="hints can come")
+        wait_for(lambda: wakeup.receives_hints, what="hints can come")
         assert wakeup.turns == 1
         wakeup._hang_up()
         assert wakeup.turns == 2

@@ -1,3 +1,3 @@
-"""Which jobs are claimed next: decides, and sends nothing."""
+"""Decides which jobs are claimed next; sends nothing itself."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Claim jobs of the owned origins: cursors, windows, lanes.
 
-A claim changes no job row. Per origin there is a cursor, the highest id that was looked
-at, kept here in memory only: a new owner starts at 0 and finds everything again,
-because the rows themselves say what is left. The query ``claim`` says what lies behind
-the cursor. This module makes the queries' parameters and reads their answers; it sends
-nothing. ``docs/claim.md`` tells what takes a second reading.
+A claim changes no job row. Each origin has a cursor, the highest id looked at, kept
+here in memory only: a new owner starts at 0 and finds everything again, because the
+rows themselves say what is left. The query ``claim`` reads what lies behind the cursor.
+This module makes the queries' parameters and reads their answers; it sends nothing.
+``docs/claim.md`` explains the difficult parts.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LONGEST_LANE = 1_000
 class Claimer:
     """The owner's side of the claim; used by one thread.
 
-    A claim goes through three methods: :meth:`prepare` makes the statement,
-    :meth:`read` makes jobs and lanes of its answer, and :meth:`prepare_jump` looks
-    further where nothing can run.
+    A claim uses three methods: :meth:`prepare` makes the statement, :meth:`read` makes
+    jobs and lanes from its answer, and :meth:`prepare_jump` looks further if nothing
+    can run.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Claimer:
         """Prepare to claim.
 
         Args:
-            owner: the process, as it owns origins.
+            owner: the process, as the owner of origins.
             installation: the database's identity.
             types: the handlers, by the name of their type.
-            first: numbers of claims are this one,
-            step: and every so many further, since an owner may have several claimers.
+            first: the number of the first claim.
+            step: the distance to the next number: an owner may have several claimers.
             alone: held while a suspect is in flight, by one of those claimers.
-            lease: tells the owner's lease that holds now.
+            lease: returns the owner's current lease.
             section: the types to claim; all by default.
-            role: in which the owner has its origins.
-            foreign: tells the types that other apps know.
+            role: the role in which the owner has its origins.
+            foreign: returns the types that other apps know.
         """
         self.section = section or Section(frozenset(types))
         self.owner = owner
@@ -88,9 +88,9 @@ class Claimer:
         self.first = first
         self.step = step
         self.server = 0
-        """The server that is asked; 0 is unknown. See the query ``read_server``."""
+        """The server that answers; 0 is unknown. See the query ``read_server``."""
         self.finished = Finished()
-        """Where what was claimed ends."""
+        """The place that takes claimed jobs when they have ended."""
         self.scope = Scope(self.section, types, foreign)
         self.in_flight = InFlight()
         self.group_starts = GroupStarts()
@@ -98,9 +98,9 @@ class Claimer:
         self.cursors = self.windows.cursors
         self.wanted = WantedRows(self.cursors, self.in_flight.jobs)
         self.urgent: list[Item] = []
-        """What the last claim has found of those that were hurried."""
+        """The hurried jobs that the last claim found."""
         self.passed = Passed()
-        """Passed over for their value alone."""
+        """Jobs passed over only because of their value."""
         self.refills = Refills(self.passed, self.section.parameter)
         self.early_ends = EarlyEnds(types, self.section.types, self.in_flight)
         self.next_groups = NextGroups(
@@ -112,22 +112,22 @@ class Claimer:
         self._seq = first
         self._suspects = Suspects(alone)
 
-    # What is owned
+    # Owned origins
 
     def take(self, origins: Mapping[str, int]) -> None:
         """Start to claim from origins that were taken over, at their epochs."""
         self.windows.take(origins)
 
     def stop_claiming(self, origins: Iterable[str]) -> list[ClaimedJob]:
-        """Claim nothing more from origins; returns their jobs in flight, now dropped.
+        """Claim nothing more from origins; return their jobs in flight, now dropped.
 
-        What of them is running can still be settled, until :meth:`release`.
+        Running ones can still be settled, until :meth:`release`.
         """
         leaving = frozenset(origins)
         for origin in leaving:
             if cursor := self.cursors.get(origin):
                 cursor.leaving = True
-        # A copy: this is called by other threads, too.
+        # A copy, because other threads call this, too.
         flying = self.in_flight.jobs.copy().values()
         jobs = [job for job in flying if job.lane.origin in leaving]
         for job in jobs:
@@ -135,7 +135,7 @@ class Claimer:
         return jobs
 
     def release(self, origins: Iterable[str]) -> list[ClaimedJob]:
-        """Forget origins; returns what was still in flight of them."""
+        """Forget origins; return their jobs that were still in flight."""
         gone = frozenset(origins)
         self.windows.release(gone)
         self.wanted.release(gone)
@@ -151,18 +151,18 @@ class Claimer:
         return {origin: cursor.epoch for origin, cursor in self.cursors.items()}
 
     def active(self) -> dict[str, Cursor]:
-        """The origins that may be claimed from now."""
+        """The origins that may be claimed from at present."""
         return self.scope.find_active(self.cursors)
 
     def pause(self, paused: dict[str, frozenset[str]], resumes: int = 0) -> None:
-        """Run nothing of these types and origins any more, but all others.
+        """Stop running these types and origins, and run all others.
 
         Paused groups are left out by the claims themselves.
 
         Args:
             paused: names by kind, ``type`` or ``origin``.
-            resumes: how often pauses have ended, of groups, too. With another number
-                than before, what was passed over is looked at again.
+            resumes: how often pauses have ended, those of groups included. If the
+                number has changed, the claimer looks again at what it passed over.
         """
         if self.scope.pause(paused, resumes):
             self._rewind()
@@ -179,24 +179,24 @@ class Claimer:
         self.refills.clear()
 
     def _rewind(self) -> None:
-        """Look again from the start: what was passed over may run now."""
+        """Look again from the start: jobs that were passed over may run now."""
         self.windows.rewind()
         self.passed.clear()
 
-    # What there is to do
+    # Asking
 
     @property
     def is_barred(self) -> bool:
-        """Whether the owner may not begin anything now, so that claims are in vain."""
+        """Whether the owner may begin no job now, so that a claim would be useless."""
         return self._get_lease().is_over()
 
     def prepare(self, room: int, hurried: int = 0) -> Statement | None:
         """A query that claims about ``room`` jobs, and its parameters.
 
-        None when there is nothing to look at. There may be room for more of those that
-        are to be hurried.
+        None if there is nothing to look at. Hurried jobs may have more room than
+        others.
         """
-        # Now, and not when the answer is there: the process may stand still meanwhile.
+        # Now, not when the answer comes: the process may stand still in between.
         self._lease = self._get_lease()
         self.scope.note_foreign()
         active = self.scope.find_askable(self.cursors)
@@ -245,7 +245,7 @@ class Claimer:
         }
 
     def _add_what_has_come_up(self, active: Mapping[str, Cursor]) -> None:
-        """Want by their ids what came late to a group, and what has room again."""
+        """Ask by id for late jobs of groups, and for jobs that have room again."""
         self.wanted.add(self.in_flight.late)
         self.in_flight.late.clear()
         if self.passed or self.passed.is_overflown:
@@ -253,13 +253,13 @@ class Claimer:
                 self._rewind()
             self.wanted.add(self.refills.choose(active))
 
-    # What was found
+    # Reading
 
     def read(self, rows: Iterable[tuple[Any, ...]]) -> tuple[list[Item], list[Outcome]]:
-        """What the claim took, now that it is known that it has committed.
+        """The jobs that the claim took; called once it is known to have committed.
 
-        Returns what is for the workers, in order, and what is settled without a run.
-        What comes before all that waits for a worker is in ``urgent``.
+        Return the items for the workers, in order, and the outcomes that are settled
+        without a run. Items that go before all waiting ones are in ``urgent``.
         """
         by_value = self.section.parameter is not None
         found = read_rows(
@@ -268,7 +268,7 @@ class Claimer:
         self._forget_asked(found.skipped)
         self.in_flight.lanes.update(found.lanes)
         if found.claimed:
-            # Even if all were in flight already: the claim's row must go some day.
+            # Even if all were in flight already: the claim's row must be deleted later.
             self.in_flight.add_claim(self._seq, len(found.jobs))
         self._note_seen(found)
         self.next_groups.note_lanes(found.lanes, self.cursors)
@@ -295,10 +295,10 @@ class Claimer:
         )  # fmt: skip
 
     def _forget_asked(self, skipped: set[str]) -> None:
-        """What the claim was asked for by name has been asked for.
+        """Note that the claim has answered for the ids and groups it was asked for.
 
-        But not in an origin that was skipped: what was asked for there lies behind the
-        cursor, and nothing else would lead to it.
+        Not in an origin that was skipped: its rows lie behind the cursor, and nothing
+        else would lead to them.
         """
         for origin in skipped & self.cursors.keys():
             self.scope.skip(origin)
@@ -309,8 +309,8 @@ class Claimer:
         self._suspects.asked(skipped)
 
     def _note_seen(self, found: Found) -> None:
-        """Note where the claim has looked, and what it has passed over."""
-        # What was asked for by its group says nothing of the window.
+        """Note where the claim has looked, and which rows it has passed over."""
+        # Rows asked for by their group say nothing about the window.
         taken = {
             (job.lane.origin, job.priority)
             for job in found.jobs
@@ -337,11 +337,11 @@ class Claimer:
         else:
             self.next_groups.note(row, self._seq)
 
-    # Past what cannot run
+    # Past jobs that cannot run
 
     def prepare_jump(self, room: int) -> Statement | None:
-        """A query that finds the way past what cannot run; None if nothing is stuck."""
-        # Read only where something is stuck: this is asked in every round.
+        """A query that looks past jobs that cannot run; None if no origin is stuck."""
+        # The check for stuck origins comes first, because every round runs this.
         busy = chain(self.in_flight.lanes, self.in_flight.behind)
         active = self.scope.find_askable(self.cursors)
         asked = self.windows.prepare_jump(active, room, busy, self.group_starts)
@@ -355,33 +355,33 @@ class Claimer:
         }
 
     def read_jump(self, asked: Mapping[str, Any], row: JumpRow) -> None:
-        """Take note of what a jump has found; the next claim asks for it by id."""
+        """Note the jobs that a jump has found; the next claim asks for them by id."""
         origin = asked["origin"]
         self.wanted.add(self.windows.read_jump(asked, row, self.in_flight))
         self.next_groups.note_jump(origin)
         if row.full_ids and (cursor := self.cursors.get(origin)):
             for value, job_id in zip(row.full_values, row.full_ids, strict=True):
-                # What lies behind the cursor's new place is met again.
+                # The windows meet the rows behind the cursor's new place by themselves.
                 if job_id <= cursor.at and job_id not in self.in_flight.jobs:
                     self.passed.add(origin, value, job_id)
 
-    # What others say
+    # News from other sections
 
     def follow(self, origin: str, group: str, *, at_once: bool) -> None:
-        """Another section says that a group may go on here.
+        """Go on with a group that another section has passed on.
 
         Args:
             origin: of the group.
-            group: its name; "" for all that are in flight there.
+            group: its name; "" for all groups that are in flight there.
             at_once: whether its next job is one of this section's types.
         """
         if origin in self.cursors:
             self.next_groups.follow(origin, group, at_once=at_once)
 
     def take_due(self, rows: Iterable[Due]) -> None:
-        """Claim these by id, which are due.
+        """Claim these due jobs by id.
 
-        Those of other types are left for their sections.
+        Jobs of other types are left to their sections.
         """
         for origin, job_id, group, type_ in rows:
             if group is not None:
@@ -390,17 +390,17 @@ class Claimer:
                 self.wanted.add({job_id: origin})
 
     def take_late(self, late: Mapping[int, str]) -> None:
-        """Claim these by id, which were committed late: ids, with their origins."""
+        """Claim by id these jobs, which were committed late: ids with their origins."""
         self.wanted.add({i: o for i, o in late.items() if i not in self.passed})
 
-    # What became of it
+    # Outcomes
 
     def note_failed(self, job: ClaimedJob) -> None:
-        """A job waits for its next attempt: one that runs last only may give way."""
+        """A job waits for its next attempt; if it runs last only, it may give way."""
         job.lane.yields = self.early_ends.is_last_only(job.type)
 
     def take_back(self, item: Item) -> None:
-        """What no worker has begun: it is claimed again when there is room."""
+        """Take back jobs that no worker has begun; claims ask for them again later."""
         head = item if isinstance(item, ClaimedJob) else item.jobs[0]
         again = self.wanted.hurry if head.crashes else self.wanted.add
         again({head.id: head.lane.origin})
@@ -414,11 +414,11 @@ class Claimer:
         self.in_flight.end_lane(item)
 
     def note_ended(self) -> None:
-        """Jobs have landed: a suspect among them keeps no other back any more."""
+        """Jobs have ended: a suspect among them holds back no other any more."""
         self._suspects.note_ended(self.in_flight.jobs)
 
-    def look_again(self, job: ClaimedJob) -> None:
-        """A job was dropped before it began: claim it anew, if its origin is owned."""
-        # A group's lane says by itself where the group goes on.
+    def claim_again(self, job: ClaimedJob) -> None:
+        """A job was dropped before it began: claim it again, if its origin is owned."""
+        # A group's lane itself says where the group goes on.
         if job.group is None:
             self.wanted.add({job.id: job.lane.origin})

@@ -1,4 +1,4 @@
-"""Settle without a run what a claim has found: superseded, put off, or guilty."""
+"""Settle claimed jobs without a run: superseded, put off, or the cause of crashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EarlyEnds:
         Args:
             types: the handlers, by the name of their type.
             section: the types that are claimed.
-            in_flight: from which is taken what will not run under its claim.
+            in_flight: loses the jobs that will not run under their claim.
         """
         self._types = types
         self._in_flight = in_flight
@@ -43,15 +43,15 @@ class EarlyEnds:
         self._superseding = Superseding()
 
     def parameters(self) -> dict[str, Any]:
-        """The parameter of queries that says which types run last only."""
+        """The queries' parameter with the types that run last only."""
         return {"last_types": list(self._last)}
 
     def is_last_only(self, type_: str) -> bool:
-        """Whether of a type only the last job of a group runs."""
+        """Whether only the last job of a group runs, for this type."""
         return type_ in self._last
 
     def is_pile(self, group: Group) -> bool:
-        """Whether in a group some job is waited for that runs last only."""
+        """Whether a group waits for a job that runs last only."""
         return group in self._superseding
 
     def release(self, origins: Container[str]) -> None:
@@ -59,7 +59,7 @@ class EarlyEnds:
         self._superseding.release(origins)
 
     def settle(self, found: Found) -> tuple[list[Item], list[Outcome]]:
-        """What may start, and what is settled without a run."""
+        """The jobs that may start, and the outcomes settled without a run."""
         outcomes = [
             outcome
             for lane in found.lanes.values()
@@ -77,14 +77,15 @@ class EarlyEnds:
         return items, outcomes
 
     def _settle_lane(self, lane: Lane, found: Found) -> list[Outcome]:
-        """What of a lane is settled before the rest of it may start."""
+        """The jobs of a lane that are settled before its rest may start."""
         head = lane.jobs[0]
         before = list(lane.jobs)
         if head.crashes >= GUILTY:
             ends = [explain_crashes(head, self._types[head.type].retry)]
             lane.jobs.clear()
             lane.failed = ends[0].result is Result.RETRIED
-        # A suspect is alone in its lane, so whether it is the last is not to be seen.
+        # A suspect is alone in its lane, so the lane cannot show whether it is the
+        # last.
         elif found.ages and head.crashes < SUSPECT:
             newer = found.newer.get((lane.origin, str(lane.group)))
             ends = supersede(lane, self._last, found.ages, self._superseding, newer)
@@ -102,7 +103,7 @@ class EarlyEnds:
 
 
 def keep_one_value(lane: Lane, in_flight: InFlight) -> None:
-    """Leave in a lane what is of its head's value: one start of it is counted."""
+    """Leave in a lane only jobs with its first job's value: one start is counted."""
     head, *behind = lane.jobs
     lane.value = head.value or ""
     for place, job in enumerate(behind, 1):

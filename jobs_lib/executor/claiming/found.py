@@ -1,4 +1,4 @@
-"""What a claim has found: its rows, made into jobs and lanes."""
+"""The result of a claim: its rows, made into jobs and lanes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class Found:
-    """What one claim has found."""
+    """The result of one claim."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        """For the workers, in order."""
+        """The items for the workers, in order."""
         self.jobs: list[ClaimedJob] = []
-        """All that were not in flight yet."""
+        """All jobs that were not in flight yet."""
         self.lanes: dict[Group, Lane] = {}
         self.ages: dict[int, tuple[bool, float]] = {}
-        """Of what runs last only: is it delayed, and seconds since its enqueue."""
+        """Of jobs that run last only: whether delayed, and seconds since enqueued."""
         self.newer: dict[Group, int] = {}
-        """Groups whose lane begins with what runs last only: the id of the next one of
-        its type, out of sight."""
+        """For groups whose lane begins with a job that runs last only: the id of the
+        next job of its type, outside the lane."""
         self.windows: list[tuple[str, int, int | None, int, bool]] = []
         """How far it has looked: origin, level of priority, the highest id, how many
         rows there were, and whether all of them were plain."""
         self.seen: list[ClaimRow] = []
-        """The other rows: what it has passed over."""
+        """The other rows, which it has passed over."""
         self.skipped: set[str] = set()
         """Origins at which it has not looked."""
         self.claimed = False
@@ -53,10 +53,10 @@ def read_rows(
     """Make jobs and lanes of the rows that are jobs; one pass, for each job.
 
     Args:
-        rows: as :class:`ClaimRow` says.
-        cursors: of the owned origins; what lies in others is left out.
-        in_flight: what is in flight already; the jobs that are found are added.
-        open_lane: makes a lane, of an origin and a group.
+        rows: see :class:`ClaimRow`.
+        cursors: of the owned origins; rows of other origins are left out.
+        in_flight: the jobs in flight; the jobs found are added.
+        open_lane: makes a lane for an origin and a group.
         by_value: whether the rows have the column ``value``.
     """
     found = Found()
@@ -65,14 +65,14 @@ def read_rows(
     lingering = in_flight.lingering
     free: dict[str, Lane] = {}
     for row in rows:
-        # As in ClaimRow, which would be an object more for each job.
+        # The columns of ClaimRow, which would cost another object for each job.
         (
             kind, origin, job_id, type_, group, failures, crashes, priority, payload,
             run_at, enqueued, headers, cut, delayed, age, place,
         ) = row[:-1] if by_value else row  # fmt: skip
         if kind:
             if kind == WINDOW:
-                # Its figures stand in columns that only a job needs.
+                # Its figures are in columns that only a job needs otherwise.
                 found.windows.append((origin, priority, job_id, failures, bool(cut)))
             elif kind == SKIPPED:
                 found.skipped.add(origin)
@@ -85,7 +85,7 @@ def read_rows(
         if job_id in flying or origin not in cursors or job_id in lingering:
             continue
         if headers is not None and type(headers) is not dict:
-            headers = None  # past all doors, SQL writes what it likes
+            headers = None  # plain SQL can write any JSON
         if group is None:
             lane = free.get(origin)
             if lane is None:
@@ -98,7 +98,7 @@ def read_rows(
                     continue
                 lane = lanes[key] = open_lane(origin, group)
                 items.append(lane)
-            # A suspect is alone in its lane, whatever stands behind it.
+            # A suspect is alone in its lane, even if jobs follow it.
             lane.more = cut or crashes >= SUSPECT
         job = ClaimedJob(
             job_id, type_, group, failures + crashes + 1, crashes, priority,
@@ -116,7 +116,7 @@ def read_rows(
             if age is not None:
                 ages[job_id] = delayed, age
     for lane in chain(free.values(), lanes.values()):
-        # Only now: if the origin was given up meanwhile, these are in flight then.
+        # Only now: if the origin is released meanwhile, these must be in flight.
         if cursors[lane.origin].leaving:
             lane.dropped = True
     return found
@@ -125,15 +125,15 @@ def read_rows(
 def put_in_order(
     items: list[Item], asked: Collection[int], *, prioritized: bool
 ) -> tuple[list[Item], list[Item]]:
-    """What comes before all that waits for a worker, and the others, each in order.
+    """Items that go before all that wait for a worker, and the others, each in order.
 
     Args:
-        items: as the claim has found them.
+        items: in the claim's order.
         asked: ids that the claim has asked for.
         prioritized: whether there are jobs that are not of normal priority.
     """
     if asked:
-        # They came before what the windows have found.
+        # They came before the jobs that the windows have found.
         ids = {*asked}
         items.sort(key=lambda item: not ((h := find_head(item)) and h.id in ids))
     if prioritized:
@@ -145,13 +145,13 @@ def put_in_order(
 
 
 def find_head(item: Item) -> ClaimedJob | None:
-    """The job with which an item begins; None where nothing of a lane is left."""
+    """The job with which an item begins; None if its lane is empty."""
     if isinstance(item, Lane):
         return item.jobs[0] if item.jobs else None
     return item
 
 
 def _rank(item: Item) -> int:
-    """High before normal before batch; a lane ranks by its head."""
+    """High before normal before batch; a lane has the rank of its first job."""
     head = find_head(item)
     return -head.priority if head else 0

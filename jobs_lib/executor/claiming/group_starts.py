@@ -1,4 +1,4 @@
-"""Up to where nothing of a group is left: claims need not walk over what is gone."""
+"""The ids up to which nothing of a group is left, so that claims skip dead rows."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ if TYPE_CHECKING:
 
 _MOST = 1_000
 _WORTH = 16
-"""So many jobs of a group are walked over as quickly as its floor is sent."""
+"""Walking over this number of a group's jobs costs as much as sending its floor."""
 
 
 class GroupStarts:
-    """The floors of the groups that were met last; used by one thread.
+    """The floors of the groups met most recently; used by one thread.
 
     While an old snapshot is held, finished rows stay in the table and in its indexes. A
-    floor is an id: no row of the group up to it is there, and none can still appear.
-    Only an operator can put one there, and who drew an id before having a transaction
-    id: those rows are found behind the cursor, and lower the floor.
+    floor is an id: no row of the group exists up to it, and none can still appear.
+    There are two exceptions: rows that an operator inserts, and rows of a transaction
+    that drew their ids before it had a transaction id. Claims find such rows behind the
+    cursor, and they lower the floor.
     """
 
     def __init__(self) -> None:
         self._known: dict[Group, tuple[int, int]] = {}
-        """The floor, and how many jobs were taken of the group since it is known."""
+        """The floor, and how many jobs of the group claims took since it was found."""
 
     def find(self, group: Group) -> int:
-        """The group's floor; 0 where none is known."""
+        """The group's floor; 0 if none is known."""
         return self._known.get(group, (0, 0))[0]
 
     def choose(
         self, origins: Container[str], besides: Container[Group]
     ) -> list[tuple[str, str, int]]:
-        """The floors in some origins that are worth being told, ``besides`` these."""
+        """The floors in some origins that are worth sending, ``besides`` these."""
         return [
             (*group, floor)
             for group, (floor, taken) in self._known.items()
@@ -49,9 +50,9 @@ class GroupStarts:
 
         Args:
             group: of an origin.
-            head: the first row of the group that is there.
-            taken: so many jobs.
-            low: in that origin no row can appear up to this id.
+            head: the first existing row of the group.
+            taken: the number of jobs taken.
+            low: the id up to which no row can appear in that origin.
         """
         floor, before = self._known.pop(group, (0, 0))
         floor = head - 1 if head <= floor else max(floor, min(head - 1, low))
@@ -60,7 +61,7 @@ class GroupStarts:
             del self._known[next(iter(self._known))]
 
     def lower(self, group: Group, job_id: int) -> None:
-        """A row of the group was found behind the cursor."""
+        """A claim found a row of the group behind the cursor."""
         floor, taken = self._known.get(group, (0, 0))
         if job_id <= floor:
             self._known[group] = job_id - 1, taken
@@ -70,6 +71,6 @@ class GroupStarts:
         self._known.clear()
 
     def release(self, origins: Iterable[str]) -> None:
-        """Forget what is known of origins."""
+        """Forget the floors of origins."""
         gone = frozenset(origins)
         self._known = {k: v for k, v in self._known.items() if k[0] not in gone}

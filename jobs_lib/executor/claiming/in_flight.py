@@ -1,4 +1,4 @@
-"""What an executor has in flight: jobs, their lanes, and the claims they are of."""
+"""An executor's jobs in flight, with their lanes and their claims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Group = tuple[str, str]
 
 
 def name_rows(jobs: Sequence[ClaimedJob]) -> dict[str, Any]:
-    """What these were claimed as: the parameters of the query ``find_overtaken``."""
+    """The parameters of the query ``find_overtaken``: how these jobs were claimed."""
     return {
         "origins": [job.origin for job in jobs],
         "groups": [job.group for job in jobs],
@@ -29,30 +29,30 @@ class InFlight:
     def __init__(self) -> None:
         self.jobs: dict[int, ClaimedJob] = {}
         self.lanes: dict[Group, Lane] = {}
-        """The lanes of groups: no second one of a group may start."""
+        """The lanes of groups: no group may start a second one."""
         self.behind: dict[Group, int] = {}
-        """Groups that go on behind the lane that has just ended, after this id."""
+        """Groups whose lane has just ended, and the id after which they go on."""
         self.late: dict[int, str] = {}
         """Jobs to ask for by id, with their origin: they came late to a group whose
-        lane has ended, or ran on after their origin was given up."""
+        lane has ended, or ran on after their origin was released."""
         self.lingering: dict[int, ClaimedJob] = {}
-        """Jobs without a group that run on after their origin was given up. They are
-        not in flight, and must not begin again beside themselves."""
+        """Jobs without a group that run on after their origin was released. They are
+        not in flight, and must not be started a second time meanwhile."""
         self.given_back: list[ClaimedJob] = []
-        """Claimed, but they will not run under this claim."""
+        """Claimed jobs that will not run under this claim."""
         self._left: dict[int, int] = {}
-        """Jobs still in flight of each claim, by its number."""
+        """How many jobs of each claim are still in flight, by its number."""
 
     def __len__(self) -> int:
         return len(self.jobs)
 
     def add_claim(self, seq: int, jobs: int) -> None:
-        """So many jobs of one claim have taken off."""
+        """Add a number of jobs of one claim."""
         self._left[seq] = jobs
 
     def remove(self, job: ClaimedJob) -> None:
-        """The job's outcome is written, or it is given back."""
-        # It may have been claimed anew since, by an epoch after this one's.
+        """The job's outcome is written, or the job is released."""
+        # It may have been claimed again since, under a later epoch.
         if self.jobs.get(job.id) is job:
             del self.jobs[job.id]
             self._left[job.lane.seq] -= 1
@@ -61,12 +61,12 @@ class InFlight:
             self.late[job.id] = job.lane.origin
 
     def end_lane(self, lane: Lane) -> None:
-        """Nothing of a group's lane runs any more; its group may go on."""
+        """No job of a group's lane runs any more; its group may go on."""
         key = (lane.origin, lane.group or "")
         if self.lanes.get(key) is lane:
             del self.lanes[key]
             if lane.lingers:
-                # Passed over meanwhile by its next owner, who may be this process.
+                # The origin's next owner, maybe this process, has passed it over.
                 if lane.more:
                     self.behind[key] = 0
             elif not lane.dropped and (lane.anew or lane.gives_way()):
@@ -86,7 +86,7 @@ class InFlight:
         self.given_back.append(job)
 
     def shorten(self, lane: Lane) -> None:
-        """Give back what waits behind a lane's running job."""
+        """Release the jobs that wait behind a lane's running job."""
         while True:
             try:
                 job = lane.jobs.pop()
@@ -96,10 +96,10 @@ class InFlight:
             self.give_back(job)
 
     def release(self, origins: frozenset[str]) -> list[ClaimedJob]:
-        """Forget what is in flight of these origins; returns it.
+        """Forget the jobs in flight of these origins, and return them.
 
-        A group of which a job still runs keeps its lane: should this process get the
-        origin back, the group waits until that job has ended.
+        A group with a running job keeps its lane: if this process gets the origin back,
+        the group waits until that job has ended.
         """
         gone = [job for job in self.jobs.values() if job.lane.origin in origins]
         for job in gone:
@@ -115,20 +115,20 @@ class InFlight:
         return gone
 
     def doubt(self) -> None:
-        """Commits may be lost: what was passed may be there again."""
+        """Commits may be lost: rows that were finished may be there again."""
         self.behind = dict.fromkeys(self.behind, 0)
         self.late.clear()
         for lane in self.lanes.values():
             lane.anew = True
 
     def fence(self, ids: Iterable[int]) -> None:
-        """Let these jobs settle nothing more: their rows are not theirs any more."""
+        """Settle nothing more of these jobs: their rows belong to others now."""
         for job_id in ids:
             if job := self.jobs.get(job_id):
                 job.overtaken = True
 
     def ended_claims(self) -> list[int]:
-        """The claims of which nothing is in flight any more, each named once."""
+        """The claims without jobs in flight, each returned once."""
         ended = [seq for seq, left in self._left.items() if left == 0]
         for seq in ended:
             del self._left[seq]
@@ -136,5 +136,5 @@ class InFlight:
 
     @property
     def claims(self) -> list[int]:
-        """The claims of which something is in flight."""
+        """The claims with jobs in flight."""
         return list(self._left)

@@ -1,4 +1,4 @@
-"""Run only the last of a group: supersede what waits before it."""
+"""Run only the last job of a group: it supersedes those that wait before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LastOnly:
-    """How a type of which only the last job of a group runs waits for it."""
+    """How a type waits for the last job of a group, if only that one runs."""
 
     debounce: float = 0.0
     """Seconds of quiet before the last one runs."""
@@ -31,11 +31,11 @@ class LastOnly:
 
 
 class Superseding:
-    """Groups in which what runs last only is waited for, by its type."""
+    """Groups that wait for a job that runs last only, by its type."""
 
     def __init__(self) -> None:
         self._since: dict[Group, dict[str, tuple[int, datetime]]] = {}
-        """The job that is waited for, and when the oldest was enqueued."""
+        """The job that the group waits for, and when the oldest was enqueued."""
 
     def __contains__(self, group: Group) -> bool:
         return group in self._since
@@ -44,25 +44,25 @@ class Superseding:
         return len(self._since)
 
     def take(self, group: Group, head: ClaimedJob) -> datetime:
-        """When the oldest of the pile was enqueued that ``head`` stands for."""
+        """When the oldest of the jobs that ``head`` replaces was enqueued."""
         types = self._since.get(group, {})
         awaited, since = types.pop(head.type, (0, head.enqueued_at))
         if not types:
             self._since.pop(group, None)
-        # Else the one that was waited for has ended without us, such as by a cancel.
+        # Otherwise the awaited job ended without us, for example by a cancel.
         return since if head.id <= awaited else head.enqueued_at
 
     def keep(self, group: Group, type_: str, awaited: int, since: datetime) -> None:
-        """The group waits for a job; the oldest of its pile was enqueued ``since``."""
+        """The group waits for a job; the oldest it replaces was enqueued ``since``."""
         types = self._since.pop(group, {})
         self._since[group] = types | {type_: (awaited, since)}
-        # Whoever is cancelled while it waits is never asked for again. A pile that is
-        # forgotten too early waits from the last one's own enqueue on.
+        # A job cancelled while it waits is never asked for again, so limit the memory.
+        # A group forgotten too early waits from the last job's own enqueue on.
         if len(self._since) > _MOST:
             del self._since[next(iter(self._since))]
 
     def release(self, origins: Container[str]) -> None:
-        """Forget those of origins."""
+        """Forget the groups of origins."""
         self._since = {k: v for k, v in self._since.items() if k[0] not in origins}
 
 
@@ -73,19 +73,19 @@ def supersede(
     superseding: Superseding,
     newer: int | None,
 ) -> list[Outcome]:
-    """Leave of the lane's jobs what may start now; returns the ends of others.
+    """Leave in the lane the jobs that may start now; return the outcomes of others.
 
-    A job that runs last only starts at the head of a lane and nowhere else, so that the
-    claim has seen what came until then. Each that has a newer one of its type behind it
-    ends, whatever stands between. The lane starts once that is written: an older job
-    must not run after it.
+    A job that runs last only starts only at the head of a lane, so that the claim has
+    seen all jobs until then. Each one with a newer one of its type behind it ends, even
+    if other jobs are between. The lane starts once that is written, because an older
+    job must not run after it.
 
     Args:
         lane: of a group.
         types: those that run last only, and how each waits.
         ages: of their jobs by id: whether it still waits, and seconds since enqueued.
         superseding: what groups wait for.
-        newer: the next job out of sight that is of the same type as the lane's head.
+        newer: the next job outside the lane with the same type as the lane's head.
     """
     key = lane.origin, str(lane.group)
     jobs, head = [*lane.jobs], lane.jobs[0]
@@ -144,7 +144,7 @@ def _put_off(
     since: datetime,
     superseding: Superseding,
 ) -> list[Outcome]:
-    """The newest must wait: one job of the pile holds the group up until then."""
+    """The newest must wait: one of the jobs blocks the group until then."""
     head, newest = pile[0], pile[-1]
     waits = ages[head.id][0]
     if waits and newest is head:
@@ -154,7 +154,7 @@ def _put_off(
         until = max(until, newest.run_at)
     if last.max_wait is not None:
         until = min(until, since + timedelta(seconds=last.max_wait))
-    # A head that has failed gives way, or each newer job would ask for it to do so.
+    # A failed head gives way now, or each newer job would ask it to do so.
     older = pile[:-1] if waits and head.attempt > 1 else []
     holds = newest if older else head
     if since < holds.enqueued_at:

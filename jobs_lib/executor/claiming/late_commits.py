@@ -1,4 +1,4 @@
-"""Find rows that were committed late: behind a cursor, and not in flight."""
+"""Find rows that were committed late: they lie behind a cursor, not in flight."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 SLICE = 1_000
 """Rows of each origin that one sweep looks at."""
 _SPAN = 100_000
-"""Ids that it walks over: of what has ended rows may still be there, and not count."""
+"""Ids that it walks over: dead rows of ended jobs do not count as rows."""
 _SMALLEST = 64
-"""How many times smaller a slice gets where they take long."""
+"""How many times smaller slices become if they take long."""
 _SHARE = 0.05
 _PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
-"""Even where one took long: a server that stood still does not do so again because
-of a sweep. Slices shrink until this pause is twenty times as long as one takes."""
+"""The pause even if a sweep took long: a server that stood still once did not do so
+because of the sweep. Slices shrink until this pause is twenty times a sweep's time."""
 _FULL_PAUSE = 60.0
 _MARK_PAUSE = 0.5
 NEAR, FAR, RIPE = range(3)
-"""Where a sweep looks: see :class:`LateCommits`."""
+"""The place where a sweep looks: see :class:`LateCommits`."""
 
 
 class LateCommits:
     """When to sweep, and from where; used by one thread.
 
-    Takes at most a twentieth of the time, and goes down from the newest, of which most
-    are late. It looks in turns
+    Sweeps take at most a twentieth of the time, and go down from the newest ids, among
+    which most late rows are. They alternate between three places:
 
-    - near the cursors: where transactions of the last seconds have added rows;
-    - further down: to where one that was open for longer, and has ended, began;
-    - at what is ripe, once more: where none can add any more.
+    - near the cursors: transactions of the last seconds have added rows there;
+    - further down: to where a longer transaction, which has ended, began;
+    - at older ids, a last time: no transaction can add rows there any more.
 
-    Each takes as many sweeps as it needs, and what it has left behind is not looked at
-    again, except for all of it now and then: somebody may have changed rows by hand.
+    Each takes as many sweeps as it needs. Sweeps do not return to ids that they have
+    left, except that now and then they look at all: somebody may have changed rows by
+    hand.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class LateCommits:
         self._kind = RIPE
         """Where this sweep looks."""
         self._shrunk = 1
-        """How many times smaller the slices are than they might be."""
+        """How many times smaller the slices are than the maximum."""
         self._slices: dict[str, tuple[int, int]] = {}
         """The slice of each origin that is being swept: behind the first id, up to the
         second."""
@@ -70,7 +71,7 @@ class LateCommits:
         return time.monotonic() >= self._next_at
 
     def due_at(self, cursors: Mapping[str, Cursor]) -> float:
-        """When another one should follow by itself; infinite if nothing is left."""
+        """When the next one should follow by itself; infinite if nothing is left."""
         left = any(
             p.near.goes_on or p.far.goes_on or p.is_ripe for p in cursors.values()
         )
@@ -87,7 +88,7 @@ class LateCommits:
                 cursor.sweep_all_again()
         ends = self._choose_ends(cursors)
         # A claim in the same round trip comes after the horizon and moves the cursors:
-        # what was enqueued in between is younger than the horizon.
+        # jobs enqueued in between are younger than the horizon.
         self._cursor_ids = {origin: p.at for origin, p in cursors.items()}
         if not ends:
             self._slices = {}
@@ -123,7 +124,7 @@ class LateCommits:
         in_flight: InFlight,
         group_starts: GroupStarts,
     ) -> dict[int, str]:
-        """The late ones, by id, with their origins."""
+        """The late jobs, by id, with their origins."""
         late: dict[int, str] = {}
         seen: dict[str, tuple[int, int]] = {}
         took = 0.0
@@ -154,7 +155,7 @@ class LateCommits:
         return late
 
     def _rest(self, took: float) -> None:
-        """Wait in proportion to what a sweep took of the server's time."""
+        """Wait in proportion to the server's time that a sweep took."""
         pause = took / _SHARE
         if pause > _LONGEST_PAUSE:
             self._shrunk = min(_SMALLEST, self._shrunk * 2)
@@ -164,7 +165,7 @@ class LateCommits:
         self._next_at = time.monotonic() + pause
 
     def _choose_ends(self, cursors: Mapping[str, Cursor]) -> dict[str, int]:
-        """The origins to sweep this time, and from where each is swept down."""
+        """The origins to sweep this time, and the id from which each is swept down."""
         for turn in range(1, 4):
             self._kind = (self._kind + turn) % 3
             if ends := self._find_ends(cursors):
@@ -185,19 +186,19 @@ class LateCommits:
         return cursor.near if self._kind == NEAR else cursor.far
 
     def _find_look(self, cursor: Cursor) -> Descent | Cursor:
-        """What goes down through the origin in this sweep."""
+        """The descent through the origin that this sweep continues."""
         return cursor if self._kind == RIPE else self._find_descent(cursor)
 
     def _look_back(
         self, following: int, running: Iterable[int], cursors: Mapping[str, Cursor]
     ) -> None:
-        """Look for rows of the transactions that have ended since the last horizon."""
+        """Look for rows of transactions that have ended since the last horizon."""
         now = self._started_at
         ended = self._trail.note(now, self._cursor_ids, following, running)
         for before in ended:
             for origin, cursor in cursors.items():
                 low = before.get(origin, 0)
-                # What is near must not wait until a descent from there has come down.
+                # Rows near the cursor must not wait until a long descent has ended.
                 nearest = max(low, cursor.at - _SPAN)
                 if nearest < cursor.at:
                     cursor.near.want(nearest)

@@ -1,4 +1,4 @@
-"""Groups whose next lane is asked for by name: their last one has just ended."""
+"""Groups whose next lane a claim asks for by name: their last one has just ended."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from jobs_lib.executor.lane import Lane
 
 _LEAST = 8
-"""Groups of which one claim asks for the next lane, at least."""
+"""For how many groups one claim asks for the next lane, at least."""
 
 Shared = tuple[str, str, str | None]
-"""A group that is another section's business: origin, group, and the type with which it
-goes on; None where it may just have more behind what is in flight. The group ""
-stands for all of the origin."""
+"""A group that another section handles: origin, group, and the type with which it goes
+on; None if it may only have more behind its jobs in flight. The group "" stands for all
+groups of the origin."""
 
 
 class NextGroups:
@@ -41,10 +41,10 @@ class NextGroups:
             others: the types of other sections.
         """
         self.asked: dict[Group, int] = {}
-        """Groups that the last claim asks for by name, behind an id; 0 is from their
-        floor on."""
+        """Groups that the last claim asks for by name, and an id to begin behind; 0
+        means from their floor on."""
         self.shared: list[Shared] = []
-        """What is to be told to other sections."""
+        """Groups to pass on to other sections."""
         self._in_flight = in_flight
         self._group_starts = group_starts
         self._others = others
@@ -56,7 +56,7 @@ class NextGroups:
 
         Args:
             active: the origins that may be claimed from.
-            room: for how many jobs there is room.
+            room: the number of jobs that there is room for.
         """
         if room <= 0:
             return []
@@ -65,21 +65,21 @@ class NextGroups:
             for (origin, group), at in self._in_flight.behind.items()
             if origin in active
         )
-        # Few and long lanes cost least; the others come with the next claim.
+        # A few long lanes cost least; the others come with the next claim.
         return list(islice(found, max(_LEAST, room // _LEAST)))
 
     def ask(self, behind: list[tuple[str, str, int]]) -> None:
-        """The claim that is being made asks for these."""
+        """The claim being prepared asks for these."""
         self.asked = {(o, g): at for o, g, at in behind}
 
     def parameters(self, touched: list[str], early_ends: EarlyEnds) -> dict[str, Any]:
-        """The parameters of the query ``claim`` that say what is known of groups.
+        """The parameters of the query ``claim`` about groups.
 
         Args:
-            touched: the origins that are looked at.
+            touched: the origins that the claim looks at.
             early_ends: says in which groups only the last job runs.
         """
-        # Groups that are asked for anyway need no look for their heads.
+        # If a group is asked for anyway, the claim need not look for its head.
         busy = self._in_flight.lanes.keys() | self.asked
         floors = self._group_starts.choose(touched, busy)
         return {
@@ -97,7 +97,7 @@ class NextGroups:
         }
 
     def forget_asked(self, skipped: Container[str]) -> None:
-        """What the claim asked for has been asked for, but for these origins."""
+        """The claim has answered for its groups, except in these origins."""
         for key in self.asked:
             if key[0] not in skipped:
                 self._in_flight.behind.pop(key, None)
@@ -107,17 +107,17 @@ class NextGroups:
     ) -> None:
         """Note where the groups of new lanes begin."""
         for key, lane in lanes.items():
-            # Behind any other id the claim has not looked for the head of the group.
+            # Behind any other id the claim has not looked for the group's head.
             if not self.asked.get(key):
                 low = cursors[key[0]].swept_below
                 self._group_starts.note(key, lane.jobs[0].id, len(lane.jobs), low)
 
     def note(self, row: ClaimRow, seq: int) -> None:
-        """Note what a claim tells of a group.
+        """Note a claim's row about a group.
 
         Args:
-            row: of which kind it is says what it tells.
-            seq: the claim.
+            row: its kind says what it means.
+            seq: the claim's number.
         """
         key = row.origin, str(row.group)
         lane = self._in_flight.lanes.get(key)
@@ -132,7 +132,7 @@ class NextGroups:
             if lane:
                 lane.more = True
         elif row.kind == FOREIGN:
-            # Another app finds by itself where its groups go on.
+            # Another app itself finds where its groups go on.
             if row.type in self._others:
                 self.shared.append((*key, row.type))
         elif row.kind == BEHIND and self._others:
@@ -141,20 +141,20 @@ class NextGroups:
     def note_jump(self, origin: str) -> None:
         """A jump has passed over groups whose head others may have in flight."""
         if self._others:
-            # Only they reach what stands behind it.
+            # Only they reach the jobs behind it.
             self.shared.append((origin, "", None))
 
     def take_shared(self) -> list[Shared]:
-        """What is to be told to other sections, once."""
+        """The groups to pass on to other sections; each is returned once."""
         shared, self.shared = self.shared, []
         return shared
 
     def follow(self, origin: str, group: str, *, at_once: bool) -> None:
-        """Another section says that a group may go on here.
+        """Go on with a group that another section has passed on.
 
         Args:
             origin: of the group, owned.
-            group: its name; "" for all that are in flight there.
+            group: its name; "" for all groups that are in flight there.
             at_once: whether its next job is one of this section's types.
         """
         lanes = self._in_flight.lanes

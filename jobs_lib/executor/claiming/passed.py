@@ -1,4 +1,4 @@
-"""Jobs that were passed over since enough of their value wait in memory already."""
+"""Jobs passed over because enough of their value already wait in memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable
 
 MOST = 250_000
-"""Ids that are kept; of more, claims look from the start when these have run."""
+"""How many ids are kept; if there are more, claims later look from the start."""
 
 
 class Passed:
-    """Ids by value and origin, in the order in which they were met; for one thread.
+    """Ids by value and origin, in the order in which claims met them; for one thread.
 
     They lie behind the cursors, and nothing else leads to them.
     """
 
     def __init__(self) -> None:
         self.full: Callable[[], Collection[str]] = tuple
-        """The values of which no more may be claimed by what lies ahead."""
+        """The values of which claims may take no more from ids ahead."""
         self.room: Callable[[str], int] = lambda value: 0
         """How many more of a value may wait in memory."""
         self.is_overflown = False
@@ -38,11 +38,11 @@ class Passed:
 
     @property
     def values(self) -> Collection[str]:
-        """Those of which any was passed over."""
+        """The values of which some job was passed over."""
         return self._lines.keys()
 
     def add(self, origin: str, value: str, job_id: int) -> None:
-        """Note a job that was passed over; again, if need be."""
+        """Note a job that was passed over, even if it was before."""
         if job_id in self._ids:
             return
         if len(self._ids) >= MOST:
@@ -56,11 +56,11 @@ class Passed:
     def take(
         self, active: Container[str], besides: Container[str]
     ) -> list[tuple[str, str, int]]:
-        """Those that may be claimed now: values, origins and ids.
+        """The jobs that may be claimed now: values, origins and ids.
 
         Args:
             active: the origins that may be claimed from.
-            besides: values of which some are being asked for already.
+            besides: values of which claims already ask for some.
         """
         taken: list[tuple[str, str, int]] = []
         again: list[str] = []
@@ -86,7 +86,7 @@ class Passed:
         return taken
 
     def release(self, origins: Iterable[str]) -> None:
-        """Forget those of origins that are given away."""
+        """Forget the ids in released origins."""
         for origin in origins:
             for value in [v for v, lines in self._lines.items() if origin in lines]:
                 self._ids.difference_update(self._lines[value].pop(origin))
@@ -94,7 +94,7 @@ class Passed:
                     del self._lines[value]
 
     def clear(self) -> None:
-        """Forget all: the cursors start again."""
+        """Forget all ids: the cursors start again."""
         self._lines.clear()
         self._ids.clear()
         self.is_overflown = False

@@ -1,10 +1,10 @@
-"""How far back a look goes, while an old snapshot keeps the rows that have ended.
+"""How far back a poll looks, while an old snapshot keeps the rows of ended jobs.
 
-A look begins at the start of each index, where it finds at once what is there. Under an
-old snapshot it walks over all that came and went first. So a look that took long is
-followed by short ones, which begin where the last look has seen nothing. A complete one
-comes again within a second: the server may have stood still for once. As long as they
-stay slow they become rarer, until they take a twentieth of the time.
+A poll begins at the start of each index, where it finds existing rows at once. Under an
+old snapshot it first walks over all dead rows. So a slow poll is followed by short
+ones, which begin where the last poll found nothing. A complete poll comes again within
+a second, because the server may have stood still only once. As long as complete polls
+stay slow, they become rarer, until they take a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from jobs_lib.executor.claiming.cursor import Cursor
 
 _QUICK = 0.002
-"""Seconds of the server; a complete look that takes less is the next one, too."""
+"""Seconds of the server; after a complete poll below this, the next is complete too."""
 _SHARE = 0.05
 _MARGIN = 1.0
-"""Seconds between a retry's time and its commit, that a short look allows for."""
+"""Seconds that a short poll allows between a retry's time and its commit."""
 _MARK_SECONDS = 2.0
-"""Between an id and its commit; a complete look finds what took longer."""
+"""Seconds between an id and its commit; a complete poll finds slower ones."""
 
 
 class PollDepth:
-    """Which looks are complete, and where the short ones begin; used by one thread."""
+    """Which polls are complete, and where short ones begin; used by one thread."""
 
     def __init__(self) -> None:
         self.complete = True
-        """Whether the last look was to find everything."""
+        """Whether the last poll was complete."""
         self._complete_at = 0.0
         self._rest = 0.0
-        """Seconds between the last complete look and the next one."""
+        """Seconds between the last complete poll and the next one."""
         self._due_from: dict[str, float] = {}
-        """The server's times before which nothing was scheduled in an origin."""
+        """For each origin, the server's time before which nothing was scheduled."""
         self._fresh_from: dict[str, int] = {}
-        """Ids up to which an origin had nothing above its cursor."""
+        """For each origin, the id up to which nothing was above its cursor."""
         self._levels_from: dict[str, int] = {}
         """The same for the cursors of the other priorities."""
         self._asked: dict[str, Cursor] = {}
@@ -71,7 +71,7 @@ class PollDepth:
         }
 
     def choose_due(self, active: Mapping[str, Cursor]) -> str:
-        """The server's times from which on each origin may have jobs that are due."""
+        """The server's time from which each origin may have due jobs."""
         times = (str(self._due_from.get(origin, -math.inf)) for origin in active)
         return "{" + ",".join(times) + "}"
 
@@ -83,14 +83,14 @@ class PollDepth:
         clock: float,
         took: float,
     ) -> None:
-        """Note what the look has found.
+        """Note the result of a poll.
 
         Args:
             fresh: origins with something above their cursors.
             due: the first scheduled job's seconds from now, by origin.
             prioritized: origins with jobs of other priorities; None is any.
             clock: the server's time.
-            took: so many of its seconds.
+            took: how many of the server's seconds the poll took.
         """
         now = time.monotonic()
         if self.complete:
@@ -112,7 +112,7 @@ class PollDepth:
             self._levels_from = self._raise(self._levels_from, prioritized)
 
     def _raise(self, marks: Mapping[str, int], found: Set[Any]) -> dict[str, int]:
-        """Where nothing was found, the next short look begins at the top."""
+        """If nothing was found, the next short poll begins at the top."""
         return {
             origin: marks.get(origin, 0) if origin in found else self._top
             for origin in self._asked

@@ -1,4 +1,4 @@
-"""Look by itself: what is new, what is due, what was committed late, what is paused."""
+"""Polling: for new jobs, due jobs, late commits, and pauses."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 _BUSY_PAUSE = 0.05
 _SHORTEST_PAUSE = 0.006
 _HINTED = 10
-"""With hints coming, so many times fewer looks will do."""
+"""How many times rarer polls are while hints come."""
 _HINTED_PAUSE = 0.5
-"""Seconds, but no rarer than this: no hint tells that a group's head was cancelled, or
-that a transaction has ended that drew its ids long ago."""
+"""The most seconds between polls: no hint comes when a group's head is cancelled, or
+when a transaction ends that drew its ids long ago."""
 _PROMOTE_LIMIT = 1_000
 _MANY_CANCELLED = 100
-"""Requests to cancel that a look reads; of more, those for jobs in flight alone."""
+"""Requests to cancel that a poll reads; if more, only those for jobs in flight."""
 
 
 class Poller:
-    """When to look, and what follows from it; used by the dispatcher's thread.
+    """When to poll, and what follows from it; used by the dispatcher's thread.
 
-    After something has happened the next look comes soon, then they become rare.
+    After an event the next poll comes soon; then polls become rare.
     """
 
     def __init__(self, claimer: Claimer, poll_interval: float) -> None:
         self.cancelled: frozenset[int] = frozenset()
-        """Jobs that were asked to stop."""
+        """Jobs that somebody asked to stop."""
         self.due: list[Due] = []
-        """What is due of other sections' types, to be passed on."""
+        """Due jobs of other sections' types, to be passed on."""
         self._many_cancelled = False
         self._claimer = claimer
         self._longest = poll_interval
@@ -57,16 +57,16 @@ class Poller:
         self.poll_soon(0.0)
 
     def poll_soon(self, pause: float = _SHORTEST_PAUSE) -> None:
-        """Something has happened: look again after a short pause, in seconds."""
+        """Something has happened: poll again after a short pause, in seconds."""
         self._pause = _SHORTEST_PAUSE
         self._next_at = min(self._next_at, time.monotonic() + pause)
 
     def seconds_left(self) -> float:
-        """Until the next look."""
+        """Seconds until the next poll."""
         return max(0.0, min(self._next_at, self._due_at) - time.monotonic())
 
     def prepare(self, *, busy: bool, hinted: bool) -> list[Batch]:
-        """The questions that are due now, in batches; none if it is not time yet.
+        """The questions that are due now, in batches; none before their time.
 
         Args:
             busy: whether jobs are in flight.
@@ -81,14 +81,15 @@ class Poller:
         if not self._claimer.cursors:
             self._next_at = now + self._longest
             return batches
-        # Where every origin is paused, it is the look that tells when one no longer is.
+        # If every origin is paused, only a poll shows that one no longer is.
         if now >= self._due_at:
             self._due_at = math.inf
             promote = "promote", self._prepare_promote()
             batches.append(Batch([(promote, self._read_promoted)]))
         if now >= self._next_at:
-            # Whoever enqueues sends one hint in five milliseconds: one look after that
-            # finds what came behind the last hint. Without hints the pauses double.
+            # A process that enqueues sends a hint every five milliseconds: one poll
+            # after that finds jobs behind the last hint. Without hints the pauses
+            # double.
             self._pause = (
                 min(self._longest * _HINTED, max(self._longest, _HINTED_PAUSE))
                 if hinted
@@ -132,7 +133,7 @@ class Poller:
         cancelled = set()
         windows = self._claimer.windows
         known = windows.prioritized
-        # Only a complete look tells that there is none.
+        # Only a complete poll shows that there is none.
         windows.prioritized = known and not self._depth.complete
         due: dict[str, float] = {}
         fresh: set[str] = set()
@@ -146,13 +147,13 @@ class Poller:
             elif kind == "due":
                 due[name] = delay
             elif kind == "clock":
-                # Last of all, when the look has ended.
+                # Last of all, when the poll has ended.
                 clock, took = float(name), delay
             elif kind == "priority":
                 prioritized.add(name)
                 windows.prioritized = True
                 if not known:
-                    # Passed over until now, it has windows of its own from here on.
+                    # Passed over until now; from here on it has windows of its own.
                     windows.hint("")
             elif kind == "cancel":
                 cancelled.add(int(name))
@@ -182,7 +183,7 @@ class Poller:
             for origin, job_id, group, type_ in rows
             if type_ in others
         ]
-        # None: somebody has locked the origins, and will have done so for a moment.
+        # None: somebody has locked the origins, probably for a moment only.
         self.poll_soon(0.0 if rows else _SHORTEST_PAUSE)
 
     def _read_horizon(self, rows: list[tuple[Any, ...]]) -> None:
@@ -197,6 +198,6 @@ class Poller:
             rows, claimer.active(), claimer.in_flight, claimer.group_starts
         )
         claimer.take_late(late)
-        # What is left of it is not put off until the next look.
+        # The rest does not wait until the next poll.
         due_at = self._late_commits.due_at(claimer.active())
         self._next_at = min(self._next_at, due_at)

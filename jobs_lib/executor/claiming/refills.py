@@ -1,4 +1,4 @@
-"""Ask again for what was passed over, where fewer jobs of its value wait by now."""
+"""Ask again for jobs that were passed over, once fewer of their value wait."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Refills:
-    """The jobs that are asked for by id since their value has room; for one thread."""
+    """The jobs asked for by id because their value has room; for one thread."""
 
     def __init__(self, passed: Passed, parameter: str | None) -> None:
         """Ask for nothing yet.
 
         Args:
-            passed: what was passed over.
-            parameter: the field of the payload whose values are limited; None where no
+            passed: the jobs that were passed over.
+            parameter: the field of the payload whose values are limited; None if no
                 limit counts by value.
         """
         self.parameter = parameter
@@ -30,7 +30,7 @@ class Refills:
 
     @property
     def suffix(self) -> str:
-        """Of the names of queries that limit by value: see ``_read_queries``."""
+        """The suffix of queries that limit by value: see ``_read_queries``."""
         return "_limited" if self.parameter else ""
 
     def choose(self, active: Container[str]) -> dict[int, str]:
@@ -44,10 +44,10 @@ class Refills:
         return {job_id: origin for _, origin, job_id in taken}
 
     def parameters(self, ids: Iterable[int]) -> dict[str, Any]:
-        """The parameters of the part ``unfull``: of which values enough wait here.
+        """The parameters of the part ``unfull``: the values of which enough wait here.
 
         Args:
-            ids: what the claim asks for by id.
+            ids: the ids that the claim asks for.
         """
         if not self.parameter:
             return {"field": None}
@@ -60,9 +60,9 @@ class Refills:
         }
 
     def forget_asked(self, left: Container[int]) -> None:
-        """What a claim asked for has been asked for, but for what is ``left``."""
+        """The claim has answered for its ids, except those that are ``left``."""
         if self._asked:
-            # Some may have ended since: then there is still room for more.
+            # Some may have ended since; then there is room for more.
             asked = {v for i, v in self._asked.items() if i not in left}
             self._passed.hungry.update(asked)
             self._asked = {i: v for i, v in self._asked.items() if i in left}

@@ -1,8 +1,8 @@
-"""What the rows of the claim's statements hold, column by column.
+"""The columns of the rows that the claim's statements return.
 
-The statements stand in ``jobs_lib/sql``; a test holds that their select lists have
-these names, in this order. No object is made of a row that is a job: the loop that
-reads them, in ``found.py``, unpacks the same columns in the same order.
+The statements are in ``jobs_lib/sql``; a test checks that their select lists have these
+names, in this order. A row that is a job becomes no such object: the loop that reads
+it, in ``found.py``, unpacks the same columns in the same order.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 JOB, WINDOW, PASSED, UNKNOWN, WAITING, SKIPPED, NEWER, FOREIGN, ENDS, BEHIND, FULL = (
     range(11)
 )
-"""What a row of a claim tells:
+"""The kinds of row of a claim:
 
 - ``JOB``: a job, which this claim takes.
 - ``WINDOW``: how far a window went, and how many rows it held.
-- ``PASSED``: a row was passed over, since its group is in flight.
+- ``PASSED``: a row was passed over, because its group is in flight.
 - ``UNKNOWN``: jobs of a type that no app knows.
 - ``WAITING``: a suspect, which waits for its turn.
 - ``SKIPPED``: an origin that somebody had locked, or that is not ours any more.
-- ``NEWER``: behind a lane that begins with what runs last only, the next of its type.
+- ``NEWER``: the next job of its type behind a lane that begins with a last-only job.
 - ``FOREIGN``: a group goes on with a type of another section or app.
 - ``ENDS``: the same, behind a lane of this claim.
-- ``BEHIND``: a group was passed over, since others may have its head in flight.
-- ``FULL``: a job was passed over for its value alone.
+- ``BEHIND``: a group was passed over, because others may have its head in flight.
+- ``FULL``: a job was passed over only because of its value.
 """
 
 
 class ClaimRow(NamedTuple):
-    """A row of ``claim`` and ``claim_plain``; what is not told is None."""
+    """A row of ``claim`` or ``claim_plain``; values without a meaning are None."""
 
     kind: int
     origin: str
     id: int
-    """Of a window: the highest id in it; None if nothing of it counts."""
+    """Of a window: the highest id in it; None if no row of it counts."""
     type: str
     group: str | None
     attempt: int
@@ -45,7 +45,7 @@ class ClaimRow(NamedTuple):
     crashes: int
     priority: int
     payload: str | None
-    """None for one that is read when the job starts."""
+    """None for a payload that is read when the job starts."""
     run_at: datetime | None
     enqueued: float
     """Seconds since 1970."""
@@ -57,9 +57,9 @@ class ClaimRow(NamedTuple):
     age: float | None
     """Of a job that runs last only: seconds since its enqueue."""
     place: str
-    """Where the row lies, as PostgreSQL's ctid."""
+    """The place of the row, as PostgreSQL's ctid."""
     value: str | None = None
-    """Where a limit counts by value: the job's. Other claims have no such column."""
+    """The job's value if a limit counts by value; other claims have no such column."""
 
     @property
     def rows(self) -> int:
@@ -71,13 +71,13 @@ class JumpRow(NamedTuple):
     """The row of ``jump``."""
 
     ids: list[int]
-    """What may be claimed, in the order of the ids."""
+    """The jobs that may be claimed, in the order of their ids."""
     furthest: int | None
-    """The highest id that was seen; None if there is nothing."""
+    """The highest id seen; None if there is no row."""
     seen: int
     """How many rows were looked at."""
     full_ids: list[int]
-    """What was passed over for its value alone,"""
+    """The jobs passed over only because of their value,"""
     full_values: list[str]
     """and those values."""
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from jobs_lib.executor.section import Section
 
 SKIP_PAUSE = 0.02
-"""Seconds until an origin is asked again that somebody had locked, such as a cancel."""
+"""Seconds until a claim retries a locked origin; a cancel locks one, for example."""
 
 
 class Scope:
-    """What is paused, skipped, unknown or others' business; used by one thread."""
+    """Paused, skipped, unknown and foreign types and origins; used by one thread."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Scope:
         """Know of no pause yet.
 
         Args:
-            section: whose types are claimed.
-            types: those that have a handler here.
-            foreign: tells the types that other apps know.
+            section: the section whose types are claimed.
+            types: the types that have a handler here.
+            foreign: returns the types that other apps know.
         """
         self.section = section
         self.paused: dict[str, frozenset[str]] = {}
@@ -45,7 +45,7 @@ class Scope:
         self._skipped: dict[str, float] = {}
         """Origins that the last claims skipped, and when they may be asked again."""
         self._unknown: dict[tuple[str, str], int] = {}
-        """How many jobs were met of a type that nobody knows, in an origin."""
+        """How many jobs of a type that nobody knows were met in an origin."""
 
     # Types
 
@@ -66,7 +66,7 @@ class Scope:
         return [*self._handled, *self._foreign]
 
     def note_foreign(self) -> None:
-        """Leave alone what other apps know now."""
+        """Leave alone the types that other apps know now."""
         foreign = self._get_foreign()
         if foreign is not self._foreign:
             self._foreign = foreign
@@ -78,13 +78,13 @@ class Scope:
 
     def list_stuck_types(self, origin: str) -> list[str]:
         """The types of which a jump takes nothing in an origin."""
-        # An unknown type is claimed until the claim has told of it in this origin.
+        # An unknown type is claimed until the claim has reported it in this origin.
         told = {type_ for type_, lies in self._unknown if lies == origin}
         paused = self.paused.get("type", frozenset())
         return [*self._others, *paused, *told]
 
     def report_unknown(self, type_: str, origin: str, count: int) -> None:
-        """Tell of jobs of a type that nobody knows, once for each origin."""
+        """Report jobs of a type that nobody knows, once for each origin."""
         key = type_, origin
         if key not in self._unknown:
             telemetry.emit("jobs.unknown", type=type_, origin=origin, count=count)
@@ -102,7 +102,7 @@ class Scope:
         }
 
     def find_askable(self, cursors: Mapping[str, Cursor]) -> dict[str, Cursor]:
-        """The active origins, but for those that were skipped a moment ago."""
+        """The active origins, except those that were skipped a moment ago."""
         active = self.find_active(cursors)
         if self._skipped:
             now = time.monotonic()
@@ -116,17 +116,17 @@ class Scope:
 
     @property
     def was_skipped(self) -> bool:
-        """Whether there is an origin that is to be asked again soon."""
+        """Whether claims must retry an origin soon."""
         return bool(self._skipped)
 
     # Pauses
 
     def pause(self, paused: dict[str, frozenset[str]], resumes: int) -> bool:
-        """Note what is paused; returns whether a pause has ended since the last time.
+        """Note the pauses; return whether one has ended since the last time.
 
         Args:
             paused: names by kind, ``type`` or ``origin``.
-            resumes: how often pauses have ended, of groups, too.
+            resumes: how often pauses have ended, those of groups included.
         """
         self.paused = paused
         resumed = self._resumes not in (None, resumes)
@@ -134,5 +134,5 @@ class Scope:
         return resumed
 
     def parameters(self) -> dict[str, Any]:
-        """The parameter of queries that says what is left to other sections."""
+        """The queries' parameter with the types left to other sections."""
         return {"others": self._others}

@@ -1,8 +1,8 @@
 """Suspects: jobs that were claimed when two processes died, and may have killed them.
 
-A job of one crash runs like any other: most of those that a dead process had claimed
-are innocent, and one handler's time is enough for all of them. Only what dies with its
-process once more is run alone.
+A job of one crash runs like any other: most jobs that a dead process had claimed are
+innocent, and one handler's time is enough for all of them. Only a job whose process
+dies once more is run alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from jobs_lib.executor.lane import ClaimedJob
 
 SUSPECT = 2
-"""After so many crashes a job runs with no other suspect beside it."""
+"""After this number of crashes a job runs with no other suspect beside it."""
 GUILTY = 3
-"""So many count as failed attempts: in the last one no other suspect ran beside it."""
+"""This number of crashes fails a job: in the last, no other suspect ran beside it."""
 _CRASH = "crash"
-"""What takes the place of the error's class."""
+"""Stands in place of the error's class."""
 
 
 class Suspects:
@@ -42,21 +42,22 @@ class Suspects:
         """Whether the claim that named the chosen one has committed."""
 
     def add(self, job_id: int, origin: str) -> None:
-        """One was seen; it waits for its turn."""
+        """A claim has seen a suspect; it waits for its turn."""
         self._waiting[job_id] = origin
 
     def clear(self) -> None:
-        """Forget all; those that are still there are seen again."""
+        """Forget all; claims see the existing ones again."""
         self._waiting.clear()
 
     def release(self, origins: Container[str]) -> None:
-        """Forget those of origins that are given away."""
+        """Forget the suspects of released origins."""
         self._waiting = {i: o for i, o in self._waiting.items() if o not in origins}
 
     def choose(
         self, flying: Container[int], active: Container[str]
     ) -> tuple[int, str] | None:
-        """Whose turn it is, with its origin; None while another one is in flight.
+        """The suspect whose turn it is, with its origin; None while another is in
+        flight.
 
         Args:
             flying: the jobs in flight.
@@ -85,14 +86,14 @@ class Suspects:
             self._alone.release()
 
     def asked(self, skipped: Container[str] = ()) -> None:
-        """The claim that named the chosen one has committed, but for these origins."""
+        """The claim naming the chosen one has committed, except in these origins."""
         self._was_claimed = self._chosen > 0
         if self._waiting.get(self._chosen) not in skipped:
             self._waiting.pop(self._chosen, None)
 
 
 def explain_crashes(job: ClaimedJob, policy: Retry) -> Outcome:
-    """What becomes of a job that was in three crashes: it is the likely cause."""
+    """The outcome of a job that was in three crashes: it is the likely cause."""
     error = f"the process died {job.crashes} times while this job may have been running"
     failed = job.attempt - 1
     if policy.exhausted(failed):

@@ -1,4 +1,4 @@
-"""Which transactions were open when, and how far the cursors had come by then."""
+"""Which transactions were open at which time, and where the cursors were then."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ Cursors = dict[str, int]
 """The cursors of some origins at one moment."""
 _STEP = 0.5
 _MARGIN = 2.0
-"""Seconds that a transaction may have been open before a snapshot shows it: it draws an
-id first, and is named only once a later one has ended, such as a heartbeat's."""
+"""Seconds that a transaction may be open before a snapshot shows it: it draws an id
+first, and a snapshot names it only once a later one, such as a heartbeat's, has
+ended."""
 
 
 class Trail:
-    """Says how far back something may have appeared since the last look at the server.
+    """Says how far back rows may have appeared since the last look at the server.
 
     All ids that a transaction draws lie above the cursors of a moment before it began.
-    So its rows are looked for above those, once it has ended, and nowhere else: however
-    long other transactions stay open. Used by one thread.
+    So once it has ended, sweeps look for its rows only above those, no matter how long
+    other transactions stay open. Used by one thread.
     """
 
     def __init__(self) -> None:
         self._past: deque[tuple[float, Cursors]] = deque()
         self._open: dict[int, Cursors] = {}
-        """Of each open transaction cursors from before it."""
+        """For each open transaction, cursors from before it."""
         self._seen_at: float | None = None
         self._following = 0
 
     def note(
         self, now: float, cursors: Cursors, following: int, running: Iterable[int]
     ) -> list[Cursors]:
-        """Take note of a snapshot; returns cursors from before what has ended since.
+        """Note a snapshot; return cursors from before transactions that ended since.
 
-        The first are those from before transactions that no snapshot has shown.
+        The first are cursors from before transactions that no snapshot has shown.
 
         Args:
             now: when the snapshot was asked for.
@@ -44,7 +45,7 @@ class Trail:
             following: the first transaction id that the snapshot does not know.
             running: the transactions that were open.
         """
-        # Of a time before the last snapshot: what has come since began later.
+        # Of a time before the last snapshot: newer transactions began later.
         before: Cursors = {}
         if self._seen_at is not None:
             while len(self._past) > 1 and self._past[1][0] <= self._seen_at - _MARGIN:
@@ -52,7 +53,7 @@ class Trail:
             if self._past[0][0] <= self._seen_at - _MARGIN:
                 before = self._past[0][1]
         still = set(running)
-        # Each moment once: hundreds of transactions that end together began in a few.
+        # Each moment once: hundreds of transactions that end together share a few.
         ended = {id(c): c for xid, c in self._open.items() if xid not in still}
         quiet = not ended and self._following == following and not self._is_new(still)
         self._open = {xid: self._open.get(xid, before) for xid in still}

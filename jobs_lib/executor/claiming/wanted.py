@@ -1,6 +1,6 @@
-"""Rows that are claimed by their ids: nothing else leads to them.
+"""Rows that claims ask for by id: nothing else leads to them.
 
-They lie behind the cursors: promoted, committed late, found by a jump, or given back.
+They lie behind the cursors: promoted, committed late, found by a jump, or released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jobs_lib.executor.claiming.cursor import Cursor
 
 _PATIENCE = 4
-"""Of so many claims one looks behind the cursors, whatever is asked for by id."""
+"""One claim in this number looks behind the cursors, whatever is asked for by id."""
 
 
 class WantedRows:
@@ -26,22 +26,22 @@ class WantedRows:
         """Want nothing yet.
 
         Args:
-            cursors: of the owned origins; what lies in others is not wanted.
-            in_flight: jobs that are not asked for once more.
+            cursors: of the owned origins; rows of others are not wanted.
+            in_flight: jobs that claims do not ask for again.
         """
         self.extra: dict[int, str] = {}
-        """Promoted, late, found by a jump."""
+        """Jobs that were promoted, late, or found by a jump."""
         self.hurried: dict[int, str] = {}
-        """Before all others: they had begun when their process died."""
+        """Jobs to claim before all others: they had begun when their process died."""
         self.asked: list[int] = []
-        """What the last claim asks for."""
+        """The ids that the last claim asks for."""
         self._cursors = cursors
         self._in_flight = in_flight
         self._left_none = 0
-        """So many claims in a row had no room for what lies behind the cursors."""
+        """How many claims in a row had no room for rows behind the cursors."""
 
     def add(self, rows: Mapping[int, str]) -> None:
-        """Claim these, if their origin was not given away meanwhile."""
+        """Claim these, if their origin was not released meanwhile."""
         self.extra |= {i: o for i, o in rows.items() if o in self._cursors}
 
     def hurry(self, rows: Mapping[int, str]) -> None:
@@ -55,10 +55,10 @@ class WantedRows:
 
         Args:
             active: the origins that may be claimed from.
-            room: for how many jobs there is room.
-            hurried: for how many there is, if they are to be hurried.
+            room: the number of jobs that there is room for.
+            hurried: the number of hurried jobs that there is room for.
         """
-        # Chosen first and counted then: those that must wait hold up no other.
+        # Filtered before they are counted, so that waiting ones delay no other.
         rows = list(islice(self._find(self.hurried, active), max(room, hurried, 0)))
         rows += islice(self._find(self.extra, active), max(room - len(rows), 0))
         return rows
@@ -71,18 +71,18 @@ class WantedRows:
             for job_id, origin in rows.items()
             if job_id not in self._in_flight
             and origin in active
-            # Before the first look nobody knows what is paused.
+            # Before the first poll the pauses are unknown.
             and active[origin].seen
         )
 
     def leave(self, room: int, asked: int) -> int:
-        """Room for what lies behind the cursors: it came after what is asked for by id.
+        """The room for rows behind the cursors, which come after the wanted ids.
 
-        Of that there may always be more, so some claims leave some all the same.
+        There may always be more wanted ids, so some claims leave room all the same.
 
         Args:
-            room: for how many jobs there is room.
-            asked: for how many a claim asks by id.
+            room: the number of jobs that there is room for.
+            asked: the number of ids that the claim asks for.
         """
         left = room - asked
         self._left_none = self._left_none + 1 if left <= 0 else 0
@@ -91,14 +91,14 @@ class WantedRows:
         return max(0, left)
 
     def forget_asked(self, skipped: Container[str]) -> None:
-        """What the last claim asked for has been asked for, but for these origins."""
+        """The last claim has answered for its ids, except in these origins."""
         for job_id in self.asked:
             for rows in (self.hurried, self.extra):
                 if rows.get(job_id) not in skipped:
                     rows.pop(job_id, None)
 
     def release(self, origins: Container[str]) -> None:
-        """Forget those of origins that are given away."""
+        """Forget the ids of released origins."""
         self.extra = {i: o for i, o in self.extra.items() if o not in origins}
         self.hurried = {i: o for i, o in self.hurried.items() if o not in origins}
 

@@ -1,8 +1,8 @@
 """Windows: which rows behind the cursors a claim looks at, and how many.
 
-A window is a range of one origin's ids from its cursor on. They are as large as there
-is room for jobs, and smaller while groups lead to more jobs than the window has rows.
-Where a window held nothing that can run, a jump looks for what does, ever further.
+A window is a range of one origin's ids from its cursor on. Its size is the room for
+jobs; it is smaller while groups lead to more jobs than the window has rows. If no job
+of a window can run, a jump looks for one that can, ever further.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FURTHER = 64
 
 
 class Windows:
-    """The cursors of the owned origins, and what is looked at next."""
+    """The cursors of the owned origins, and the windows to look at next."""
 
     def __init__(self) -> None:
         self.cursors: dict[str, Cursor] = {}
@@ -37,7 +37,7 @@ class Windows:
         self._order: deque[str] = deque()
         self._asked: dict[tuple[str, int], int] = {}
         self._per_row = 1.0
-        """Jobs that each row of a window leads to: groups come in lanes."""
+        """How many jobs a row of a window leads to, because groups come in lanes."""
 
     def take(self, origins: Mapping[str, int]) -> None:
         """Look at origins from their start, at these epochs."""
@@ -52,32 +52,32 @@ class Windows:
         self._order = deque(self.cursors)
 
     def rewind(self) -> None:
-        """Start again in all: what was passed over lies behind the cursors."""
+        """Start again in all origins: rows passed over lie below the cursors."""
         for cursor in self.cursors.values():
             cursor.rewind()
 
     def doubt(self) -> None:
-        """Know nothing any more: no claim before a look has told what is paused."""
+        """Forget everything: no claim comes before a poll has read the pauses."""
         self.rewind()
         for cursor in self.cursors.values():
             cursor.seen = False
 
     def hint(self, origin: str) -> None:
-        """Somebody says that there is something new in this origin; "" is in any."""
+        """Note a hint of something new in this origin; "" is any origin."""
         if cursor := self.cursors.get(origin):
             cursor.may_have_more = True
         elif not origin:
             for cursor in self.cursors.values():
                 cursor.may_have_more = True
 
-    # What is asked for
+    # Asking
 
     def choose(self, active: Mapping[str, Cursor], room: int) -> list[str]:
         """The origins that may have more behind their cursors, in turn."""
         deep = [
             o
             for o in self._in_turn(active)
-            # Other priorities do not wait until this one is past what cannot run.
+            # Other priorities do not wait until this one is past stuck jobs.
             if self.prioritized or active[o].jump_factor == 1
         ][:room]
         self._order.rotate(-len(deep))
@@ -92,7 +92,7 @@ class Windows:
         )
 
     def is_plain(self, origin: str) -> bool:
-        """Whether what came last in an origin was plain, as more of it may be."""
+        """Whether an origin's last rows were plain, so that more may be."""
         cursor = self.cursors[origin]
         return cursor.all_plain and cursor.jump_factor == 1 and not self.prioritized
 
@@ -113,11 +113,11 @@ class Windows:
 
         Args:
             deep: origins to look at.
-            room: for how many jobs there is room.
+            room: the number of jobs that there is room for.
         """
         share = math.ceil(room / max(1, len(deep)))
         size = max(2, math.ceil(share / self._per_row))
-        # Where more of high priority waits than a claim takes, it comes first.
+        # If more of high priority waits than a claim takes, that comes first.
         less = max(2, size // _NORMAL_SHARE)
         sizes = {
             o: less if self.cursors[o].urgent else size
@@ -133,7 +133,7 @@ class Windows:
             if self.prioritized:
                 few = _take_turn(cursor, share)
                 leveled += [(origin, 1, share)] + [(origin, -1, few)] * (few > 0)
-                # Where the lowest was left out, there may still be some of it.
+                # If the lowest priority was left out, there may still be some of it.
                 cursor.may_have_more |= not few
         self._asked |= {(o, level): size for o, level, size in leveled}
         return {
@@ -148,7 +148,7 @@ class Windows:
             "level_sizes": int_array(size for _, _, size in leveled),
         }
 
-    # What was found
+    # Reading
 
     def note(
         self,
@@ -160,12 +160,12 @@ class Windows:
         plain: bool,
         barren: bool,
     ) -> None:
-        """How far a window went.
+        """Note how far a window went.
 
         Args:
             origin: whose window it was.
             level: of priority.
-            furthest: the highest id in it; None if nothing of it counts.
+            furthest: the highest id in it; None if no row of it counts.
             count: of its rows.
             plain: whether all of them could be claimed by ``claim_plain``.
             barren: whether none of them could run.
@@ -180,16 +180,16 @@ class Windows:
         else:
             cursor.advance(furthest or 0)
             cursor.all_plain = plain
-            # What is not plain stops a plain claim: another one takes it.
+            # A row that is not plain stops a plain claim: another claim takes it.
             full = full or not furthest or not plain
             cursor.jump_factor = _FURTHER if full and barren else 1
         cursor.may_have_more |= full
 
     def note_lanes(self, lanes: int, cut: int) -> None:
-        """Fewer windows' rows and longer lanes, while groups have more to give.
+        """Take fewer rows and longer lanes while groups have more jobs.
 
         Args:
-            lanes: that a claim has opened.
+            lanes: how many a claim has opened.
             cut: how many of them have more behind them.
         """
         if cut * 2 > lanes > 8:
@@ -197,7 +197,7 @@ class Windows:
         elif not cut:
             self._per_row = max(1.0, self._per_row / 2)
 
-    # Past what cannot run
+    # Past jobs that cannot run
 
     def prepare_jump(
         self,
@@ -206,11 +206,11 @@ class Windows:
         busy: Iterable[Group],
         group_starts: GroupStarts,
     ) -> dict[str, Any] | None:
-        """The parameters of the query ``jump``; None where nothing is stuck.
+        """The parameters of the query ``jump``; None if no origin is stuck.
 
         Args:
             active: the origins that may be claimed from.
-            room: for how many jobs there is room.
+            room: the number of jobs that there is room for.
             busy: groups whose rows are passed over.
             group_starts: of the other groups.
         """
@@ -241,11 +241,11 @@ class Windows:
         row: JumpRow,
         in_flight: InFlight,
     ) -> dict[int, str]:
-        """What a jump has found, and their origin; the cursor goes behind them.
+        """Move the cursor behind a jump's jobs; return their ids and origin.
 
         Args:
             asked: the query's parameters.
-            row: what it has found and seen.
+            row: the query's answer.
             in_flight: where groups are in flight.
         """
         origin = asked["origin"]
@@ -253,17 +253,17 @@ class Windows:
         found = row.ids
         if cursor is None:
             return {}
-        # Where there is more than room for, windows are the better way to go on.
+        # If there are more than room allows, windows are the better way to go on.
         full = len(found) >= asked["room"]
         passed = found[-1] if full else row.furthest or 0
         if self.prioritized and found:
-            # By id they would run beside the higher ones; windows know shares.
+            # By id they would run beside higher ones; windows respect shares.
             full, passed, found = True, found[0] - 1, []
         stuck = not full and row.seen >= asked["limit"]
         cursor.jump_factor = min(cursor.jump_factor * _FURTHER, WIDEST) if stuck else 1
         cursor.advance(passed)
         cursor.may_have_more |= stuck or full or self.prioritized
-        # What it has passed over of groups in flight, their lanes reach.
+        # The lanes of groups in flight reach the rows that it passed over.
         for (lies, _), lane in in_flight.lanes.items():
             if lies == origin:
                 lane.more = True

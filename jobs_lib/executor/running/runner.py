@@ -93,7 +93,7 @@ class Runner:
 
     def run(self, job: ClaimedJob) -> Outcome | None:
         """Run one job and return its outcome, None for completed. Never raises."""
-        if self.is_logged or telemetry.hears_each_job:
+        if self.is_logged or telemetry.reports_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -122,7 +122,7 @@ class Runner:
         stopped: set[int] = set()
         waited = False
         for job in jobs:
-            if self.is_logged or telemetry.hears_each_job:
+            if self.is_logged or telemetry.reports_each_job:
                 telemetry.emit("job.started", job=job)
             if job.group is not None and id(job.lane) in stopped:
                 # It must keep the order behind a job that cannot be decoded.
@@ -191,7 +191,7 @@ class Runner:
 
     async def run_async(self, job: ClaimedJob) -> Outcome | None:
         """Run one job with an async handler; see :meth:`run`."""
-        if self.is_logged or telemetry.hears_each_job:
+        if self.is_logged or telemetry.reports_each_job:
             telemetry.emit("job.started", job=job)
         job.lend = self._lend
         outcome = None
@@ -227,7 +227,7 @@ class Runner:
             job.lane.done.append(job)
         if self._is_timed:
             job.ended = monotonic()
-        if self.is_logged or telemetry.hears_each_job:
+        if self.is_logged or telemetry.reports_each_job:
             _emit_end(job, outcome or Outcome(job, Result.COMPLETED))
         return outcome
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobs_lib.executor.lane import Outcome
 
 
-def tell_failures(outcomes: Iterable[Outcome]) -> None:
+def report_failures(outcomes: Iterable[Outcome]) -> None:
     """Emit ``job.failed`` for failed attempts whose outcomes are written.
 
     A job whose payload does not fit its handler is reported, too, though it is only put

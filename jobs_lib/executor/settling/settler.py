@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.executor.batch import Batch, Question, ignore
 from jobs_lib.executor.lane import Result
-from jobs_lib.executor.settling.failures import tell_failures
+from jobs_lib.executor.settling.failures import report_failures
 from jobs_lib.executor.settling.losses import Losses
 from jobs_lib.postgres.values import int_array
 
@@ -171,7 +171,7 @@ class Settler:
         if self._meter:
             self._add_ended(self._meter)
         self._losses.note(self.completed, self._judged)
-        tell_failures(self._judged)
+        report_failures(self._judged)
         in_flight = self._claimer.in_flight
         for job in self.completed:
             in_flight.remove(job)
@@ -181,7 +181,7 @@ class Settler:
             if outcome.frees is not None:
                 freed.append(outcome.frees)
             if outcome.result is Result.DROPPED:
-                self._claimer.look_again(outcome.job)
+                self._claimer.claim_again(outcome.job)
             elif outcome.result is Result.RETRIED:
                 self._claimer.note_failed(outcome.job)
         # What the claim of this same round has given back is still to be told.
