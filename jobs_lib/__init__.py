@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         UnknownCommitError,
     )
     from jobs_lib.jobs.batch import Item
-    from jobs_lib.jobs.hooks import Draft
     from jobs_lib.jobs.job import Cancel, Discard, Job, RetryAfter, Snooze
     from jobs_lib.jobs.limit import Workers
+    from jobs_lib.jobs.middleware import Draft
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.outbox.capture import capture_changes, stop_capturing
     from jobs_lib.outbox.topic import Gone
@@ -97,7 +97,7 @@ _MODULES = {
     "ConfigurationError": "errors",
     "DevStackError": "errors",
     "Discard": "jobs.job",
-    "Draft": "jobs.hooks",
+    "Draft": "jobs.middleware",
     "EnqueueError": "errors",
     "FencedError": "errors",
     "Gone": "outbox.topic",

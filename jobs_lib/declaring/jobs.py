@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from jobs_lib.backoff import Retry
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.enqueue import Enqueuer
-    from jobs_lib.jobs.hooks import Around, AroundEnqueue
     from jobs_lib.jobs.limit import Workers
+    from jobs_lib.jobs.middleware import EnqueueMiddleware, RunMiddleware
     from jobs_lib.jobs.options import Priority
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.jobs.schedule import Missed
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 P = ParamSpec("P")
-A = TypeVar("A", bound="Around")
+A = TypeVar("A", bound="RunMiddleware")
 T = TypeVar("T")
 
 
@@ -64,10 +64,10 @@ class JobDeclarations:
         self.jobs: dict[str, JobType[Any]] = {}
         """The types by each name that their jobs may have, aliases included."""
         self.schedules: dict[str, Schedule] = {}
-        self.around: list[Around] = []
+        self.middleware: list[RunMiddleware] = []
         self._enqueuer = enqueuer
         self._read_settings = settings
-        self._around_enqueue: list[AroundEnqueue] = []
+        self._enqueue_middleware: list[EnqueueMiddleware] = []
 
     def job(
         self,
@@ -250,7 +250,7 @@ class JobDeclarations:
             history=lambda: self._choose_history(history),
             rules=make_rules(rules, name),
             enqueuer=self._enqueuer,
-            around=self._around_enqueue,
+            middleware=self._enqueue_middleware,
             **others,
         )
         self.jobs |= dict.fromkeys(names_of_jobs, job_type)
@@ -272,8 +272,8 @@ class JobDeclarations:
         days = self._read_settings().history_days
         return timedelta(days=days) if given and days else None
 
-    def around_enqueue(self, hook: AroundEnqueue) -> AroundEnqueue:
-        """Declare a hook around every enqueue; the first one declared is outermost.
+    def enqueue_middleware(self, function: EnqueueMiddleware) -> EnqueueMiddleware:
+        """Declare middleware around every enqueue; the first one declared is outermost.
 
         It gets a :class:`Draft` of the job to enqueue and ``call_next``, and returns
         ``call_next(draft)``.
@@ -281,11 +281,11 @@ class JobDeclarations:
         Raises:
             ConfigurationError: it cannot be called with these arguments.
         """
-        check_takes(hook, ("draft", "call_next"), "a hook around enqueue")
-        self._around_enqueue.append(hook)
-        return hook
+        check_takes(function, ("draft", "call_next"), "middleware around enqueue")
+        self._enqueue_middleware.append(function)
+        return function
 
-    def around_run(self, function: A) -> A:
+    def run_middleware(self, function: A) -> A:
         """Declare a function that is called around each run of a handler.
 
         It gets the :class:`Job` and a function that calls the handler; the first one
@@ -295,10 +295,10 @@ class JobDeclarations:
         Raises:
             ConfigurationError: it cannot be called with these arguments.
         """
-        what = "a function around runs"
+        what = "middleware around runs"
         check_function(function, what)
         check_takes(function, ("job", "call_next"), what)
-        self.around.append(function)
+        self.middleware.append(function)
         return function
 
     def periodic(

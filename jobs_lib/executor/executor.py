@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.executor.lane import ClaimedJob
-    from jobs_lib.jobs.hooks import Around
     from jobs_lib.jobs.limit import Workers
+    from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
     from jobs_lib.ownership.lease import Lease
     from jobs_lib.postgres.database import Database
@@ -48,7 +48,7 @@ class Executor:
         owner: UUID,
         installation: UUID,
         settings: Settings,
-        around: Sequence[Around] = (),
+        middleware: Sequence[RunMiddleware] = (),
         lease: Callable[[], Lease] = lambda: UNLIMITED,
         sees_others: Callable[[], bool] = lambda: True,
         *,
@@ -64,7 +64,7 @@ class Executor:
             owner: the process, as the owner of origins.
             installation: the database's identity.
             settings: the number of workers, and the like.
-            around: the middleware called around each run, the outermost first.
+            middleware: the middleware called around each run, the outermost first.
             lease: returns the process's current lease.
             sees_others: says whether heartbeats of other live processes would be seen.
             role: the role in which the process owns origins.
@@ -84,7 +84,7 @@ class Executor:
             if workers is None:
                 ours = {n: t for n, t in types.items() if t.workers == section.workers}
                 workers = self._pools[section.workers] = WorkerPool(
-                    database, ours, owner, settings, around, self._wake,
+                    database, ours, owner, settings, middleware, self._wake,
                     section.workers, role=role, is_timed=is_measured,
                 )  # fmt: skip
             limiter = None

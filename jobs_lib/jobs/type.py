@@ -33,8 +33,8 @@ from jobs_lib.errors import ConfigurationError, EnqueueError
 from jobs_lib.jobs.context import current_origin, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.grouping import Grouping, check_parameter
-from jobs_lib.jobs.hooks import AroundEnqueue, Draft, call_around
 from jobs_lib.jobs.job import Cancel, Discard, Job
+from jobs_lib.jobs.middleware import Draft, EnqueueMiddleware, call_middleware
 from jobs_lib.jobs.options import Options, Priority, check_headers
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class JobType(Generic[P]):
         max_wait: float | None = None,
         time_limit: float | None = None,
         priority: Priority = "normal",
-        around: Sequence[AroundEnqueue] = (),
+        middleware: Sequence[EnqueueMiddleware] = (),
         batch: int = 1,
         rate: Rate | None = None,
         limit: Limit | None = None,
@@ -143,7 +143,7 @@ class JobType(Generic[P]):
         self._group = None if group is None else Grouping(group, self.payload)
         self._history = history
         self._enqueuer = enqueuer
-        self._around = around
+        self._middleware = middleware
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
 
@@ -215,10 +215,10 @@ class JobType(Generic[P]):
             TopicError: the origin's topic is not declared.
         """
         values = self.payload.bind(args, kwargs)
-        if not self._around:
+        if not self._middleware:
             return perform(conn, self._one(values, self.options_))
-        return call_around(
-            self._around,
+        return call_middleware(
+            self._middleware,
             self._draft([values]),
             lambda draft: perform(conn, self._one(draft.payloads[0], draft.options())),
         )
@@ -250,10 +250,10 @@ class JobType(Generic[P]):
         if is_autocommit(conn):
             with conn.transaction() as connection:
                 return self.enqueue_many(connection, payloads)
-        if not self._around:
+        if not self._middleware:
             return perform(conn, self._many(list(payloads), self.options_))
-        return call_around(
-            self._around,
+        return call_middleware(
+            self._middleware,
             self._draft([dict(payload) for payload in payloads]),
             lambda draft: perform(conn, self._many(draft.payloads, draft.options())),
         )

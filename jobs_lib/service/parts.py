@@ -114,7 +114,7 @@ class PartMaker:
             process.id,
             self.installation,
             self.app.settings,
-            self.app.around,
+            self.app.middleware,
             lambda: process.lease,
             lambda: process.sees_others,
             role=process.role,

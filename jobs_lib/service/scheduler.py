@@ -134,7 +134,7 @@ class Scheduler:
             self._tick(connection, schedule, after, now)
         except psycopg.OperationalError:
             raise
-        # The application's hooks around enqueue may fail.
+        # The application's middleware may fail.
         except BaseException as error:
             telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
 

@@ -84,7 +84,7 @@ class OneByOne:
         connections = JobConnections(
             types, database.queries, self._owner, self._lend, self._lend_async
         )
-        self._runner = Runner(types, connections, app.around)
+        self._runner = Runner(types, connections, app.middleware)
         self._completer = Completer(self._owner, types)
 
     def close(self) -> None:

@@ -27,12 +27,12 @@ PAGES = {
     "consume.md": ["App.consumer", "App.read_model"],
     "enqueue.md": [
         *("App.transaction", "App.alone", "App.close", "App.aclose"),
-        *("App.around_enqueue", "Draft.options", "options"),
+        *("App.enqueue_middleware", "Draft.options", "options"),
         *("JobType.enqueue", "JobType.enqueue_many", "JobType.options"),
     ],
     "frameworks.md": ["Service", "Service.start", "Service.stop", "declare_tasks"],
     "jobs.md": [
-        *("App.job", "App.batch", "App.around_run", "Job.transaction", "Item.fail"),
+        *("App.job", "App.batch", "App.run_middleware", "Job.transaction", "Item.fail"),
         *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),
         *("Discard", "Cancel"),
     ],

@@ -59,7 +59,7 @@ def declare(app, kind, act):
         return odd_inside
     if kind == "middleware":
 
-        @app.around_run
+        @app.run_middleware
         def fail(job, call_next):
             if job.type == "odd":
                 act(json.loads(job.payload)["n"])

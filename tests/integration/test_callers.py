@@ -486,7 +486,10 @@ def test_an_apps_enqueues_and_transactions_share_its_connections(app_with_one, c
                 connection.execute("select %s::int", (order,), prepare=True)
             notify.enqueue(connection, order=100)
             raise UndoError
-        with pytest.raises(psycopg.errors.CheckViolation), app.alone() as connection:
+        with (
+            pytest.raises(psycopg.errors.CheckViolation),
+            app.alone() as connection,
+        ):
             connection.execute("update jobs_lib.topics set partitions = 0")
     with app.transaction() as connection:
         prepared = "select name from pg_prepared_statements where name ~ '^jobs_lib_'"

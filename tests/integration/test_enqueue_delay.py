@@ -131,7 +131,7 @@ def test_a_time_and_a_delay_at_once_are_refused_and_the_later_call_counts(work):
 def test_a_hook_sees_and_changes_a_delay(app, work, admin):
     seen: list[Any] = []
 
-    @app.around_enqueue
+    @app.enqueue_middleware
     def double(draft: Draft, call_next: Callable[[Draft], Any]) -> Any:
         seen.append(draft.delay)
         draft.delay = 7_200

@@ -25,7 +25,7 @@ def test_middleware_wraps_enqueue_and_run_in_order_and_the_trace_arrives(
 
     for name in ("outer", "inner"):
 
-        @app.around_enqueue
+        @app.enqueue_middleware
         def enqueue(draft: Draft, call_next, name=name):
             order.append(f"{name} enqueue")
             draft.headers[name] = "was here"
@@ -33,13 +33,13 @@ def test_middleware_wraps_enqueue_and_run_in_order_and_the_trace_arrives(
             order.append(f"{name} enqueued")
             return result
 
-        @app.around_run
+        @app.run_middleware
         def run(job: Job, call_next, name=name):
             order.append(f"{name} run")
             call_next()
             order.append(f"{name} ran")
 
-        @app.around_run
+        @app.run_middleware
         async def run_async(job: Job, call_next, name=name):
             order.append(f"{name} run")
             await call_next()

@@ -90,7 +90,7 @@ def test_an_odd_error_of_a_hook_loses_no_tick(database_url, admin, wait_for):
     few = [Untold, NoClass, Denied, SystemExit]
     odd = iter(few)
 
-    @app.around_enqueue
+    @app.enqueue_middleware
     def fail(draft, call_next):
         if (make := next(odd, None)) is not None:
             raise make()

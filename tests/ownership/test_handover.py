@@ -42,7 +42,7 @@ def running_job(database_url, connect, wait_for):
         database, settings = app.database(), app.settings
         process = Process(database, "pod", ["execute"], 0.2, types=app.jobs)
         executor = Executor(
-            database, app.jobs, process.id, UUID(int=1), settings, app.around
+            database, app.jobs, process.id, UUID(int=1), settings, app.middleware
         )
         source = Source()
         ownership = Ownership(

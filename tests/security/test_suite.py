@@ -21,7 +21,7 @@ FILES = {
     ],
     # Of drivers, hooks and SQL.
     "enqueue": [
-        *(f"integration/test_{name}.py" for name in ("around", "callers")),
+        *(f"integration/test_{name}.py" for name in ("enqueue_middleware", "callers")),
         *(f"integration/test_enqueue{name}.py" for name in ("", "_many", "_sql")),
         *(f"integration/test_send_{name}.py" for name in ("many", "sql")),
         f"--deselect=tests/integration/test_callers.py::{CHANGES_TOPICS}",

@@ -100,7 +100,7 @@ def executing(
         process.id,
         UUID(int=1),
         settings.model_copy(update={"workers": workers, "batch": batch}),
-        app.around,
+        app.middleware,
         lambda: process.lease,
         lambda: process.sees_others,
     )

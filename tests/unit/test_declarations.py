@@ -295,7 +295,7 @@ def test_a_mapping_or_loader_with_other_parameters_is_refused(app):
 
 
 def test_hooks_with_other_parameters_are_refused(app):
-    for declare in (app.around_enqueue, app.around_run):
+    for declare in (app.enqueue_middleware, app.run_middleware):
         with pytest.raises(ConfigurationError, match="call_next"):
             declare(handle_more)
 

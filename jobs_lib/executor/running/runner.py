@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.executor.running.throttle import Throttle
     from jobs_lib.executor.running.transaction import JobConnections
-    from jobs_lib.jobs.hooks import Around
+    from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
 
     _Claimed = tuple[ClaimedJob, Item[Any]]
@@ -57,7 +57,7 @@ class Runner:
         self,
         types: Mapping[str, JobType[Any]],
         connections: JobConnections,
-        around: Sequence[Around] = (),
+        middleware: Sequence[RunMiddleware] = (),
         throttle: Throttle | None = None,
         *,
         is_timed: bool = False,
@@ -67,7 +67,7 @@ class Runner:
         Args:
             types: the handlers, by the name of their type.
             connections: lends connections to handlers.
-            around: middleware, the first one outermost; async functions are called
+            middleware: middleware, the first one outermost; async functions are called
                 around async handlers, the others around plain handlers.
             throttle: keeps the types' rates; None to let all jobs start.
             is_timed: note in each job when its handler ended.
@@ -81,8 +81,8 @@ class Runner:
         self._lend = connections.lend
         self._types = types
         self.has_batches = any(t.batch > 1 for t in types.values())
-        plain = [one for one in around if not asyncio.iscoroutinefunction(one)]
-        waiting = [one for one in around if asyncio.iscoroutinefunction(one)]
+        plain = [one for one in middleware if not asyncio.iscoroutinefunction(one)]
+        waiting = [one for one in middleware if asyncio.iscoroutinefunction(one)]
         self._functions = {
             name: _surround(t.function, waiting if t.is_async else plain)
             for name, t in types.items()
@@ -342,14 +342,14 @@ def _add_cause(outcome: Outcome, error: BaseException) -> Outcome:
 
 
 def _surround(
-    function: Callable[..., Any], around: Sequence[Around]
+    function: Callable[..., Any], middleware: Sequence[RunMiddleware]
 ) -> Callable[..., Any]:
-    for one in reversed(around):
+    for one in reversed(middleware):
         function = _wrap(one, function)
     return function
 
 
-def _wrap(one: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(one: RunMiddleware, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(job: ClaimedJob, **values: Any) -> Any | Awaitable[Any]:
         return one(job, partial(function, job, **values))
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.executor.lane import ClaimedJob, Finished, Item
-    from jobs_lib.jobs.hooks import Around
     from jobs_lib.jobs.limit import Workers
+    from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
@@ -40,7 +40,7 @@ class WorkerPool:
         types: Mapping[str, JobType[Any]],
         owner: UUID,
         settings: Settings,
-        around: Sequence[Around],
+        middleware: Sequence[RunMiddleware],
         starving: Callable[[], None],
         own: Workers | None = None,
         *,
@@ -65,7 +65,9 @@ class WorkerPool:
             role=role,
         )
         throttle = Throttle(types, connections)
-        self._runner = Runner(types, connections, around, throttle, is_timed=is_timed)
+        self._runner = Runner(
+            types, connections, middleware, throttle, is_timed=is_timed
+        )
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
         self._workers = ThreadWorkers(
             workers, self._runner, limits, starving, self._put_lane

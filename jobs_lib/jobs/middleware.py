@@ -1,4 +1,4 @@
-"""Hooks around enqueue: an application's own code for every job that it enqueues."""
+"""Middleware: an application's own code around each enqueue and each run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.job import Job
     from jobs_lib.jobs.options import Priority
 
-    Around = Callable[[Job, Callable[[], Any]], Any]
+    RunMiddleware = Callable[[Job, Callable[[], Any]], Any]
     """Middleware: called with the job, and a function that runs the handler."""
 
 T = TypeVar("T")
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Draft:
-    """The jobs that one call is about to enqueue. Hooks may change all but the type.
+    """The jobs that one call is about to enqueue. Middleware changes all but the type.
 
-    They are checked after the hooks, and before any SQL.
+    They are checked after the middleware, and before any SQL.
     """
 
     type: str
@@ -52,8 +52,8 @@ class Draft:
         )
 
 
-class AroundEnqueue(Protocol):
-    """A hook: does something, calls ``call_next`` and returns its result.
+class EnqueueMiddleware(Protocol):
+    """Middleware: does something, calls ``call_next`` and returns its result.
 
     The result is the job's id (or the number of jobs); with an asynchronous connection
     it must be awaited.
@@ -64,10 +64,11 @@ class AroundEnqueue(Protocol):
         ...
 
 
-def call_around(
-    hooks: Sequence[AroundEnqueue], draft: Draft, enqueue: Callable[[Draft], T]
+def call_middleware(
+    middleware: Sequence[EnqueueMiddleware], draft: Draft, enqueue: Callable[[Draft], T]
 ) -> T:
-    """Enqueue the draft inside all hooks; the first one is the outermost."""
-    if not hooks:
+    """Enqueue the draft inside all middleware; the first one is the outermost."""
+    if not middleware:
         return enqueue(draft)
-    return hooks[0](draft, lambda inner: call_around(hooks[1:], inner, enqueue))
+    first, *others = middleware
+    return first(draft, lambda inner: call_middleware(others, inner, enqueue))

@@ -1,4 +1,4 @@
-"""Hooks around enqueue, and the context that travels with a job."""
+"""Middleware around enqueue, and the context that travels with a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_hooks_wrap_every_enqueue_the_first_one_outermost(app, connect, database
     work = app.jobs["work"]
     seen: list[object] = []
 
-    @app.around_enqueue
+    @app.enqueue_middleware
     def outer(draft, call_next):
         seen.append(("outer", draft.type, len(draft.payloads)))
         draft.headers["tenant"] = "a"
@@ -42,7 +42,7 @@ def test_hooks_wrap_every_enqueue_the_first_one_outermost(app, connect, database
         seen.append("outer again")
         return result
 
-    @app.around_enqueue
+    @app.enqueue_middleware
     def inner(draft: Draft, call_next):
         seen.append(("inner", dict(draft.headers)))
         draft.headers["tenant"] += "b"
@@ -76,7 +76,7 @@ def test_hooks_wrap_every_enqueue_the_first_one_outermost(app, connect, database
 def test_headers_that_a_hook_sets_are_checked(app, connect):
     work = app.jobs["work"]
 
-    @app.around_enqueue
+    @app.enqueue_middleware
     def spoil(draft, call_next):
         draft.headers["a"] = "\0"
         return call_next(draft)
