@@ -65,62 +65,10 @@ begin
     end if;
 end
 $function$;
-
--- The same in the role 'execute', for callers that know of no apps.
-create function complete_job(
-    owner uuid, origin text, epoch bigint, id bigint, attempt int, keep int,
-    before bigint[], before_keep int[]
-) returns void language plpgsql set plan_cache_mode = 'force_generic_plan'
-as $function$
-declare
-    own int;
-begin
-    perform from origins o
-    where o.role = 'execute' and o.origin = complete_job.origin
-        and o.owner = complete_job.owner and o.epoch = complete_job.epoch
-    for share;
-    if not found then
-        raise exception 'origin % is no longer owned at epoch %', origin, epoch
-            using errcode = 'JB001';
-    end if;
-    with done as (
-        select b.id, b.keep
-        from unnest(before || complete_job.id, before_keep || complete_job.keep)
-            as b(id, keep)
-    ), deleted as (
-        delete from jobs j
-        where j.origin = complete_job.origin and j.id = any (before || complete_job.id)
-            -- An attempt that ran out of time may still be running somewhere.
-            and (
-                j.id <> complete_job.id
-                or j.attempt + j.crashes + 1 = complete_job.attempt
-            )
-        returning j.*
-    ), kept as (
-        insert into history
-            (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
-        select (clock_timestamp() at time zone 'UTC')::date + done.keep,
-            d.id, d.origin, d.type, d."group", 'completed',
-            d.attempt + d.crashes + 1, d.enqueued_at
-        from deleted d join done on done.id = d.id
-        where done.keep is not null
-    )
-    select count(*) into own from deleted d where d.id = complete_job.id;
-    if own <> 1 then
-        raise exception 'job % is no longer there', complete_job.id
-            using errcode = 'JB002';
-    end if;
-end
-$function$;
 """
 
 DOWNGRADE = """
-drop function complete_job(
-    uuid, text, bigint, bigint, int, int, bigint[], int[]
-);
-drop function complete_job(
-    uuid, text, bigint, bigint, int, int, bigint[], int[], text
-);
+drop function complete_job;
 """
 
 

@@ -89,27 +89,10 @@ begin
     return home;
 end
 $function$;
-
--- The number of partitions alone, for callers that ask for no more.
-create function hold_home() returns int
-language plpgsql as $function$
-declare
-    there int;
-begin
-    perform pg_advisory_xact_lock_shared(hashtextextended('home', 7603));
-    if current_setting('transaction_isolation') = 'read committed' then
-        select t.partitions into there from topics t where t.home;
-    else
-        -- A snapshot from before the change would show the old number: an error.
-        select t.partitions into there from topics t where t.home for share;
-    end if;
-    return there;
-end
-$function$;
 """
 
 DOWNGRADE = """
-drop function hold_home, hold_home_topic;
+drop function hold_home_topic;
 drop function channel(text);
 drop function channel();
 drop function place_group, murmur2;

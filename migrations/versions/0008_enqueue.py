@@ -139,17 +139,6 @@ begin
 end
 $function$;
 
--- For callers that do not say how they have computed the origin.
-create function insert_job(
-    origin text, type text, "group" text, payload jsonb, run_at timestamptz,
-    priority smallint, headers jsonb, unique_key text, ordered boolean, hint text
-) returns bigint language sql as $function$
-    select insert_job(
-        origin, type, "group", payload, run_at, priority, headers, unique_key, ordered,
-        hint, null
-    )
-$function$;
-
 -- For triggers and other languages. The record that is being handled is unknown here:
 -- without group and origin the job goes to any partition of the home topic.
 create function enqueue(
@@ -248,14 +237,7 @@ $function$;
 """
 
 DOWNGRADE = """
-drop function enqueue;
-drop function insert_job(
-    text, text, text, jsonb, timestamptz, smallint, jsonb, text, boolean, text
-);
-drop function insert_job(
-    text, text, text, jsonb, timestamptz, smallint, jsonb, text, boolean, text, int
-);
-drop function check_json;
+drop function enqueue, insert_job, check_json;
 """
 
 
