@@ -1,8 +1,8 @@
-"""Write docs/guarantees.md: what holds, and the tests that show it.
+"""Write docs/guarantees.md: the guarantees, and the tests that show them.
 
 The sentences are in docs/guarantees.toml. A test names the ids that it shows with
-`@pytest.mark.guarantee("S9", "I8")` on its function: four at most, so that a name means
-something.
+`@pytest.mark.guarantee("S9", "I8")` on its function. It names at most four, so that
+each name means something.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Shown(NamedTuple):
     function: Function
     ids: list[str]
     unless: str
-    """Why a run of the everyday tests may leave it out; empty if none does."""
+    """Why the everyday tests may leave it out; empty if they always run it."""
 
 
 def main() -> int:
-    """Write the page, or check it; name what is wrong with the marks."""
+    """Write the page, or check it with ``--check``; print each wrong mark."""
     with (DOCS / "guarantees.toml").open("rb") as file:
         areas = tomllib.load(file)
     known = {one for area in areas.values() for one in area["sentences"]}
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def marks(tests: Path) -> Iterator[Shown]:
-    """Each marked test with the ids that it names."""
+    """Each test that names guarantees, in the files below a folder."""
     for path in sorted(tests.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
         variables = {
@@ -85,7 +85,7 @@ def marks(tests: Path) -> Iterator[Shown]:
 
 
 def unless(function: Function, variables: Mapping[str, ast.expr]) -> str:
-    """Why the everyday run may leave a test out: it is slow, or skipped."""
+    """Why the everyday tests may leave a test out: it is slow, or may be skipped."""
     found = [*function.decorator_list]
     if "pytestmark" in variables:
         found.append(variables["pytestmark"])
@@ -104,7 +104,7 @@ def unless(function: Function, variables: Mapping[str, ast.expr]) -> str:
 
 
 def left_out(shown: dict[str, list[Shown]]) -> str:
-    """The guarantees that no test shows which runs every day, everywhere."""
+    """The guarantees shown only by tests that the everyday run may leave out."""
     reasons: defaultdict[str, list[str]] = defaultdict(list)
     for one, tests in shown.items():
         if all(test.unless for test in tests):
@@ -118,13 +118,13 @@ def left_out(shown: dict[str, list[Shown]]) -> str:
 
 
 def by_number(one: str) -> tuple[str, int]:
-    """S9 stands before S10."""
+    """A key that sorts S9 before S10."""
     letters = one.rstrip("0123456789")
     return letters, int(one[len(letters) :])
 
 
 def named(function: Function) -> list[str]:
-    """The ids on a test's own decorators."""
+    """The ids that a test's own decorators name."""
     return [
         str(argument.value)
         for decorator in function.decorator_list
@@ -140,7 +140,7 @@ def sections(
     areas: dict[str, dict[str, dict[str, str]]],
     shown: dict[str, list[Shown]],
 ) -> Iterator[str]:
-    """A table for each area of which a test shows something."""
+    """A table for each area with a guarantee that a test shows."""
     for area in areas.values():
         rows = {one: text for one, text in area["sentences"].items() if one in shown}
         if not rows:
@@ -153,7 +153,7 @@ def sections(
 
 
 def link(test: Shown) -> str:
-    """A test as a link; without its line, which changes with every edit."""
+    """A link to a test's file, without the line, which changes with every edit."""
     sentence = test.function.name.removeprefix("test_").replace("_", " ")
     place = test.path.relative_to(ROOT).as_posix()
     return f"[{sentence}](../{place})" + f" *{test.unless}*" * bool(test.unless)

@@ -1,7 +1,7 @@
 """Find dead relative links and anchors in the project's Markdown files.
 
-Addresses on the web are left alone: a page of somebody else's that is down must not
-stop our tests.
+Addresses on the web are not checked: a foreign page that is down must not stop the
+tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def markdown_files(root: Path) -> Iterator[Path]:
-    """The project's own Markdown files: hidden folders are not."""
+    """The project's own Markdown files, without those in hidden folders."""
     for path in root.rglob("*.md"):
         folders = path.relative_to(root).parts[:-1]
         hidden = any(folder.startswith(".") for folder in folders)
@@ -48,7 +48,7 @@ def markdown_files(root: Path) -> Iterator[Path]:
 
 
 def dead_links(page: Path, root: Path) -> Iterator[str]:
-    """A line for each link of the page that leads nowhere."""
+    """A message for each link of the page that leads nowhere."""
     for line, link in links(page):
         if ELSEWHERE.match(link):
             continue
@@ -65,7 +65,7 @@ def dead_links(page: Path, root: Path) -> Iterator[str]:
 
 
 def links(page: Path) -> Iterator[tuple[int, str]]:
-    """The links and pictures of a page, with their lines."""
+    """The targets of a page's links and pictures, each after its line."""
     for block in _parse(page):
         line = block.map[0] + 1 if block.map else 0
         for token in block.children or ():
@@ -75,7 +75,7 @@ def links(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What can stand behind `#`: headings as GitHub names them, and HTML ids."""
+    """The anchors of a page: headings as GitHub names them, and HTML ids."""
     found = set(HTML_ANCHOR.findall(page.read_text(encoding="utf-8")))
     tokens = _parse(page)
     for opening, inline in pairwise(tokens):
@@ -88,7 +88,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def slug(heading: Token) -> str:
-    """A heading's anchor."""
+    """A heading's anchor, as GitHub makes it from the text."""
     text = "".join(
         token.content
         for token in heading.children or ()

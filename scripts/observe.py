@@ -1,4 +1,4 @@
-"""Write the tables of docs/observe.md: the events, and the metrics."""
+"""Write the tables of events and metrics in docs/observe.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main() -> int:
 def replace(
     text: str, name: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 ) -> str:
-    """The text with a table between the marks of that name."""
+    """Put a table between the marks of that name; return the new text."""
     lines = [head, ("---",) * len(head), *rows]
     table = "".join(f"| {' | '.join(map(cell, line))} |\n" for line in lines)
     marks = re.compile(f"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""A page that is generated: write it, or check that it is up to date."""
+"""Write a generated page, or check that it is up to date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTE = "<!-- Generated: edit {source} and run `make docs`. -->\n\n"
 
 
 def main(page: Path, source: str, text: str) -> int:
-    """Write ``text`` to ``page``, or compare them with ``--check``; exit status."""
+    """Write the page, or compare it if ``--check`` is given; return the exit status."""
     parser = argparse.ArgumentParser(description=f"Write {page.name} from {source}.")
     parser.add_argument("--check", action="store_true", help="only compare")
     wanted = NOTE.format(source=source) + text

@@ -38,14 +38,14 @@ KINDS = {int: "integer", float: "number", str: "text", bool: "`true` or `false`"
 
 
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the page, or check it with ``--check``."""
     rows = (row(name, field) for name, field in Settings.model_fields.items())
     head = HEAD.format(exceptions=exceptions())
     return page.main(PAGE, SOURCE, head + "".join(rows))
 
 
 def exceptions() -> str:
-    """The settings whose name in the file is not the variable's."""
+    """A line for each setting whose name in the file is not the variable's."""
     named = {
         variable(name, field): name for name, field in Settings.model_fields.items()
     }
@@ -74,7 +74,7 @@ def row(name: str, field: FieldInfo) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """The default value, fit for the table."""
+    """A setting's default value, as its cell of the table."""
     value = field.get_default(call_default_factory=True)
     return "none" if value in ("", None) else f"`{value}`"
 

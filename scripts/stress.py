@@ -1,9 +1,9 @@
 """Run tests many times beside busy processes, as `make stress` does.
 
 A test that passes on an idle machine may still count on being quick. Busy processes
-take the cores away from it at any point, so what depends on time shows itself. Each run
-has a seed of its own, which also gives the order of the tests. The first run that fails
-ends all, with its output and its seed.
+take the cores from it at any point, so a test that depends on time fails. Each run has
+a seed of its own, which also gives the order of the tests. The first run that
+fails is the last; its output and its seed are printed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 LARGEST_SEED = 2**32 - 1
 
-# A busy process ends by itself when its parent is gone, so even SIGKILL leaves none.
-# Ctrl-C reaches it too, and its parent ends it then.
+# A busy process ends by itself when its parent has gone, so none outlives a SIGKILL of
+# the parent. It ignores Ctrl-C, which reaches it too: the parent ends it then.
 BUSY = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,7 +41,7 @@ def main() -> int:
     """Run the tests; return the exit status of the first run that failed, else 0."""
     parser = argparse.ArgumentParser(
         description="Run tests many times beside busy processes.",
-        epilog="All other arguments are pytest's: files, -k, -n and so on.",
+        epilog="pytest gets all other arguments: files, -k, -n and so on.",
         allow_abbrev=False,
     )
     parser.add_argument("--times", type=int, default=20, help="how many runs")
@@ -59,7 +59,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Keep processes busy meanwhile."""
+    """Run this number of busy processes inside the block."""
     command = [sys.executable, "-S", "-c", BUSY, str(os.getpid())]
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -74,7 +74,7 @@ def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def stress(tests: list[str], times: int) -> int:
-    """Run the tests up to so many times; return the first exit status that is not 0."""
+    """Run the tests until a run fails, at most ``times``; return its status, else 0."""
     for passed in range(times):
         seed = random.randint(0, LARGEST_SEED)
         repeat = ["pytest", f"--randomly-seed={seed}", *tests]
@@ -92,10 +92,10 @@ def stress(tests: list[str], times: int) -> int:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    """The exit status of a command, and what it wrote."""
+    """Run a command; return its exit status and its output."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        # In a session of its own, Ctrl-C does not reach pytest twice: the second time
-        # would break off the end of its servers.
+        # A session of its own keeps Ctrl-C from reaching pytest twice: the second one
+        # would interrupt pytest while it stops its servers.
         child = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -115,7 +115,7 @@ def run(command: list[str]) -> tuple[int, str]:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    # As on Ctrl-C: what runs is ended on the way out.
+    # As on Ctrl-C, the way out ends the running processes.
     sys.exit(128 + number)
 
 

@@ -1,8 +1,8 @@
 """Run the tests as `make test` and `make test-all` do.
 
-The tests of the SQL run on the oldest PostgreSQL installed on this machine first, then
-everything runs on the embedded one, so that the output closes with pytest's summary of
-the main run. Several processes share the tests, file by file: most of them wait.
+First the tests of the SQL run on the oldest PostgreSQL installed on this machine. Then
+all tests run on the embedded one, so that the output ends with pytest's summary of the
+main run. Several processes share the tests, file by file, because most tests wait.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own. tests/support/order.py says in
-# which order the files are started.
+# Each process has a PostgreSQL and a Kafka of its own. tests/support/order.py gives the
+# order in which the files start.
 SHARED = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
 SHARED += ["--no-loadscope-reorder"]
 
-# Tests of what does not depend on the server.
+# Files whose subject does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
 
-# What some tests need and no wheel brings: program to Debian's package.
+# Programs that some tests need and no wheel contains, each with its Debian package.
 PROGRAMS = {
     "pgbouncer": "pgbouncer",
     "faketime": "faketime",
@@ -41,7 +41,7 @@ PROGRAMS = {
 def main() -> int:
     """Run the tests; return pytest's exit code."""
     parser = argparse.ArgumentParser(description="Run the tests on two PostgreSQLs.")
-    parser.add_argument("--all", action="store_true", help="the slow ones too")
+    parser.add_argument("--all", action="store_true", help="run the slow tests too")
     args = parser.parse_args()
     if args.all:
         install(missing())
@@ -51,12 +51,12 @@ def main() -> int:
     older = older_postgres()
     before = 0
     if older is None:
-        print("No older PostgreSQL is installed: tested on the embedded one only.")
+        print("No older PostgreSQL is installed: tests run on the embedded one only.")
     else:
         before = run(chosen, *older)
     code = run(chosen)
     if args.all:
-        print("Skipped:" if left_out else "Nothing was skipped for want of a package.")
+        print("Skipped:" if left_out else "No test was skipped for a missing package.")
         print("".join(f"  {line}\n" for line in left_out), end="")
     return code or before
 
@@ -64,7 +64,7 @@ def main() -> int:
 def run(
     chosen: list[str], major: int | None = None, bin_dir: Path | None = None
 ) -> int:
-    """One run of pytest: everything, or the SQL's tests on another PostgreSQL."""
+    """Run pytest once: all tests, or the SQL's tests on another PostgreSQL."""
     report = "junit" if major is None else f"junit-postgresql-{major}"
     command = [sys.executable, "-m", "pytest", *SHARED, *chosen]
     command.append(f"--junit-xml=build/{report}.xml")
@@ -79,13 +79,13 @@ def run(
 
 
 def older_postgres() -> tuple[int, Path] | None:
-    """The oldest installed PostgreSQL that is supported and not the embedded one."""
+    """The oldest supported PostgreSQL installed that is older than the embedded one."""
     installed = sorted(installed_postgres().items())
     return next((found for found in installed if OLDEST <= found[0] < EMBEDDED), None)
 
 
 def missing() -> list[str]:
-    """The programs that are not there."""
+    """The programs that are not installed."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
     found = {
         "pgbouncer": shutil.which("pgbouncer", path=path),
@@ -96,10 +96,10 @@ def missing() -> list[str]:
 
 
 def install(programs: list[str]) -> None:
-    """Install them by apt, where that is possible."""
+    """Install these programs by apt; do nothing without root or apt."""
     if not programs or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
-    # RUNLEVEL=1: Debian shall not start the servers, the tests do that themselves.
+    # RUNLEVEL=1 keeps Debian from starting the servers; the tests start their own.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     packages = [PROGRAMS[program] for program in programs]
     for command in (
@@ -108,7 +108,10 @@ def install(programs: list[str]) -> None:
     ):
         done = subprocess.run(command, env=environment, check=False)
         if done.returncode != 0:
-            print(f"{' '.join(command)} failed: its tests are skipped", file=sys.stderr)
+            print(
+                f"{' '.join(command)} failed: tests that need it are skipped",
+                file=sys.stderr,
+            )
             return
 
 
