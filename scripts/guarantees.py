@@ -27,8 +27,9 @@ SOURCE = "docs/guarantees.toml and the marks of the tests"
 
 HEAD = """# Guarantees
 
-What holds, and the tests that show it. `make test` leaves out those marked *slow*,
-which `make test-all` runs too. Those with another mark are skipped where it is true.
+This page lists what holds, with the tests that show it. `make test` leaves out tests
+marked *slow*; `make test-all` runs them too. A test with another mark is skipped
+where the mark is true.
 """
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -111,7 +112,7 @@ def left_out(shown: dict[str, list[Shown]]) -> str:
             for reason in sorted({test.unless for test in tests}):
                 reasons[reason].append(one)
     return "".join(
-        f"\nShown by tests with the mark *{reason}* alone: "
+        f"\nShown only by tests with the mark *{reason}*: "
         f"{', '.join(sorted(ids, key=by_number))}.\n"
         for reason, ids in sorted(reasons.items())
     )

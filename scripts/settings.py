@@ -20,13 +20,13 @@ SOURCE = "jobs_lib/settings.py"
 
 HEAD = """# Settings
 
-Each is read from the environment, else from the TOML file that `JOBS_LIB_CONFIG_FILE`
-names (`jobs_lib.toml` in the working folder by default), where its name is in lower
-case without `JOBS_LIB_`. What code passes to `load_settings`, by the same names, wins
-over both. A setting of Kafka's client that loads code or runs a command, such as
-`plugin.library.paths`, is taken from the environment or a file that it names alone.
-All are checked when they are first read, and all wrong ones are named at
-once.
+A setting is read from the environment, else from the TOML file that
+`JOBS_LIB_CONFIG_FILE` names (`jobs_lib.toml` in the working folder by default). In
+the file its name is in lower case, without `JOBS_LIB_`. A value that code passes to
+`load_settings`, by the same name, wins over both. A setting of Kafka's client that
+loads code or runs a command, such as `plugin.library.paths`, is taken only from the
+environment or from a file that it names. All settings are checked when they are first
+read, and one error names all wrong ones.
 {exceptions}
 | Variable | Default | Values | Meaning |
 | --- | --- | --- | --- |

@@ -65,7 +65,7 @@ def test_the_page_marks_tests_that_the_everyday_run_leaves_out(project):
     """)
     assert code == 0
     written = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    assert "Shown by tests with the mark *slow* alone: A1.\n" in written
+    assert "Shown only by tests with the mark *slow*: A1.\n" in written
     assert "| A1 | It holds. | [slow](../tests/test_it.py) *slow* |" in written
     assert "[skipped](../tests/test_it.py) *no such program*<br>" in written
     assert "[quick](../tests/test_it.py) |" in written
