@@ -89,7 +89,7 @@ def folder(tmp_path):
         (
             ["executor", "empty:app", "--processes", "2"],
             AWAY,
-            r"'empty' declares no job type \(`@app\.job`\), .* the modules that declare",
+            r"'empty' declares no job type \(`@app\.job`\), .*modules that declare",
         ),
         (
             ["run", "empty:app"],

@@ -72,7 +72,7 @@ def listen(event: str, fields: dict[str, Any]) -> None:
     if event in _TOLD:
         ids = ",".join(map(str, fields["rows"]))
         say(f"{time.time():.3f} {event} shard={fields['shard']} rows={ids}")
-    if event in {"rows.held", "rows.let_go"}:
+    if event in {"rows.held", "rows.let_go", "origins.lost"}:
         say(f"{time.time():.3f} {event} {fields}")
     if event == "block.produced":
         say(f"sent {fields['shard']} {len(fields['rows'])}")
