@@ -89,7 +89,10 @@ def folder(tmp_path):
         (
             ["executor", "empty:app", "--processes", "2"],
             AWAY,
-            r"'empty' declares no job type \(`@app\.job`\), .*modules that declare",
+            (
+                r"'empty' declares no job type \(`@app\.job`\), "
+                r".* import the modules that declare"
+            ),
         ),
         (
             ["run", "empty:app"],

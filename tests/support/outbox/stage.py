@@ -207,9 +207,7 @@ class Stage:
         One that stands still for longer than its records may wait gives them up
         itself, and PostgreSQL tells it that another one has its shard.
         """
-        # One that stood still between two blocks has nothing to be refused, and only
-        # hears that its shards are others' now.
-        noticed = "^fenced by|^failed relay shard|^[0-9.]+ origins.lost|^left relay"
+        noticed = "^fenced by|^failed relay shard"
         for pod in pods:
             before = self.count_lines(noticed)
             self.pause(pod)
