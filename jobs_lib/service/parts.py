@@ -7,6 +7,7 @@ and, if Kafka assigns them, a member of a consumer group.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
@@ -163,7 +164,8 @@ class PartMaker:
             return StaticSource(chosen), None
         if not consumers:
             filled = FilledOrigins(self.database)
-            return self._share(self.process.role, self._all_origins, filled.find), None
+            lasting = partial(all_origins, self.database)
+            return self._share(self.process.role, lasting, filled.find), None
         if sidecar:
             return self._with_orphans(self._follow(consumers), consumers), None
         named = {one.group for one in consumers}
@@ -241,6 +243,3 @@ class PartMaker:
             stale_after=settings.stale_after,
             is_cut_off=is_cut_off,
         )
-
-    def _all_origins(self, connection: psycopg.Connection[Any]) -> list[str]:
-        return all_origins(self.database, connection)
