@@ -204,10 +204,11 @@ class Stage:
     def pause_until_fenced(self, *pods: str) -> None:
         """Pause relays in turn until the broker has refused one of them.
 
-        One that stands still for longer than its records may wait gives them up
-        itself, and PostgreSQL tells it that another one has its shard.
+        A relay that stands still for longer than its records may wait gives them up
+        itself, before the broker can refuse them. Then PostgreSQL says that another
+        relay has its shard, or has ended its session: a take-over does so.
         """
-        noticed = "^fenced by|^failed relay shard"
+        noticed = "^fenced by|^failed relay"
         for pod in pods:
             before = self.count_lines(noticed)
             self.pause(pod)
