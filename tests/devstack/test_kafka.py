@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its own names
     AdminClient,
     ConfigResource,
@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its own name
 from jobs_lib.devstack.kafka import KafkaBroker
 from jobs_lib.devstack.process import start_of
 from jobs_lib.errors import DevStackError
+from tests.support.records import make_producer
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def create(broker, topic):
 
 def produce(broker, topic, value):
     failures = []
-    producer = Producer({"bootstrap.servers": broker.address, "acks": "all"})
+    producer = make_producer(broker.address)
     producer.produce(
         topic, value, partition=0, on_delivery=lambda error, _: failures.append(error)
     )

@@ -7,12 +7,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from jobs_lib.errors import TopicError
 from jobs_lib.operating.home_topic import repartition
 from tests.support.apps import make_app, running
+from tests.support.records import make_producer
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -72,9 +72,7 @@ def send(bootstrap_servers, home, done):
 
     def produce() -> None:
         # Idempotent: a retry of the first records must not come behind the next ones.
-        producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True}
-        )
+        producer = make_producer(bootstrap_servers)
         while not stop.wait(0.005):
             # However slow the machine is, it ends soon after the last record.
             for key in KEYS if sum(counts.values()) - done() < 500 else ():

@@ -6,10 +6,10 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
 
 from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, make_app, running
+from tests.support.records import make_producer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,9 +73,7 @@ def send_each(
     bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int, bool]]
 ) -> None:
     """Send versions of keys, each a state or an end."""
-    producer = Producer(
-        {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
-    )
+    producer = make_producer(bootstrap_servers)
     for key, version, end in records:
         value = None if end else f'{{"n": {version}}}'
         headers: Any = {"ce_version": str(version)}

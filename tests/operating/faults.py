@@ -13,7 +13,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating import Limits
@@ -23,6 +22,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from tests.operating.helpers import add_job, add_owner
 from tests.support import wait_for
+from tests.support.records import make_producer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -332,7 +332,7 @@ def _topic(bench: Bench, *, there: int, declared: int) -> dict[str, Any]:
 
 def _produce(bench: Bench, topic: str, partitioner: str) -> None:
     servers = bench.fixture("bootstrap_servers")
-    producer = Producer({"bootstrap.servers": servers, "partitioner": partitioner})
+    producer = make_producer(servers, partitioner)
     for n in range(40):
         producer.produce(topic, key=f"key-{n}", value=b"")
     producer.flush(10)

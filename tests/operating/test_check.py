@@ -8,7 +8,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
 
 from jobs_lib.errors import UnavailableError
 from jobs_lib.operating import Limits, check
@@ -17,6 +16,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from tests.operating import faults
 from tests.operating.helpers import add_job, add_owner
+from tests.support.records import make_producer
 
 if TYPE_CHECKING:
     from jobs_lib.operating import Finding
@@ -270,9 +270,7 @@ def test_records_that_fit_are_in_order(database, bootstrap_servers, topic):
     name = topic(4)
     with database.connect("test") as connection:
         connection.execute("insert into jobs_lib.topics values (%s, 4)", (name,))
-    producer = Producer(
-        {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
-    )
+    producer = make_producer(bootstrap_servers)
     for n in range(40):
         producer.produce(name, key=f"key-{n}", value=b"")
     producer.flush(10)

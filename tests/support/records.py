@@ -125,6 +125,23 @@ def _see(message: Any) -> Seen:
     )
 
 
+def make_producer(
+    bootstrap_servers: str, partitioner: str = "murmur2_random"
+) -> Producer:
+    """A producer that keeps the order of a key's records.
+
+    Without idempotence it may swap them where a topic was just made: the broker
+    refuses the first request, and takes the second.
+    """
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "partitioner": partitioner,
+            "enable.idempotence": True,
+        }
+    )
+
+
 def produce(
     bootstrap_servers: str,
     topic: str,
@@ -133,9 +150,7 @@ def produce(
     headers: dict[str, str] | None = None,
 ) -> None:
     """Produce (key, JSON value or bytes) and wait until all are in the topic."""
-    producer = Producer(
-        {"bootstrap.servers": bootstrap_servers, "partitioner": "murmur2_random"}
-    )
+    producer = make_producer(bootstrap_servers)
     for key, value in records:
         encoded = value if isinstance(value, bytes | None) else json.dumps(value)
         producer.produce(topic, key=key, value=encoded, headers=dict(headers or {}))
