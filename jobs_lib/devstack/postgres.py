@@ -122,7 +122,7 @@ class PostgresServer(Server):
         options: Mapping[str, str] | None = None,
         bin_dir: Path | None = None,
     ) -> Self:
-        """A fast server for tests: it loses its data and never outlives this process."""
+        """A fast server for tests: its data and it never outlive this process."""
         return cls(durable=durable, options=options, bin_dir=bin_dir)
 
     @property
