@@ -102,7 +102,7 @@ class World:
         return self.is_live(pod, job) and known.end is None and job.attempt == attempt
 
     def note_commit(self, job: ClaimedJob, done: list[ClaimedJob]) -> None:
-        """Note the commit of the job's transaction, and of jobs before it in its lane."""
+        """Note the commit of the job's transaction, and of earlier jobs in its lane."""
         self.effects.add(job.id)
         for one in (*done, job):
             self.jobs[one.id].end = self.jobs[one.id].end or "completed"

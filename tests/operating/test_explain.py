@@ -1,4 +1,4 @@
-"""Why a job does not run: each reason, with its values."""
+"""The reasons for which a job does not run, each with its values."""
 
 from __future__ import annotations
 
