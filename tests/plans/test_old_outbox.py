@@ -65,7 +65,7 @@ class Eyes:
         return [record.key for record in block.records]
 
     def settle(self, *, seconds: float = 9.0) -> None:
-        """Pretend that the last mark, if there is one, was set this many seconds ago."""
+        """Pretend that the last mark, if there is one, is this many seconds old."""
         if self.starts._mark is not None:
             at = self.starts._mark.at - seconds
             self.starts._mark = self.starts._mark._replace(at=at)
@@ -135,7 +135,7 @@ def test_a_relay_does_not_walk_over_all_that_came_and_left(admin, eyes, gone):
     admin.execute(WRITE + "values (2, 'calm', 'k', '', 0), (3, 'e', 'k', '', 0)")
     assert eyes.look() == [2, 3]
     assert eyes.pages < FEW
-    # The read meets a young row of a settling topic, then looks for those of re-exports.
+    # The read meets a young row of a settling topic, and looks on for re-exports.
     assert eyes.read(2) == []
     assert eyes.pages < 100
     assert eyes.read(3) == ["k"]
