@@ -1,4 +1,4 @@
-"""Unreadable records stop their partition alone."""
+"""Unreadable records stop only their partition."""
 
 from __future__ import annotations
 
