@@ -92,7 +92,7 @@ def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
         name for mark in request.node.iter_markers("expects") for name in mark.args
     }
     if unknown := expected - WATCHED - {FENCED}:
-        pytest.fail(f"nobody watches {sorted(unknown)}: see tests/support/expectations")
+        pytest.fail(f"unknown events {sorted(unknown)}: see tests/support/expectations")
     watch.take()
     with watch.expecting(expected):
         yield

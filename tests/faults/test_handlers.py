@@ -183,7 +183,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
             what="its heart beats",
         )
         if kind == "blocks the loop":
-            wait_for(lambda: blocked, what="the lag is told")
+            wait_for(lambda: blocked, what="the lag is reported")
             assert blocked[0][1]["seconds"] >= 0.5
             assert "freed.wait" in blocked[0][1]["stack"]
         else:

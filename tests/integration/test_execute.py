@@ -321,7 +321,7 @@ def test_a_stale_owner_can_neither_commit_nor_complete(
             wait_for(lambda: count(admin, "history") == 1, what="the new owner ran it")
             inside.may_end.set()
             wait_for(lambda: inside.refused, what="the old owner is refused")
-            wait_for(lambda: fenced, what="that is told")
+            wait_for(lambda: fenced, what="that is reported")
             assert [fields["ids"] for _, fields in fenced] == [[inside.job_id]]
             # Listeners get the event before it is logged.
             logged = f"jobs.fenced ids=[{inside.job_id}]"

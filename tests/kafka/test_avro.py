@@ -275,7 +275,7 @@ def test_bytes_that_are_no_avro_stop_their_partition_alone(
     records = [("k", good), ("k", unknown), ("k", good)]
     produce(bootstrap_servers, states.name, records)
     with heard("record.failed") as failed, running(app, "consumers"):
-        wait_for(lambda: failed, timeout=30, what="the record is told")
+        wait_for(lambda: failed, timeout=30, what="the record is reported")
         assert seen == ["N1"]
         ((_, fields), *_) = failed
         assert fields["offset"] == 1
@@ -301,7 +301,7 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
     with heard("record.failed", "loop.failed") as failed:
         registry.status = 503
         with running(reader, "consumers"):
-            wait_for(lambda: failed, timeout=30, what="the outage is told")
+            wait_for(lambda: failed, timeout=30, what="the outage is reported")
             assert seen == []
             registry.status = 0
             wait_for(lambda: seen == ["N1"], timeout=30, what="it goes on")

@@ -145,7 +145,7 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
             timeout=40,
-            what="the first ones are told",
+            what="the first ones are sent",
         )
         rows = slot.read()
         calm = judge(rows, read())
@@ -223,7 +223,7 @@ def test_no_message_is_sent_while_the_database_refuses_the_change(
         admin.execute("alter table entities drop constraint small")
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
-            what="all is told",
+            what="all is sent",
         )
     assert {*values(bootstrap_servers, events.name)["a"]} == {1, 2, 3}
     assert len(read_topic(bootstrap_servers, events.name)) == 3

@@ -178,7 +178,7 @@ def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
         proxy.hold()
         await_owned({"pod-a": 6})
         # Three move for each role, and none that the other pod did not have.
-        wait_for(lambda: len(taken) == 2, what=lambda: f"both are told: {taken}")
+        wait_for(lambda: len(taken) == 2, what=lambda: f"both are taken: {taken}")
         assert [len(fields["origins"]) for _, fields in taken] == [3, 3]
         proxy.release()
         await_owned({"pod-a": 3, "pod-b": 3})

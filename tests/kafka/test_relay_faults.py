@@ -166,7 +166,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
             wait_for(
                 lambda: sum(count_sent(stage).values()) > sum(before.values()) + 5,
                 timeout=30,
-                what=lambda: f"somebody sends: {stage.output}",
+                what=lambda: f"a relay sends: {stage.output}",
             )
             after = count_sent(stage)
             if not owned or connection.execute(query).fetchall() != owned:

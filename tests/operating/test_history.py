@@ -349,7 +349,7 @@ def test_a_transaction_that_stays_open_is_reported_by_its_pid(
     maintenance = Maintenance(database, KEEP, interval=0.05, limits=Limits(0.3))
     with heard("transaction.old") as told:
         maintenance.start()
-        wait_for(lambda: told, what="it has been told")
+        wait_for(lambda: told, what="it has been reported")
         wait_for(lambda: "transaction.old" in caplog.text, what="and logged")
         maintenance.stop()
     assert {fields["who"] for _, fields in told} == {pid}

@@ -47,7 +47,7 @@ def waits(admin, wait_for):
                 ).rowcount
                 >= backends
             ),
-            what="somebody waits for a lock",
+            what="a session waits for a lock",
         )
 
     return waits

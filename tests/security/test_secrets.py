@@ -287,7 +287,7 @@ def test_errors_that_are_kept_or_emitted_have_no_password(
         wait_for(
             lambda: {event for event, _ in told} >= {"record.failed", "rows.held"},
             timeout=40,
-            what="the record and the row are told of",
+            what="the record and the row are reported",
         )
         wait_for(
             lambda: any(event == "job.ran" for event, _ in told),

@@ -371,7 +371,7 @@ def test_a_record_that_cannot_be_handled_is_reported_without_its_value(
                 <= {f["origin"] for event, f in events if event == "record.failed"}
             ),
             timeout=40,
-            what=lambda: f"each is told: {events}",
+            what=lambda: f"each is reported: {events}",
         )
     errors = {f["origin"]: f["error"] for event, f in events if "error" in f}
     assert "age: input should be a valid integer" in errors[f"{numbers}/0"]

@@ -4,9 +4,9 @@ A signal can strike it at two points. At ``full`` a block is with the producer: 
 has not acknowledged it, and nothing has asked for the commit. At ``sent`` the block is
 in Kafka, and its rows are not deleted. SIGUSR1 makes it die at ``sent``. After SIGUSR2
 the signal that its start names hits it at ``full``. Each strikes the next block, once.
-Without a signal the first block is struck, if the start says so. At ``sent`` only a
-block counts of which something must come twice: where rows are merged, a newer row may
-replace all rows that are sent again.
+Without a signal the first block is struck, if the start says so. At ``sent`` a block is
+struck only if some of its records must come twice: where rows are merged, a newer row
+may replace all rows that are sent again.
 """
 
 from __future__ import annotations
