@@ -1,4 +1,4 @@
-"""The tutorial with its own commands, the built wheel and an empty folder."""
+"""The tutorial runs by its own commands, with the built wheel, in an empty folder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def own_server():
 
 @pytest.fixture(scope="package")
 def own_databases(own_server):
-    """Databases on the own server."""
+    """Databases on this server."""
     with Databases(own_server.url) as databases:
         yield databases
 

@@ -120,7 +120,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
             await_owned({"pod-a": 3, "pod-b": 3})
             send_all(bootstrap_servers, home, 0)
             wait_for(lambda: handled() == [*range(20)], what="all were handled")
-        # The group misses a member that does not leave only after the session timeout.
+        # A member that does not leave is missed only after the session timeout.
         await_owned({"pod-a": 6}, timeout=60)
         send_all(bootstrap_servers, home, 20)
         wait_for(lambda: handled() == [*range(40)], what="all were handled")

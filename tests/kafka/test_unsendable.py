@@ -59,7 +59,7 @@ def test_headers_that_are_no_text_hold_their_key_alone(
         write(admin, name, key, value, more)
     with running(app, "relay"):
         wait_for(
-            # The last row of a state replaces the others, so its key is sent.
+            # The last row of a state replaces the others, so its key is good.
             lambda: count_unsent(admin) == ((0, 1) if merge else (0, 3)),
             timeout=30,
             what=lambda: f"good rows have left: {operating.list_holds(database)}",

@@ -170,7 +170,7 @@ def test_a_suspect_that_has_ended_keeps_no_other_back_while_nothing_is_claimed(s
     pod.rounds()
     suspect = pod.start()
     assert suspect.id == job
-    pod.lease.until = -math.inf  # as if there was no room
+    pod.lease.until = -math.inf  # as if there were no room
     pod.round()
     assert alone.locked()
     pod.finish(suspect)
