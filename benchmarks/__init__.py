@@ -1,3 +1,3 @@
-"""Measurements, side by side in one run; never a timed test."""
+"""Measurements, side by side in one run; none of them is a timed test."""
 
 from __future__ import annotations

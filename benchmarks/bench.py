@@ -1,4 +1,4 @@
-"""What every measure works with: the server, the peers, the sizes, the rounds."""
+"""What every measure uses: the server, the peers, the sizes, the rounds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one piece, a row for each round that succeeded."""
+    """The rows of one piece: one for each round that succeeded."""
 
     rows: list[Row] = field(default_factory=list)
 
     def median(self, key: str) -> float | None:
-        """The median over the rounds; None when nothing was measured."""
+        """The median over the rounds; None if nothing was measured."""
         return median(row.get(key) for row in self.rows)
 
 
@@ -45,20 +45,20 @@ class Bench:
 
     server: Server
     peers: dict[str, Peer]
-    """Those that are installed and asked for, without this library."""
+    """The peers that are installed and asked for, without this library."""
     rounds: int = 3
     quick: bool = False
     held_seconds: int = 600
     """How long the measure `held_xmin` keeps its transaction open."""
     out: Path = Path("build/benchmarks")
-    """Where curves are written."""
+    """The folder that curves are written to."""
     noisy_rows: int = 0
     failures: list[str] = field(default_factory=list)
     measure: str = ""
-    """The one that is under way."""
+    """The measure that runs now."""
 
     def size(self, number: int, *, quick: int | None = None) -> int:
-        """That many, or a tenth of it in a quick run."""
+        """This number, or a tenth of it in a quick run."""
         if not self.quick:
             return number
         return number // 10 if quick is None else quick
@@ -71,7 +71,7 @@ class Bench:
     def alternate(
         self, pieces: Mapping[str, Callable[[], Row]], rounds: int | None = None
     ) -> dict[str, Rows]:
-        """Run each piece once a round; every other round in the opposite order."""
+        """Run each piece once a round, in the opposite order in every other round."""
         found = {name: Rows() for name in pieces}
         for number in range(rounds or self.rounds):
             order = list(pieces)
@@ -82,11 +82,11 @@ class Bench:
         return found
 
     def attempt(self, name: str, piece: Callable[[], Row]) -> Row | None:
-        """The row of a piece, told as it comes; None when it fails."""
+        """Run a piece and print its row; return the row, or None if the piece fails."""
         try:
             row = piece()
         except Exception as error:
-            # The rest of a run of hours must not be lost to one peer's failure.
+            # A failure of one peer must not lose the rest of a run that takes hours.
             self.failures.append(f"{self.measure}: {name}")
             self.tell(f"{name}: FAILED: {type(error).__name__}: {error}")
             return None
@@ -97,7 +97,7 @@ class Bench:
     def attempt_measure(
         self, name: str, measure: Callable[[Bench], Figures]
     ) -> Figures:
-        """The figures of a measure; none when it fails as a whole."""
+        """The figures of a measure; none if the whole measure fails."""
         self.measure = name
         self.tell(f"=== {name}")
         try:
@@ -108,7 +108,7 @@ class Bench:
             return {}
 
     def report(self, name: str, figures: Figures, **more: Any) -> None:
-        """Print the one line of JSON that a benchmark ends with."""
+        """Print the one line of JSON at the end of a benchmark."""
         result = {
             "benchmark": name,
             "quick": self.quick,
@@ -123,13 +123,13 @@ class Bench:
         sys.stdout.write(json.dumps(result) + "\n")
 
     def tell(self, line: str) -> None:
-        """Write a line for people, with the time."""
+        """Print a line for people, with the time."""
         print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
     def prepare(
         self, peer: Peer, jobs: int, mode: str = "plain", setup: Any = None
     ) -> None:
-        """The database with that many jobs: the same for every round."""
+        """Restore the database with this many jobs: the same one in every round."""
         name = f"{peer.name}_{mode}_{jobs}"
         if not self.server.keeps(name):
             self.renew(peer, setup)
@@ -138,7 +138,7 @@ class Bench:
         self.server.restore(name)
 
     def renew(self, peer: Peer, setup: Any = None) -> None:
-        """The database with the peer's tables and no jobs."""
+        """Make the database anew, with the peer's tables and no jobs."""
         self.server.renew()
         pieces.run(self.server, peer, "setup", **(setup or {}))
         self.server.settle()
@@ -146,12 +146,12 @@ class Bench:
     def best_peer(
         self, rows: Mapping[str, Rows], key: str, *, lowest: bool = False
     ) -> tuple[str, float] | None:
-        """The peer that is ahead in a figure."""
+        """The peer with the best value of a figure."""
         return best({p: rows[p].median(key) for p in self.peers}, lowest=lowest)
 
 
 def choose(given: str | None, known: Any, kind: str) -> list[str]:
-    """The names that an option gives by commas; all of them where it is not given."""
+    """The names that an option lists, by commas; all of them if it is not given."""
     names = list(known) if given is None else [n for n in given.split(",") if n]
     for name in names:
         if name not in known:
@@ -162,7 +162,7 @@ def choose(given: str | None, known: Any, kind: str) -> list[str]:
 
 
 def rounded(value: Any) -> Any:
-    """Figures as people read them: three digits after the point, fewer for large."""
+    """Round figures for people: three digits after the point, fewer if large."""
     if isinstance(value, float):
         return round(value) if abs(value) >= 1_000 else round(value, 3)
     if isinstance(value, dict):

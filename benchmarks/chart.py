@@ -1,4 +1,4 @@
-"""Draw what was measured over time: ``python -m benchmarks.chart DATA PICTURE``."""
+"""Draw a measurement over time: ``python -m benchmarks.chart DATA PICTURE``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def draw_held_xmin(data: Path, picture: Path) -> Path | None:
     """Draw throughput and pick-up under an old transaction.
 
     Args:
-        data: what the measure ``held_xmin`` wrote.
+        data: the file that the measure ``held_xmin`` wrote.
         picture: the SVG to write.
 
     Returns:
-        The picture; None when matplotlib is not installed.
+        The picture; None if matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return None
@@ -26,7 +26,7 @@ def draw_held_xmin(data: Path, picture: Path) -> Path | None:
     figure = Figure(figsize=(8, 6), layout="constrained")
     rate, wait = figure.subplots(2, 1, sharex=True)
     for name, curve in curves.items():
-        # The last span is cut short by the end.
+        # The end of the measurement cuts the last span short.
         minutes = [point["at_s"] / 60 for point in curve[:-1]]
         rate.plot(minutes, [point["jobs_s"] for point in curve[:-1]], label=name)
         wait.plot(minutes, [point["p99_ms"] for point in curve[:-1]], label=name)

@@ -1,7 +1,7 @@
-"""What a newcomer meets: seconds to import, declare and get help; lines in the log.
+"""A newcomer's first day: seconds to import, declare and get help; lines in the log.
 
 ``python -m benchmarks.day_one`` prints one JSON line. The CPU seconds are the medians
-of several runs; `idle_lines_in_an_hour` is counted over a shorter time and scaled.
+of several runs. `idle_lines_in_an_hour` is counted over a shorter time and scaled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def work(job: Job) -> None: ...
 @click.command()
 @click.option("--idle", default=60.0, show_default=True, help="Seconds to stand idle.")
 def main(idle: float) -> None:
-    """Measure on this machine."""
+    """Measure day one on this machine."""
     figures = {
         "import_cpu_s": _measure_cpu("-c", "from jobs_lib import App, Job"),
         "declare_cpu_s": _measure_cpu("-c", _SERVICE),
@@ -53,7 +53,7 @@ def main(idle: float) -> None:
 
 
 def _measure_cpu(*arguments: str) -> float:
-    """CPU seconds of Python with these arguments: the median."""
+    """The median of the CPU seconds of Python with these arguments."""
     took = []
     for _ in range(_RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

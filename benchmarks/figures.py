@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """The median of what was measured; None when nothing was."""
+    """The median of the values; None if there are none."""
     found = [value for value in values if value is not None]
     return statistics.median(found) if found else None
 
@@ -20,8 +20,8 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     """The smallest value that at least ``share`` of all do not exceed (nearest rank).
 
     Args:
-        values: in any order.
-        share: more than 0, 1 at the most; 0.99 for the 99th percentile.
+        values: the values, in any order.
+        share: above 0, and 1 at most; 0.99 for the 99th percentile.
     """
     if not 0 < share <= 1:
         raise ValueError(f"a share is more than 0 and 1 at the most, not {share}")
@@ -30,14 +30,14 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """``part / whole``; None where either is missing or the whole is 0."""
+    """``part / whole``; None if either is missing or the whole is 0."""
     return part / whole if part is not None and whole else None
 
 
 def best(
     medians: Mapping[str, float | None], *, lowest: bool = False
 ) -> tuple[str, float] | None:
-    """The name and figure of whoever is ahead; None when nobody was measured."""
+    """The name with the best figure, and the figure; None if nothing was measured."""
     found = [(name, value) for name, value in medians.items() if value is not None]
     if not found:
         return None
@@ -47,7 +47,7 @@ def best(
 def bucketed(
     points: Sequence[tuple[float, float]], width: float
 ) -> list[tuple[float, list[float]]]:
-    """Group (time, value) points into spans of ``width``, named by their start."""
+    """Group (time, value) points into spans of ``width``; their start names them."""
     buckets: dict[int, list[float]] = {}
     for time, value in points:
         buckets.setdefault(int(time // width), []).append(value)

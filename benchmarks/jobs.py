@@ -1,7 +1,7 @@
-"""Jobs: this library and its peers, in turn, on one PostgreSQL with durable commits.
+"""Jobs: this library and its peers alternate on one PostgreSQL with durable commits.
 
-``python -m benchmarks.jobs`` tells each piece on stderr as it comes, and prints one
-JSON line at the end. docs/measured.md says how to read it.
+``python -m benchmarks.jobs`` prints each piece on stderr when it ends, and one JSON
+line at the end. docs/measured.md says how to read it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(
     out: Path,
 ) -> None:
     """Measure the jobs on this machine."""
-    # Unwinds, so that no server or worker is left behind.
+    # The exit unwinds the stack, so that no server or worker is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = choose(only, MEASURES, "measure")
     wanted = choose(peers, PEERS, "peer")
@@ -86,7 +86,7 @@ def main(
 
 
 def _describe(bench: Bench, missing: list[str]) -> dict[str, Any]:
-    """What stands beside the figures: who was measured, and how."""
+    """The circumstances of the figures: what was measured, and how."""
     settings = pieces.run(bench.server, OURS, "settings")
     shown = {"workers", "batch", "poll_interval", "history_days"}
     return {

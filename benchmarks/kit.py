@@ -1,4 +1,4 @@
-"""What a test with the test kit costs: `python -m benchmarks.kit`."""
+"""The cost of a test with the test kit: `python -m benchmarks.kit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def work(job: Job, group: str) -> None:
 
 
 def main() -> None:
-    """Print medians of some rounds, after one to warm up."""
+    """Print the medians of some rounds, after one round to warm up."""
     started = time.perf_counter()
     with embedded_server() as server, Databases(server.url) as databases:
         with databases.fresh():
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(what: str, act: Callable[[], None]) -> None:
-    """Print how long it takes."""
+    """Print how long an action takes."""
     act()
     seconds = []
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""What processes have used, as Linux counts it in /proc."""
+"""The CPU and memory that processes have used, as Linux counts it in /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds of CPU since their start: of a worker, a server, all of the machine."""
+    """Seconds of CPU since the start of a worker, of a server, and of the machine."""
 
     worker: float
     server: float
@@ -28,7 +28,7 @@ class Usage:
 
     @property
     def other(self) -> float:
-        """What processes that have no part in the measurement used."""
+        """The CPU of processes that have no part in the measurement."""
         return max(0.0, self.machine - self.worker - self.server - self.harness)
 
 
@@ -36,9 +36,9 @@ def read_usage(worker: int | None, server: int) -> Usage:
     """Read the counters now.
 
     Args:
-        worker: the process that is measured, its children with it; None while there
-            is none.
-        server: PostgreSQL's first process.
+        worker: the measured process, together with its children; None while there is no
+            worker.
+        server: the first process of PostgreSQL.
     """
     own = os.times()
     return Usage(
@@ -50,7 +50,7 @@ def read_usage(worker: int | None, server: int) -> Usage:
 
 
 def peak_rss_mb(pid: int) -> float:
-    """The most memory that a process ever had, in MiB."""
+    """The most memory that a process has ever used, in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
@@ -64,17 +64,17 @@ def find_children(parent: int) -> list[int]:
 
 
 def _family_cpu(parent: int) -> float:
-    """Of a process, its children, and those of its children that have ended."""
+    """The CPU of a process, its children, and the ended children of those."""
     return sum(sum(_cpu(pid)[:2]) for pid in (parent, *find_children(parent)))
 
 
 def _cpu(pid: int) -> tuple[float, float, int]:
-    """Seconds of its own, of its children that have ended, and its parent."""
+    """The CPU seconds of a process and of its ended children, and its parent."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return 0.0, 0.0, 0
-    # The name in parentheses may hold anything, blanks and parentheses too.
+    # The name in parentheses may hold any text, even blanks and parentheses.
     fields = text.rpartition(")")[2].split()
     ticks = [int(field) for field in fields[11:15]]
     return (ticks[0] + ticks[1]) / _HZ, (ticks[2] + ticks[3]) / _HZ, int(fields[1])

@@ -1,7 +1,7 @@
-"""The pieces that measures are made of: one adapter does one thing, watched closely.
+"""The pieces of measures: one adapter does one thing, and is watched closely.
 
-Each returns a row of raw figures. `other_cpu` in it says how many cores processes with
-no part in it used meanwhile: distrust rows above 0.3.
+Each returns a row of raw figures. Its `other_cpu` says how many cores other processes
+used meanwhile: distrust rows above 0.3.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WARM_UP_JOBS = 20
 
 
 def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
-    """Run a command of an adapter that ends by itself; its last line, and its CPU."""
+    """Run a command that ends by itself; return its last line and its CPU."""
     before, began = read_usage(None, server.pid), time.monotonic()
     children = _children_cpu()
     done = subprocess.run(
@@ -47,7 +47,7 @@ def run(server: Server, peer: Peer, command: str, **given: Any) -> Row:
         check=False,
     )
     took = time.monotonic() - began
-    # Its sessions are about to end; one that ended while we count would be missed.
+    # Its sessions are about to end; the count would miss a session that ends during it.
     time.sleep(_SESSIONS_SECONDS)
     used = read_usage(None, server.pid) - before
     if done.returncode:
@@ -73,11 +73,10 @@ def drain(
     unfinished: str | None = None,
     **given: Any,
 ) -> Row:
-    """Run all jobs that are there, or as many as a worker can in some seconds.
+    """Run all waiting jobs, or as many as a worker can run in some seconds.
 
-    What is ``given`` besides goes to the adapter as it is. Counted from the first
-    handler's start until no unfinished job is left in the table; when the time was up
-    first, until then.
+    ``given`` goes to the adapter unchanged. The time counts from the first handler's
+    start until the table has no unfinished job, or until the time is up.
     """
     chosen = peer.drain if settings is None else settings
     dead = server.dead_tuples()
@@ -95,7 +94,7 @@ def drain(
         used, took = read_usage(pid, server.pid) - before, time.monotonic() - began
         rss = peak_rss_mb(pid)
     per_100k = 100_000 / end["jobs"]
-    # A worker's connections tell what they did when they end.
+    # A worker's connections report their dead rows when they end.
     dead = server.dead_tuples() - dead
     return {
         "jobs": end["jobs"],
@@ -123,10 +122,11 @@ def pick_up(
 ) -> tuple[Row, list[tuple[float, float]]]:
     """Send jobs one by one from another process to a worker that waits for them.
 
-    A sender that falls behind ends with the time, so that the rate tells of it.
+    A sender that falls behind ends with the time, so that its rate shows it.
 
-    Returns a row, and for each job the second at which it was committed, counted from
-    the first, and the milliseconds from there to the handler's first line.
+    Returns a row, and two figures for each job. The first is the second of its commit,
+    counted from the first commit. The other is the milliseconds from there to the
+    handler's first line.
     """
     chosen = peer.waiting if settings is None else settings
     with tempfile.TemporaryDirectory(prefix="jobs-lib-bench-") as folder:
@@ -170,7 +170,7 @@ def _warm_up(
 ) -> int:
     """Send a few jobs first, until the worker has started them.
 
-    Returns how many bytes it has written into its log for them.
+    Returns how many bytes the worker has written into its log for them.
     """
     run(
         server,
@@ -199,12 +199,12 @@ def join_logs(sent: Path, started: Path, skipped: int = 0) -> list[tuple[float, 
     Args:
         sent: the log of a sender.
         started: the log of a worker.
-        skipped: bytes at the beginning of the worker's log that count for nothing.
+        skipped: how many bytes at the beginning of the worker's log to ignore.
     """
     starts: dict[int, int] = {}
     for line in started.read_text()[skipped:].splitlines():
         number, at = map(int, line.split())
-        # A job that ran twice was picked up when it ran first.
+        # For a job that ran twice, its first run is the pick-up.
         starts.setdefault(number, at)
     commits = [
         (int(committed), int(number))
@@ -220,10 +220,10 @@ def join_logs(sent: Path, started: Path, skipped: int = 0) -> list[tuple[float, 
 
 
 def await_finish(server: Server, unfinished: str, *, quietly: bool = False) -> int:
-    """Wait until no unfinished job is left in the table.
+    """Wait until the table has no unfinished job.
 
-    Returns when that was so, in nanoseconds of the monotonic clock: when the question
-    was asked, since the answer may take long where an old snapshot keeps dead rows.
+    Returns the moment in nanoseconds of the monotonic clock. It is the time of the
+    question, since the answer may take long if an old snapshot keeps dead rows.
     """
     deadline = time.monotonic() + _FINISH_SECONDS
     with server.connect() as connection:
@@ -240,7 +240,7 @@ def await_finish(server: Server, unfinished: str, *, quietly: bool = False) -> i
 
 
 def _grouped(end: Row) -> Row:
-    """How long the hot group and the small ones took, where there were any."""
+    """How long the hot group and the small groups took, if there were any."""
     row: Row = {}
     if end.get("small_last"):
         row["small_s"] = (end["small_last"] - end["first"]) / 1e9
@@ -250,7 +250,7 @@ def _grouped(end: Row) -> Row:
 
 
 def _shares(used: Usage, took: float, sender: float = 0.0) -> Row:
-    """How many cores were busy with what, on average."""
+    """How many cores each kind of process used, on average."""
     return {
         "worker_cpu": used.worker / took,
         "db_cpu": used.server / took,

@@ -1,7 +1,7 @@
 """How fast keys become chunk jobs: `python -m benchmarks.reexport [keys]`.
 
-A table of 336,776 keys (or as many as are asked for), loaded by both engines into a
-durable PostgreSQL of its own. Spark is measured without its start, which is told apart.
+Both engines load a table of 336,776 keys, or of as many as you ask for, into a durable
+PostgreSQL of its own. Spark is measured without its start, which is printed separately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(keys: int) -> None:
 
 
 def measure(name: str, database: Database, engine: Engine, keys: int) -> None:
-    """Load the table several times and print keys/s."""
+    """Load the table several times, and print keys/s."""
     rates = []
     for _ in range(RUNS):
         begun = reexport.begin(database, FLIGHTS, rate=6_000)

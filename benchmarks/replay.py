@@ -1,9 +1,9 @@
 """Record the statements that an executor sends, and send them again by pgbench.
 
-What an executor costs beyond its SQL is best seen against that very SQL: the same
-statements with the same parameters, prepared, over one connection, on a copy of the
-same table, without any Python. The statements are read from the server's log, so they
-are what was sent, at the batch sizes that were used.
+The cost of an executor beyond its SQL shows best beside that very SQL. So pgbench sends
+the same prepared statements with the same parameters, over one connection, on a copy of
+the same table, without any Python. The statements are read from the server's log, so
+they are exactly those that were sent, at the batch sizes that were used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LATENCY = re.compile(r"latency average = ([\d.]+) ms")
 
 
 class ReplayError(Exception):
-    """There is nothing to send again, or it did not do what it did before."""
+    """There is nothing to send again, or it did not have the same effect."""
 
 
 class Recording:
@@ -46,13 +46,13 @@ class Recording:
         self.counts: dict[str, int] = {}
 
     def start(self) -> None:
-        """Log every statement of the sessions that the database gets from now on."""
+        """Log every statement of the sessions that begin from now on."""
         self._from = self._server.log.stat().st_size
         with self._server.connect() as connection:
             connection.execute("alter database bench set log_statement = 'all'")
 
     def stop(self) -> None:
-        """Make the script of what was logged.
+        """Make the script of the logged statements.
 
         Raises:
             ReplayError: one of the queries was never sent.
@@ -63,7 +63,7 @@ class Recording:
         self._script, self.counts = make_script(statements, self._queries)
 
     def replay(self) -> float:
-        """Send it all again; returns the seconds that it took."""
+        """Send all statements again; return the seconds that this took."""
         with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
             file.write(self._script)
             file.flush()
@@ -90,7 +90,7 @@ def read_statements(log: str) -> Iterator[tuple[str, list[str]]]:
     waiting: dict[str, str] = {}
     for pid, kind, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         if kind == "LOG" and (found := _EXECUTE.match(text)):
-            # Lines after the first one are indented by a tab.
+            # A tab indents the lines after the first one.
             waiting[pid] = found[1].replace("\n\t", "\n").rstrip()
         elif kind == "DETAIL" and pid in waiting:
             yield waiting.pop(pid), _VALUE.findall(text)
@@ -99,10 +99,10 @@ def read_statements(log: str) -> Iterator[tuple[str, list[str]]]:
 def make_script(
     statements: Iterable[tuple[str, list[str]]], queries: Mapping[str, str]
 ) -> tuple[str, dict[str, int]]:
-    """A script that sends those of some queries again, and how many there are of each.
+    """A script that sends some queries again, and the number of each of them.
 
     Raises:
-        ReplayError: there is none of one of them.
+        ReplayError: one of them was never sent.
     """
     names = {_shape(query): name for name, query in queries.items()}
     counts = dict.fromkeys(queries, 0)

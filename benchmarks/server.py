@@ -1,4 +1,4 @@
-"""The one PostgreSQL server that everybody is measured on, with durable commits."""
+"""The one PostgreSQL server on which all are measured, with durable commits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DATABASE = "bench"
 
 
 class Server:
-    """A throw-away server; its database ``bench`` is made anew for every piece."""
+    """A temporary server; its database ``bench`` is made anew for every piece."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         self._server = PostgresServer.ephemeral(
@@ -46,22 +46,22 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the first process, the parent of all others."""
+        """The pid of the first process, the parent of all others."""
         return self._server.pid
 
     @property
     def url(self) -> str:
-        """Of the database ``bench``."""
+        """The URL of the database ``bench``."""
         return self._server.url_of(DATABASE)
 
     @property
     def version(self) -> str:
-        """As in 18.6."""
+        """The version, such as 18.6."""
         return str(self.ask("show server_version", database="postgres")).split()[0]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs to find the database, and nothing that sets us up."""
+        """The variables that lead a program to the database, without our settings."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -79,7 +79,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """What the server writes for people to read."""
+        """The server's log, written for people."""
         return self._server.log_file
 
     @contextlib.contextmanager
@@ -98,40 +98,40 @@ class Server:
             return row[0] if row else None
 
     def renew(self) -> None:
-        """Make the database anew, with nothing in it."""
+        """Make the database anew and empty."""
         self._create(DATABASE, "template1")
 
     def keep(self, name: str) -> None:
-        """Keep a settled copy of the database as it is now, for `restore`."""
+        """Keep a settled copy of the current database, for `restore`."""
         self.settle()
         self._create(name, DATABASE)
         self._kept.add(name)
 
     def keeps(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
+        """Whether there is a copy of this name."""
         return name in self._kept
 
     def restore(self, name: str) -> None:
-        """Make the database anew, as it was kept."""
+        """Make the database anew from a copy."""
         self._create(DATABASE, name)
         with self.connect() as connection:
             connection.execute("checkpoint")
 
     def forget(self) -> None:
-        """Remove all copies: they take up the disk."""
+        """Remove all copies, since they fill the disk."""
         with self.connect("postgres") as connection:
             for name in self._kept:
                 _drop(connection, name)
         self._kept.clear()
 
     def settle(self) -> None:
-        """Finish what was left to do, so that what comes next does not pay for it."""
+        """Finish remaining work, so that the next piece does not pay for it."""
         with self.connect() as connection:
             connection.execute("vacuum analyze")
             connection.execute("checkpoint")
 
     def dead_tuples(self) -> int:
-        """Row versions that updates and deletes have left behind so far."""
+        """Count the row versions that updates and deletes have left behind so far."""
         return int(
             self.ask(
                 "select coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint"
@@ -141,7 +141,7 @@ class Server:
 
     def _create(self, name: str, template: str) -> None:
         with self.connect("postgres") as connection:
-            # A copy needs its source to itself, and autovacuum may be looking at it.
+            # A copy needs its source alone, and autovacuum may be connected to it.
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
                 " where datname = any (%s)",
@@ -152,8 +152,8 @@ class Server:
                 sql.SQL("create database {} template {} strategy {}").format(
                     sql.Identifier(name),
                     sql.Identifier(template),
-                    # By the log a small database comes into the cache; a large one
-                    # would write it all twice.
+                    # Through the log, a small database is already cached; a large one
+                    # would be written twice.
                     sql.SQL("file_copy" if self._is_large(template) else "wal_log"),
                 )
             )

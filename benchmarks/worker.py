@@ -1,4 +1,4 @@
-"""A running adapter that handles jobs, and what it tells."""
+"""A running adapter that handles jobs, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _END_SECONDS = 10.0
 
 
 class PieceError(Exception):
-    """An adapter ended or said nothing where it should have."""
+    """An adapter ended or was silent when it should have reported something."""
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
 
     def await_event(self, name: str, seconds: float) -> Row:
-        """The next event of that name; others are passed over."""
+        """Wait for the next event of this name; ignore others."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -68,7 +68,7 @@ class Worker:
                 return event
 
     def end(self) -> None:
-        """Ask it to end, and make sure."""
+        """Ask the adapter to end, and make sure that it does."""
         self.process.terminate()
         try:
             self.process.wait(_END_SECONDS)
@@ -94,7 +94,7 @@ class Worker:
 def working(
     server: Server, peer: Peer, settings: Mapping[str, Any], **given: Any
 ) -> Iterator[Worker]:
-    """A worker, which ends with the block."""
+    """A worker that ends with the block."""
     worker = Worker(server, peer, settings, **given)
     try:
         yield worker

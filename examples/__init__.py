@@ -1,3 +1,3 @@
-"""Examples that run as they are."""
+"""Examples that you can run without changes."""
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PlainRecords(logging.Filter):
 
 
 def trace(error: BaseException | None, *, theirs: bool = False) -> str:
-    """The traceback of an error, masked and told without values; never raises.
+    """The traceback of an error, masked and without values; never raises.
 
     Args:
         error: what was raised.
@@ -104,7 +104,7 @@ def trace(error: BaseException | None, *, theirs: bool = False) -> str:
                 lines = map(re.escape, str(one).split("\n"))
                 plain = plain.replace("\\", r"\\")
                 told = re.sub(r"\n[ |]*".join(lines), plain, told)
-    except BaseException:  # of an error whose attributes are anybody's code
+    except BaseException:  # any code may run behind an error's attributes
         return describe(error)
     return mask(_printable(told))
 

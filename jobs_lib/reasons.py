@@ -117,7 +117,7 @@ def explain_foreign(error: BaseException) -> str | None:
         return explain_foreign(cause) or str(cause)
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state is None:
-        # Of the connection: libpq tells it in lines.
+        # This is an error of the connection, which libpq writes in lines.
         names = {one.__name__ for one in type(error).__mro__}
         return find_reason(error) if "OperationalError" in names else None
     # Of psycopg, or as attributes of the error itself.
@@ -187,7 +187,7 @@ def _explain_kafka(error: BaseException) -> str | None:
 
 
 def _is_of_pydantic(error: BaseException, name: str) -> bool:
-    """Whether it is the error of that name; who has never loaded pydantic has none."""
+    """Whether it is the error of that name; a process without pydantic has none."""
     core = sys.modules.get("pydantic_core")
     return core is not None and type(error) is getattr(core, name)
 

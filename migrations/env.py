@@ -1,8 +1,8 @@
 """Alembic's entry point for the tables of jobs_lib.
 
-Run through ``jobs-lib migrate``, :func:`jobs_lib.postgres.migrate.upgrade`, or the
+Run it by ``jobs-lib migrate``, :func:`jobs_lib.postgres.migrate.upgrade`, or the
 ``alembic`` command beside this folder. The version table lies in the library's own
-schema, so that these migrations live beside other people's.
+schema, so that these migrations can live beside those of other applications.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-# `if not exists` would ask the schema's owner for the right to make another one.
+# `create schema if not exists` needs the right to make schemas even if this one exists.
 MAKE_SCHEMA = sql.SQL("""do $do$
 begin
     if not exists (select from pg_namespace where nspname = {name}) then
@@ -37,7 +37,7 @@ begin
 end
 $do$""")
 
-# Where nothing can look before it changes: a script may be run on other tables.
+# A printed script checks the version by itself: it may be run on other tables.
 CHECK_VERSION = sql.SQL("""do $do$
 begin
     if (select version_num from {table}) is distinct from {version} then
@@ -66,15 +66,16 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
     )
     with context.begin_transaction():
         if offline:
-            # Whatever the default is: it waits for locks, and then sees what there is.
+            # Do not rely on the default: at this level a statement that has waited for
+            # a lock sees the latest rows.
             context.execute("set transaction isolation level read committed")
-        # Several at once take turns; who calls us may have it already.
+        # Several migrations at once take turns. The caller may hold this lock already.
         context.execute(f"select pg_advisory_xact_lock({MIGRATE_LOCK})")
-        # Writers queue behind a change that waits for its lock: none waits for long.
+        # Writers queue behind a change that waits for its lock: it must not wait long.
         context.execute(f"set local lock_timeout to {int(LOCK_SECONDS * 1_000)}")
         context.execute(MAKE_SCHEMA.format(**names).as_string())
-        # Local to the transaction: the caller's later statements are not affected. The
-        # session's temporary tables last, for what a revision looks up, too.
+        # The path is local to the transaction, so it does not affect the caller's later
+        # statements. Temporary tables come last when a revision looks a name up, too.
         path = sql.SQL("set local search_path to {schema}, pg_temp")
         context.execute(path.format(**names).as_string())
         since = context.get_starting_revision_argument() if offline else None
@@ -84,7 +85,7 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
             context.execute(check.as_string())
         installed = None if offline else context.get_context().get_current_revision()
         if installed is not None:
-            # Alembic would go on from a version whose name begins alike.
+            # Alembic would continue from a version whose name only begins alike.
             check_lineage(schema, installed)
         context.run_migrations()
         for query in ("settle_functions", "settle_grants"):
@@ -101,7 +102,7 @@ if context.is_offline_mode():
         schema,
         attributes.get("last", ()),
         dialect_name="postgresql",
-        # With that of the driver every % would be doubled.
+        # The driver's own style would double every %.
         dialect_opts={"paramstyle": "named"},
         literal_binds=True,
     )

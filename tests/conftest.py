@@ -1,6 +1,6 @@
 """Real servers, a fresh database per test, topics and processes.
 
-Servers are started when the first test needs one, and never outlive the run.
+The first test that needs a server starts it, and no server outlives the run.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ if TYPE_CHECKING:
     Connect = Callable[..., psycopg.Connection[psycopg.rows.TupleRow]]
 
 SCHEMA = "jobs_lib"
-#: A bin folder of another PostgreSQL to test with, such as an older version.
+#: A bin folder of another PostgreSQL to test with, such as that of an older version.
 POSTGRES_BIN = "JOBS_LIB_TEST_POSTGRES_BIN"
-#: A kind of role: what is tested then connects as one, and the tests as a superuser.
+#: A kind of role: the tested code then connects as such a role, and the tests as a
+#: superuser.
 ROLE = "JOBS_LIB_TEST_ROLE"
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]")
 
-# Where the servers' programs come from is the machine's business, not the tests'.
+# The machine decides where the servers' programs come from, so these stay set.
 _KEPT = {POSTGRES_BIN, ROLE, "JOBS_LIB_CACHE_DIR", "JOBS_LIB_MAVEN_BASE_URL"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the developer's own settings out, and count the seconds by folder."""
+    """Remove the developer's own settings, and count the seconds by folder."""
     for name in [name for name in os.environ if name.startswith("JOBS_LIB_")]:
         if name not in _KEPT:
             del os.environ[name]
-    # A shell that starts this in the background has it ignored, by all children, too.
+    # A shell that starts this in the background makes it and all children ignore
+    # SIGINT.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     budgets = Budgets.read(config.rootpath / "pyproject.toml")
@@ -67,10 +69,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Make the tests fit to be shared by several processes.
+    """Prepare the tests for several processes that share them.
 
-    Names that differ between the processes are refused. What takes long comes first,
-    after pytest-randomly has made the order.
+    Names that differ between the processes are refused. After pytest-randomly has made
+    the order, the longest files move to the start.
     """
     for item in items:
         if _ADDRESS.search(item.nodeid):
@@ -85,12 +87,12 @@ def pytest_collection_modifyitems(
 
 @pytest.fixture(autouse=True)
 def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which a loop failed, or work was lost, and it did not say so."""
+    """Fail a test in which a loop failed, or work was lost, unless a mark says so."""
     expected = {
         name for mark in request.node.iter_markers("expects") for name in mark.args
     }
     if unknown := expected - WATCHED - {FENCED}:
-        pytest.fail(f"nobody watches {sorted(unknown)}: see tests/support/expectations")
+        pytest.fail(f"unknown events {sorted(unknown)}: see tests/support/expectations")
     watch.take()
     with watch.expecting(expected):
         yield
@@ -103,7 +105,7 @@ def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fresh_settings() -> Iterator[None]:
-    """What a test has put into the environment is not read by the next one."""
+    """Keep what a test puts into the environment from the next test."""
     default_settings.cache_clear()
     yield
     default_settings.cache_clear()
@@ -118,7 +120,7 @@ def no_values_in_logs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of this run; its data are thrown away."""
+    """A PostgreSQL server of this run; its data are deleted at the end."""
     chosen = os.environ.get(POSTGRES_BIN)
     with embedded_server(Path(chosen) if chosen else None) as server:
         yield server
@@ -140,7 +142,7 @@ def gate() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def database_url(jobs_database_url: str) -> str:
-    """The URL of a fresh, migrated database of this test alone."""
+    """The URL of a fresh, migrated database for this test alone."""
     kind = os.environ.get(ROLE)
     return as_role(jobs_database_url, kind) if kind else jobs_database_url
 
@@ -157,7 +159,7 @@ def empty_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def database(database_url: str) -> Database:
-    """The fresh database, as the library's own object."""
+    """The fresh database, as an object of the library."""
     return Database(database_url, SCHEMA)
 
 
@@ -165,7 +167,8 @@ def database(database_url: str) -> Database:
 def connect(jobs_database_url: str) -> Iterator[Connect]:
     """A function that opens one more connection to the fresh database.
 
-    It takes what `psycopg.connect` takes by name. All are closed at the end.
+    It takes the same named arguments as `psycopg.connect`. All connections are closed
+    at the end.
     """
     opened: list[psycopg.Connection[psycopg.rows.TupleRow]] = []
 
@@ -181,14 +184,14 @@ def connect(jobs_database_url: str) -> Iterator[Connect]:
 
 @pytest.fixture
 def admin(connect: Connect) -> psycopg.Connection[psycopg.rows.TupleRow]:
-    """A connection to look with, in autocommit mode."""
+    """A connection in autocommit mode, for a test to look at the database."""
     return connect(autocommit=True)
 
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[KafkaBroker]:
-    """A Kafka broker of this run; its data are thrown away."""
-    # No test kills it: it must not count as dead while the machine is busy.
+    """A Kafka broker of this run; its data are deleted at the end."""
+    # No test kills this broker: it must not seem dead while the machine is busy.
     patient = {"broker.session.timeout.ms": "60000"}
     with KafkaBroker.ephemeral(properties=patient) as broker:
         yield broker
@@ -208,7 +211,7 @@ def kafka_admin(bootstrap_servers: str) -> AdminClient:
 
 @pytest.fixture
 def topic(kafka_admin: AdminClient) -> Iterator[Callable[..., str]]:
-    """A function that creates a topic of this test alone and returns its name.
+    """A function that creates a topic for this test alone and returns its name.
 
     `topic(partitions=1, *, prefix="test", config=None)`; all are deleted at the end.
     """
@@ -237,10 +240,10 @@ def wait_for() -> Callable[..., object]:
 
 @pytest.fixture
 def run_process() -> Iterator[Callable[..., Worker]]:
-    """A function that starts `python *args` as a process of its own.
+    """A function that starts `python *args` in a process of its own.
 
     `run_process("-m", "jobs_lib.cli", "relay", env={…})` returns a
-    `tests.support.Worker`; what still runs at the end is killed.
+    `tests.support.Worker`. Processes that still run at the end are killed.
     """
     workers: list[Worker] = []
 
@@ -260,7 +263,7 @@ def start_process(run_process: Callable[..., Worker]) -> Callable[..., Worker]:
 
     `start_process("relay", url, topic="states")`: the options are those of the kind,
     and settings of its app. With `dies_at={"block.produced": 2}` the process kills
-    itself at the second such event.
+    itself at the second event of this name.
     """
 
     def start(

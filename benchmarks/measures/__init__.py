@@ -1,4 +1,4 @@
-"""The measures, by the names that ``--only`` takes, in the order in which they run."""
+"""The measures by their names for ``--only``, in the order in which they run."""
 
 from __future__ import annotations
 

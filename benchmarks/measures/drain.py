@@ -1,4 +1,4 @@
-"""Drain: how fast one worker process gets through what waits."""
+"""Drain: how fast one worker process works through waiting jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from benchmarks.peers.peer import Peer
     from benchmarks.worker import Row
 
-# What is slower than this is measured by the part that it did.
+# A slower drain is measured by the part that it has done in this time.
 BOX_SECONDS = 20.0
 _WHOLE_SECONDS = 3_600.0
 
 
 def measure(bench: Bench) -> Figures:
-    """100,000 jobs, everybody."""
+    """Drain 100,000 jobs, with this library and all peers."""
     jobs = bench.size(100_000)
     rows = bench.alternate(
         {
@@ -45,17 +45,17 @@ def measure(bench: Bench) -> Figures:
 
 
 def measure_1m(bench: Bench) -> Figures:
-    """Ten times as many."""
+    """Drain ten times as many."""
     return _measure_depth(bench, 1_000_000, "1m")
 
 
 def measure_10m(bench: Bench) -> Figures:
-    """A hundred times as many."""
+    """Drain a hundred times as many."""
     return _measure_depth(bench, 10_000_000, "10m")
 
 
 def drain_all(bench: Bench, peer: Peer, jobs: int) -> Row:
-    """Drain that many jobs without groups."""
+    """Drain this many jobs without groups."""
     bench.prepare(peer, jobs)
     return pieces.drain(bench.server, peer, jobs, BOX_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Enqueue: one job per transaction, and many at once."""
+"""Enqueue one job per transaction, and many at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 4
 
 
 def measure(bench: Bench) -> Figures:
-    """From one connection and from eight."""
+    """Enqueue from one connection and from eight."""
     figures: Figures = {}
     for connections in (1, 8):
         rows = bench.alternate(
@@ -41,7 +41,7 @@ def measure(bench: Bench) -> Figures:
 
 
 def measure_bulk(bench: Bench) -> Figures:
-    """100,000 by one call, against COPY of the same rows and against River."""
+    """Enqueue 100,000 by one call, beside COPY of the same rows and beside River."""
     jobs = bench.size(100_000)
     found = {
         OURS.name: partial(_bulk, bench, OURS, jobs),
@@ -65,7 +65,7 @@ def measure_bulk(bench: Bench) -> Figures:
 
 
 def enqueue_one_by_one(bench: Bench, peer: Peer, connections: int) -> Row:
-    """One job per transaction on each connection, for some seconds."""
+    """Enqueue one job per transaction on each connection, for some seconds."""
     bench.renew(peer)
     seconds = 1 if bench.quick else _SECONDS
     return pieces.run(
@@ -79,7 +79,7 @@ def _bulk(bench: Bench, peer: Peer, jobs: int) -> Row:
 
 
 def _raw_copy(bench: Bench, jobs: int) -> Row:
-    """The rows of a bulk call, read back as text, go into the emptied table again."""
+    """Copy the rows of a bulk call, read back as text, into the emptied table again."""
     bench.prepare(OURS, jobs)
     with bench.server.connect() as connection:
         with connection.cursor().copy("copy jobs_lib.jobs to stdout") as copy:
@@ -95,6 +95,6 @@ def _raw_copy(bench: Bench, jobs: int) -> Row:
 
 
 def _joined(rows: object) -> list[bytes]:
-    """A call for each row would be measured too: 256 KiB at a time."""
+    """Join rows to blocks of 256 KiB: else the calls for each row would be measured."""
     whole = b"".join(rows)  # type: ignore[arg-type]
     return [whole[start : start + 2**18] for start in range(0, len(whole), 2**18)]

@@ -1,4 +1,4 @@
-"""Groups: many at once, one hot, blocked by their heads, or paused by the thousand."""
+"""Groups: many at once, one hot, blocked by their heads, or thousands paused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from benchmarks.peers.peer import Peer
     from benchmarks.worker import Row
 
-# The small groups of the hot measure are half of its jobs.
+# Half of the jobs of the hot measure are in the small groups.
 _LIMIT_SECONDS = 120.0
 _FREE = 'select exists (select from jobs_lib.jobs where "group" is null)'
 
 
 def measure(bench: Bench) -> Figures:
-    """100,000 jobs in 1,000 groups, against none and against pg-boss."""
+    """Run 100,000 jobs in 1,000 groups, beside jobs without groups and pg-boss."""
     jobs = bench.size(100_000)
     found = {
         "ungrouped": partial(_drain, bench, "plain", jobs),
@@ -45,7 +45,7 @@ def measure(bench: Bench) -> Figures:
 
 
 def measure_hot(bench: Bench) -> Figures:
-    """50,000 jobs of one group, in turn with 50,000 of 1,000 small groups."""
+    """Run 50,000 jobs of one group, mixed with 50,000 jobs of 1,000 small groups."""
     jobs = bench.size(100_000)
     rows = bench.alternate(
         {
@@ -68,10 +68,10 @@ def measure_hot(bench: Bench) -> Figures:
 
 
 def measure_blocked(bench: Bench) -> Figures:
-    """100,000 free jobs behind 100,000 groups that wait for their heads.
+    """Run 100,000 free jobs behind 100,000 groups that wait for their heads.
 
-    Counted from the worker's start: the way past the blocked ones comes before the
-    first handler.
+    The time counts from the worker's start: the worker gets past the blocked groups
+    before its first handler.
     """
     jobs = bench.size(100_000)
     rows = bench.alternate(
@@ -91,9 +91,10 @@ def measure_blocked(bench: Bench) -> Figures:
 
 
 def measure_crowded(bench: Bench) -> Figures:
-    """100,000 jobs in 1,000 groups beside what others have left behind.
+    """Run 100,000 jobs in 1,000 groups beside remains of earlier work.
 
-    That is 100,000 discarded jobs, as many paused groups and requests to cancel.
+    The remains are 100,000 discarded jobs, as many paused groups, and as many requests
+    to cancel.
     """
     jobs = bench.size(100_000)
     rows = bench.alternate(

@@ -1,9 +1,9 @@
-"""An old transaction that stays open: nothing that dies after it began can be removed.
+"""An old transaction stays open, so no row that dies after its begin can be removed.
 
-Jobs are sent at a steady rate while somebody else's transaction is idle, and for a
-while before that. Then, with it still open, bulks are drained, in turns with the same
-on a server beside it that has no such transaction: in ten minutes a machine may become
-another.
+Jobs are sent at a steady rate while another session's transaction is idle, and for a
+while before it begins. With the transaction still open, bulks are drained. They
+alternate with the same bulks on a second server without such a transaction, since a
+machine may change within ten minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DRAIN_SECONDS = 60.0
 
 
 def measure(bench: Bench) -> Figures:
-    """This library, and those peers that can keep up with the rate."""
+    """Measure this library, and the peers that can keep up with the rate."""
     figures: Figures = {}
     curves: dict[str, Any] = {}
     for name, peer in bench.everyone.items():
@@ -71,7 +71,7 @@ class _Held:
         self.curve: list[dict[str, Any]] = []
 
     def run(self) -> None:
-        """Everything, one after the other."""
+        """Run everything, one part after the other."""
         seconds = self._bench.held_seconds
         self._bench.renew(self._peer)
         self._wait("before", max(15, seconds // 10))
@@ -126,11 +126,11 @@ class _Held:
 def make_curve(
     points: list[tuple[float, float]], width: int
 ) -> list[dict[str, float | None]]:
-    """Jobs started a second and their waits, in spans of ``width`` seconds.
+    """Jobs started per second, and their waits, in spans of ``width`` seconds.
 
     Args:
         points: for each job the second of its commit, and its wait in milliseconds.
-        width: seconds.
+        width: the seconds of a span.
     """
     started = [(at + wait / 1e3, wait) for at, wait in points]
     return [

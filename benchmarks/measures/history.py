@@ -1,4 +1,4 @@
-"""What a history of finished jobs costs: while it is written, and to drop a day."""
+"""The cost of a history of finished jobs: to write it, and to drop a day."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITH: dict[str, Mapping[str, Any]] = {"on": {}, "off": _OFF}
 
 
 def measure(bench: Bench) -> Figures:
-    """Enqueue, pick-up and drain; only a completion writes history."""
+    """Measure enqueue, pick-up and drain; only a completion writes history."""
     kinds = {"enqueue": _enqueue, "pickup": wait_with, "drain": _drain}
     found = {
         f"{kind} history {name}": partial(piece, bench, settings)
@@ -58,13 +58,13 @@ def measure(bench: Bench) -> Figures:
 
 
 def measure_drop(bench: Bench) -> Figures:
-    """Drop a day of a million rows, as a running service does it."""
+    """Drop a day of a million rows in the way in which a running service drops it."""
     rows = bench.alternate({"drop a day of 1M": partial(_drop, bench)})
     return {"history_drop_1m_ms": rows["drop a day of 1M"].median("ms")}
 
 
 def wait_with(bench: Bench, settings: Mapping[str, Any]) -> Row:
-    """Pick-up under these settings."""
+    """Measure the pick-up under these settings."""
     return wait(bench, OURS, settings)
 
 

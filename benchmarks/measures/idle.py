@@ -1,4 +1,4 @@
-"""Idle: what an executor and its sessions use while there is nothing to do."""
+"""Idle: the use of an executor and its sessions while no job waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS = 20.0
 
 
 def measure(bench: Bench) -> Figures:
-    """An executor of 16 origins, of 100, and of 1,000."""
+    """Measure an executor with 16 origins, with 100, and with 1,000."""
     counts = (16, 100, 1_000)
     rows = bench.alternate({f"{n} origins": partial(idle, bench, n) for n in counts})
     return {
@@ -29,11 +29,11 @@ def measure(bench: Bench) -> Figures:
 
 
 def idle(bench: Bench, origins: int) -> Row:
-    """Leave a worker alone; its share of a core, with its sessions."""
+    """Leave a worker alone; return its share of a core, with its sessions."""
     bench.renew(OURS)
     with bench.server.connect() as connection:
         connection.execute("update jobs_lib.topics set partitions = %s", [origins])
-    # It waits for a job that never comes.
+    # The worker waits for a job that never comes.
     given = {"jobs": 1, "seconds": 600}
     with working(bench.server, OURS, OURS.drain, **given) as worker:
         worker.await_event("ready", _START_SECONDS)
@@ -44,7 +44,7 @@ def idle(bench: Bench, origins: int) -> Row:
                 raise RuntimeError("the origins were not taken")
             time.sleep(0.1)
         seconds = 5.0 if bench.quick else _SECONDS
-        time.sleep(1)  # what follows a take-over
+        time.sleep(1)  # the work after a take-over
         before = read_usage(worker.process.pid, bench.server.pid)
         time.sleep(seconds)
         used = read_usage(worker.process.pid, bench.server.pid) - before

@@ -1,4 +1,4 @@
-"""Limits: what it costs to run no more than so many at once, by type and by value."""
+"""Limits: the cost of a limit on jobs at once, by type and by value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measure(bench: Bench) -> Figures:
-    """The drain of 100,000 jobs of 1,000 tenants, without a limit and with each."""
+    """Drain 100,000 jobs of 1,000 tenants, without a limit and with each kind."""
     rows = bench.alternate(
         {
             "without a limit": partial(_drain, bench, None),

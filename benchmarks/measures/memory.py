@@ -1,4 +1,4 @@
-"""Memory: of the executor's process, with large payloads waiting."""
+"""Memory of the executor's process while large payloads wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMIT_SECONDS = 120.0
 
 
 def measure(bench: Bench) -> Figures:
-    """3,000 payloads of 64 KiB."""
+    """Measure it with 3,000 payloads of 64 KiB."""
     jobs = bench.size(3_000, quick=1_500)
 
     def drain() -> Row:

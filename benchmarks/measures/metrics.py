@@ -1,4 +1,4 @@
-"""What metrics cost: the drain with them, and a scrape while very many jobs wait."""
+"""The cost of metrics: the drain with them, and a scrape while very many jobs wait."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MORE_ROUNDS = 5
 
 
 def measure(bench: Bench) -> Figures:
-    """The drain of 300,000 with metrics and without, and scrapes amid one of 1,000,000.
+    """Drain 300,000 with metrics and without; scrape amid 1,000,000.
 
-    Both processes of the drain answer probes; nobody scrapes them. Some percent need
-    more rounds than others to be seen.
+    Both processes of the drain answer probes, and nothing scrapes them. A difference of
+    some percent takes more rounds than usual to show.
     """
     rows = bench.alternate(
         {
@@ -56,7 +56,7 @@ def _drain(bench: Bench, on: bool) -> Row:
 
 
 def _scrape(bench: Bench) -> Row:
-    """Scrape a worker again and again while it runs what waits."""
+    """Scrape a worker repeatedly while it runs waiting jobs."""
     jobs = bench.size(1_000_000)
     bench.prepare(OURS, jobs)
     port = free_port()

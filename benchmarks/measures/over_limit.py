@@ -27,10 +27,10 @@ _LEFT = "select exists (select from jobs_lib.jobs)"
 
 
 def measure(bench: Bench) -> Figures:
-    """1,000,000 starts on three processes, of which one is killed every four seconds.
+    """Start 1,000,000 jobs on three processes; kill one every four seconds.
 
-    Half of them are of a type of which three run at once, half of one of which two run
-    at once for each of 50 tenants.
+    Half of the jobs are of a type that may run three at once. The others are of a type
+    that may run two at once for each of 50 tenants.
     """
     jobs = bench.size(500_000)
     figures: Figures = {"over_the_limit": 0, "limited_starts": 0, "limited_kills": 0}
@@ -56,7 +56,7 @@ def _run(bench: Bench, jobs: int, limit: Any) -> Row:
 
         def start() -> None:
             log = next(logs)
-            # It may be killed before its first job.
+            # The process may be killed before its first job.
             log.touch()
             running[log] = Worker(
                 bench.server,
@@ -97,7 +97,7 @@ def _run(bench: Bench, jobs: int, limit: Any) -> Row:
 
 
 def _count(ended: dict[Path, int], limit: Any) -> Row:
-    """How many starts there were, and how many of them were too many."""
+    """Count the starts, and the starts that were too many."""
     most, by_tenant = (limit[0], True) if isinstance(limit, list) else (limit, False)
     events: dict[int, list[tuple[int, int]]] = defaultdict(list)
     starts = 0
@@ -110,7 +110,7 @@ def _count(ended: dict[Path, int], limit: Any) -> Row:
             open_starts[value] += change
             events[value].append((at, change))
         for value, count in open_starts.items():
-            # What ran when its process was killed, ran until then.
+            # A job whose process was killed ran until then.
             events[value] += [(end, -1)] * count
     over = 0
     for changes in events.values():

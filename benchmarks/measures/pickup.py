@@ -21,7 +21,7 @@ _LIMIT_SECONDS = 120.0
 
 
 def measure(bench: Bench) -> Figures:
-    """500 jobs, 10 to 30 ms apart, everybody."""
+    """Pick up 500 jobs, 10 to 30 ms apart, with this library and all peers."""
     rows = bench.alternate(
         {name: partial(wait, bench, peer) for name, peer in bench.everyone.items()}
     )
@@ -39,7 +39,7 @@ def measure(bench: Bench) -> Figures:
 
 
 def wait(bench: Bench, peer: Peer, settings: Mapping[str, Any] | None = None) -> Row:
-    """Send jobs to a worker that has nothing else to do."""
+    """Send jobs to a worker that has no other work."""
     bench.renew(peer)
     jobs = bench.size(500, quick=100)
     return pieces.pick_up(bench.server, peer, jobs, _LIMIT_SECONDS, settings=settings)[

@@ -1,4 +1,4 @@
-"""Drain against its own SQL, sent again by pgbench on a copy of the same table."""
+"""Drain, and its own SQL, which pgbench sends again on a copy of the same table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench, Figures
     from benchmarks.worker import Row
 
-# The queries of jobs_lib/sql with which a job is claimed and completed.
+# The queries of jobs_lib/sql that claim and complete a job.
 STATEMENTS = ("claim", "complete")
-# Whose rows say who may run them.
+# The rows of these tables say which process may send these queries.
 _OWNERSHIP = ("processes", "origins")
 _ROUNDS = 5
 _LIMIT_SECONDS = 600.0
 
 
 def measure(bench: Bench) -> Figures:
-    """100,000 jobs, one client each, the median of five."""
+    """Drain 100,000 jobs with one client each, and take the median of five."""
     jobs = bench.size(100_000)
     recording, owners = _record(bench, jobs)
 

@@ -1,4 +1,4 @@
-"""Where the time of a pick-up goes: medians of its steps, and of the least there is."""
+"""The time of each step of a pick-up: medians, and that of the least possible step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GAP_MS = (10, 30)
 
 
 def measure(bench: Bench) -> Figures:
-    """500 jobs of ours, and as many times ``select 1`` on an idle connection."""
+    """Pick up 500 jobs, and send ``select 1`` as often on an idle connection."""
     rows = bench.alternate(
         {
             "steps": partial(pick_up, bench),
@@ -39,7 +39,7 @@ def measure(bench: Bench) -> Figures:
 
 
 def pick_up(bench: Bench) -> Row:
-    """Milliseconds of each step, from the end of the one before."""
+    """Milliseconds of each step, from the end of the step before."""
     bench.renew(OURS)
     jobs = bench.size(500, quick=100)
     with tempfile.TemporaryDirectory(prefix="jobs-lib-bench-") as folder:
@@ -59,7 +59,7 @@ def pick_up(bench: Bench) -> Row:
             pieces.await_finish(bench.server, OURS.unfinished)
         waits: list[list[float]] = [[] for _ in STEPS]
         commits = dict(map(_read, sent.read_text().splitlines()))
-        # What came while it was taking its origins had no hint.
+        # Jobs that came while the worker took its origins had no hint.
         for line in steps.read_text().splitlines()[jobs // 10 :]:
             number, *times = map(int, line.split())
             way = [commits[number], *times]

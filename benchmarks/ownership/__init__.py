@@ -1,1 +1,1 @@
-"""Ownership: how fast it moves, and that whoever has lost it does no harm."""
+"""Ownership: how fast it moves, and that a process that has lost it does no harm."""

@@ -1,6 +1,6 @@
 """``python -m benchmarks.ownership``: take-overs, rebalances, zombies, executors.
 
-Tells each piece on stderr as it comes, and prints one JSON line at the end.
+It prints each piece on stderr when it ends, and one JSON line at the end.
 docs/measured.md says how to read it.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="A tenth of it: is all in order?")
 def main(only: str | None, rounds: int, quick: bool) -> None:
     """Measure ownership on this machine."""
-    # Unwinds, so that no server or pod is left behind.
+    # The exit unwinds the stack, so that no server or pod is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with Server() as server, KafkaBroker.ephemeral() as broker:
         bench = Bench(server, {}, rounds=rounds, quick=quick)

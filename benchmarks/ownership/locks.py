@@ -1,4 +1,4 @@
-"""Who waits for locks, as PostgreSQL shows it."""
+"""The sessions that wait for locks, as PostgreSQL shows them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ and query like '%is being taken over is skipped%'
 def watch_locks(
     server: Server, tell: Callable[[str], None]
 ) -> Iterator[dict[str, int]]:
-    """Count meanwhile the looks, and the claims seen in them: at work, and waiting.
+    """Count meanwhile the samples, and the claims in them: running, and waiting.
 
-    What they wait for is told.
+    It prints what claims wait for.
     """
     found = {"samples": 0, "running": 0, "claims": 0}
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""Pods: processes of the command line, as a deployment has them."""
+"""Pods: processes of the command line, as in a deployment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jobs_lib.devstack import KafkaBroker
 
 Settings = dict[str, Any]
-"""Settings by name, as the application would give them."""
+"""Settings by name, as an application gives them."""
 
 QUICK: Settings = {
     "session_timeout": 6.0,
@@ -42,12 +42,12 @@ QUICK: Settings = {
     "handover_timeout": 2.0,
     "follow_interval": 0.3,
 }
-"""What take-overs are measured with, unless a line says else."""
+"""The settings of take-overs, unless a line says otherwise."""
 _PAUSE = 0.005
 
 
 class WaitError(Exception):
-    """Something did not come in time."""
+    """Something did not happen in time."""
 
 
 def wait_until(
@@ -56,13 +56,13 @@ def wait_until(
     what: str | Callable[[], str],
     pause: float = _PAUSE,
 ) -> float:
-    """Wait until it holds; returns the clock's time then.
+    """Wait until the condition holds; return the clock's time at that moment.
 
     Args:
-        condition: is asked again and again.
-        seconds: at the most.
-        what: is waited for.
-        pause: seconds between two looks; longer where looking disturbs.
+        condition: the function that is called repeatedly.
+        seconds: how long to wait at most.
+        what: a description of the condition.
+        pause: seconds between two calls; longer if a call disturbs.
 
     Raises:
         WaitError: it does not hold within ``seconds``.
@@ -78,7 +78,7 @@ def wait_until(
 
 @dataclass
 class Pod:
-    """The processes of one pod: the service, and the sidecar if it has one."""
+    """The processes of one pod: the service, and the sidecar if there is one."""
 
     name: str
     processes: list[subprocess.Popen[bytes]]
@@ -92,7 +92,7 @@ class Pod:
     def end(self, number: int = signal.SIGTERM) -> None:
         """End its processes, and wait for it."""
         if number != signal.SIGKILL:
-            # One that stands still hears no other signal.
+            # A process that stands still hears no other signal.
             self.send(signal.SIGCONT)
         self.send(number)
         for process in self.processes:
@@ -104,14 +104,14 @@ class Pod:
 
     @property
     def said(self) -> str:
-        """The end of what its processes have written."""
+        """The last output of its processes."""
         self.log.seek(0)
         return str(self.log.read()[-2_000:].decode(errors="replace"))
 
 
 @dataclass
 class Deployment:
-    """A database, a topic and pods that come and go."""
+    """A database, a topic, and pods that come and go."""
 
     server: Server
     broker: KafkaBroker | None
@@ -120,7 +120,7 @@ class Deployment:
     sidecars: bool = False
     topic: str = "local"
     notes: Path | None = None
-    """Where the job `note` writes."""
+    """The file that the job `note` writes to."""
     pods: dict[str, Pod] = field(default_factory=dict)
 
     def start(self, *names: str) -> None:
@@ -150,7 +150,7 @@ class Deployment:
             self.pods[name] = pod
 
     def environment(self, pod: str) -> Mapping[str, str]:
-        """What a pod's processes are started with."""
+        """The environment of a pod's processes."""
         settings = {**self.settings, "database_url": self.server.url, "pod": pod}
         if self.broker is not None:
             settings["kafka_bootstrap_servers"] = self.broker.bootstrap_servers
@@ -164,13 +164,13 @@ class Deployment:
 
     @property
     def origins(self) -> list[str]:
-        """Those of the topic's partitions."""
+        """The origins of the topic's partitions."""
         return [f"{self.topic}/{n}" for n in range(self.partitions)]
 
     def owners(
         self, connection: psycopg.Connection[Any], role: str = "execute"
     ) -> dict[str, tuple[str, int]]:
-        """Who owns each origin of a role now, and under which epoch."""
+        """The owner of each origin of a role, and its epoch."""
         rows = connection.execute(
             "select o.origin, p.pod, o.epoch from jobs_lib.origins o"
             " join jobs_lib.processes p on p.id = o.owner"
@@ -182,7 +182,7 @@ class Deployment:
     def await_shared(
         self, connection: psycopg.Connection[Any], *names: str, seconds: float = 60
     ) -> float:
-        """Wait until these pods share all origins; returns the clock's time then."""
+        """Wait until these pods share all origins; return the clock's time then."""
 
         def shared() -> bool:
             found = self.owners(connection)
@@ -199,7 +199,7 @@ class Deployment:
         )
 
     def enqueue_marks(self, connection: psycopg.Connection[Any]) -> list[int]:
-        """A job in each origin; returns their ids."""
+        """Enqueue a job in each origin; return their ids."""
         rows = connection.execute(
             "select jobs_lib.enqueue('mark', '{}', origin => o)"
             " from unnest(%s::text[]) o",
@@ -208,7 +208,7 @@ class Deployment:
         return [job for (job,) in rows]
 
     def enqueue_note(self, connection: psycopg.Connection[Any], origin: str) -> int:
-        """A job that notes when it has run; returns its id."""
+        """Enqueue a job that notes when it has run; return its id."""
         row = connection.execute(
             "select jobs_lib.enqueue('note', '{}', origin => %s)", (origin,)
         ).fetchone()
@@ -216,7 +216,7 @@ class Deployment:
         return int(row[0])
 
     def read_notes(self) -> list[tuple[int, str, float]]:
-        """The jobs that have run, in which origins, and when by the clock."""
+        """The jobs that have run, the origin of each, and the clock's time."""
         assert self.notes is not None
         lines = (line.split() for line in self.notes.read_text().splitlines())
         return [(int(job), origin, float(at)) for job, origin, at in lines]
@@ -231,7 +231,7 @@ def deployed(
     sidecars: bool = False,
     **settings: Any,
 ) -> Iterator[Deployment]:
-    """A fresh database and topic; all pods are ended with the block."""
+    """A fresh database and topic; all pods end with the block."""
     server.renew()
     migrate(server.url)
     deployment = Deployment(server, broker, partitions, {**QUICK, **settings}, sidecars)

@@ -1,4 +1,4 @@
-"""Rebalances: what they cost the origins that move, and those that do not."""
+"""Rebalances: their cost to origins that move, and to those that do not."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 PARTITIONS = 12
 _EVERY = 0.1
-"""Seconds between two jobs of an origin, while pauses are measured; the origins take
-turns, so that no job waits for those of others."""
+"""Seconds between two jobs of an origin while pauses are measured.
+
+The origins take turns, so that no job waits for those of others.
+"""
 _SETTLED = 2.0
-"""Seconds after which a rebalance has done what it does."""
+"""Seconds after which a rebalance has had its effect."""
 
 Owners = dict[str, tuple[str, int]]
 
 
 def measure_follow(bench: Bench, broker: KafkaBroker) -> Figures:
-    """Three services with sidecars; a guest joins and leaves the group again."""
+    """Run three services with sidecars; a guest joins and leaves the group again."""
     rebalances = bench.size(50, quick=6)
     raised = moved = 0
     with (
@@ -57,7 +59,7 @@ def measure_follow(bench: Bench, broker: KafkaBroker) -> Figures:
                 left = PARTITIONS - len(assigned)
                 between = _settled(pods, connection, left)
             after = _settled(pods, connection, PARTITIONS)
-            # To another owner, or back to the one that had to let it go.
+            # An origin moves to another owner, or back to its owner after a release.
             moved += _moves(before, between) + _moves(between, after)
             before = after
         raised = sum(_epochs(connection).values()) - sum(epochs.values())
@@ -70,7 +72,7 @@ def measure_follow(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def measure_pauses(bench: Bench, broker: KafkaBroker) -> Figures:
-    """How long jobs of origins that do not move wait, by way of assignment."""
+    """How long jobs of origins that do not move wait, for each strategy."""
     figures: Figures = {}
     for strategy in ("cooperative-sticky", "range"):
         name = strategy.partition("-")[0]
@@ -89,7 +91,7 @@ def measure_pauses(bench: Bench, broker: KafkaBroker) -> Figures:
 def _pauses(
     bench: Bench, broker: KafkaBroker, strategy: str
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """The waits in each unmoved origin in each rebalance; and without one."""
+    """The waits in each unmoved origin, in each rebalance and without one."""
     spans: list[tuple[float, float, set[str]]] = []
     calm: list[tuple[float, float, set[str]]] = []
     with (
@@ -106,7 +108,7 @@ def _pauses(
             before = _settled(pods, connection, PARTITIONS)
             for _ in range(bench.size(10, quick=3)):
                 start = time.monotonic()
-                # As long as a rebalance is looked at below.
+                # This is as long as each rebalance below is observed.
                 time.sleep(2 * _SETTLED)
                 calm.append((start, time.monotonic(), {*pods.origins}))
                 start = time.monotonic()
@@ -130,7 +132,7 @@ def _choose(
     waits: dict[str, list[tuple[float, float]]],
     spans: list[tuple[float, float, set[str]]],
 ) -> list[list[float]]:
-    """How long the jobs of each origin waited, in each span; milliseconds."""
+    """The milliseconds that the jobs of each origin waited, in each span."""
     return [
         [1_000 * wait for at, wait in waits[origin] if start <= at <= end]
         for start, end, origins in spans
@@ -140,7 +142,7 @@ def _choose(
 
 @contextlib.contextmanager
 def guest(pods: Deployment, strategy: str) -> Iterator[list[Any]]:
-    """A member of the group that does nothing; yields what it was assigned."""
+    """A member of the group that does nothing; yields its assignment."""
     assert pods.broker is not None
     consumer = Consumer(
         {
@@ -177,7 +179,7 @@ def guest(pods: Deployment, strategy: str) -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def _enqueuing(server: Server, pods: Deployment) -> Iterator[dict[int, float]]:
-    """A steady stream of jobs into each origin; when each was committed, by its id."""
+    """A steady stream of jobs into each origin; yields each commit time, by id."""
     stop = threading.Event()
     enqueued: dict[int, float] = {}
 
@@ -200,7 +202,7 @@ def _enqueuing(server: Server, pods: Deployment) -> Iterator[dict[int, float]]:
 
 
 def _settled(pods: Deployment, connection: Any, count: int) -> Owners:
-    """The owners, once so many origins have one and nothing has changed for a while."""
+    """The owners once this many origins have one and nothing changes for a while."""
     seen: Owners = {}
     since = time.monotonic()
 
@@ -220,7 +222,7 @@ def _stayed(before: Owners, after: Owners) -> set[str]:
 
 
 def _moves(before: Owners, after: Owners) -> int:
-    """Origins that have come to an owner."""
+    """Count the origins that have a new owner."""
     return len(after.keys() - _stayed(before, after))
 
 

@@ -17,7 +17,7 @@ _COUNTS = (1, 2, 4)
 
 
 def measure(bench: Bench) -> Figures:
-    """Jobs per second of 1, 2 and 4 executors, each a process."""
+    """Jobs per second of 1, 2 and 4 executors, each in a process of its own."""
     rows = bench.alternate(
         {f"{n} executors": partial(drain, bench, n) for n in _COUNTS}
     )
@@ -32,7 +32,7 @@ def measure(bench: Bench) -> Figures:
 
 
 def drain(bench: Bench, executors: int) -> Row:
-    """No-op jobs come all at once to executors that share the origins."""
+    """Give no-op jobs all at once to executors that share the origins."""
     jobs = bench.size(100_000)
     with (
         deployed(bench.server, None, partitions=16) as pods,

@@ -1,4 +1,4 @@
-"""The service whose pods are measured; the environment says which topic it reads."""
+"""The service of the measured pods; the environment says which topic it reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPIC = os.environ.get("BENCH_TOPIC", "local")
 GROUP = f"{TOPIC}-group"
 NOTES = Path(os.environ.get("BENCH_NOTES", os.devnull))
 STATE = f"{TOPIC}-state"
-"""What the zombies' service publishes."""
+"""The topic to which the zombies' service sends."""
 
 app = App("bench", home=TOPIC)
 state = app.topic(STATE, value=int, partitions=4)
@@ -28,7 +28,7 @@ create table read (partition int, position bigint, pod text);
 
 
 def create_tables(connection: Connection[Any]) -> None:
-    """What the handlers write to, and nothing else looks at."""
+    """Make the tables that the handlers write to, and that nothing else reads."""
     connection.execute(_TABLES)
 
 
@@ -39,7 +39,7 @@ def nothing(job: Job) -> None:
 
 @app.job()
 def mark(job: Job) -> None:
-    """Tell when it has run, by the clock that all processes of a machine share."""
+    """Note when it has run, by the clock that all processes of a machine share."""
     at = time.monotonic()
     with job.transaction() as connection:
         _note(connection, job, at)
@@ -47,13 +47,13 @@ def mark(job: Job) -> None:
 
 @app.job()
 def note(job: Job) -> None:
-    """The same in a file, at no cost: what waits for it waits for nothing else."""
+    """Note the same in a file: that costs nothing, and adds to no wait."""
     _write(job)
 
 
 @app.job()
 def linger(job: Job, seconds: float) -> None:
-    """Note that it begins, and write a row when it has ended."""
+    """Note the begin of the job, and write a row at its end."""
     _write(job)
     time.sleep(seconds)
     with job.transaction() as connection:
@@ -68,7 +68,7 @@ def wait(job: Job, seconds: float) -> None:
 
 @app.job(group="key")
 def follow_up(job: Job, key: str) -> None:
-    """What a record leads to; in order within its key."""
+    """Run for a record, in order within its key."""
     with job.transaction() as connection:
         _note(connection, job, time.monotonic())
 
@@ -88,7 +88,7 @@ if TOPIC != "local":
 
     @app.consumer(TOPIC, group=GROUP, value=int)
     def read(record: Record[int], connection: Connection[Any]) -> None:
-        """All three roles have a part in each record: read it, run a job, publish."""
+        """Each record needs all three roles: read it, run a job, send a value."""
         connection.execute(
             "insert into read values (%s, %s, %s)",
             (record.partition, record.offset, POD),

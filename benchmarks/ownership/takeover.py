@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 PARTITIONS = 12
 _DEFAULTS = {"session_timeout": 45.0, "group_heartbeat_interval": 3.0}
-"""librdkafka's own."""
+"""The defaults of librdkafka."""
 _BROKERS_SESSION = 45.0
-"""Of the new protocol, whose timeouts are the broker's: Kafka's default."""
+"""The session of the new protocol, whose timeouts are the broker's: Kafka's default."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "member": {"assignment_strategy": "range"},
@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "librdkafka_defaults": {"assignment_strategy": "range", **_DEFAULTS},
 }
 _SLOW = {"consumer_protocol", "librdkafka_defaults"}
-"""Their sessions last so long that one round has to do."""
+"""Their sessions last so long that one round must be enough."""
 
 SLOW, SLOW_FOR = 10, 5.0
 """Jobs in flight when their pod is killed, and the seconds that each of them takes."""
@@ -43,7 +43,7 @@ BACKLOG, BACKLOG_FOR = 200, 0.05
 
 
 def measure(bench: Bench, broker: KafkaBroker) -> Figures:
-    """A pod is killed, or ends in order: when do its jobs run elsewhere?"""
+    """Kill a pod, or end it properly: when do its jobs run elsewhere?"""
     figures: Figures = {}
     for how, number in (("kill9", signal.SIGKILL), ("clean", signal.SIGTERM)):
         pieces = {
@@ -61,7 +61,7 @@ def measure(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def measure_in_flight(bench: Bench, broker: KafkaBroker) -> Figures:
-    """A pod is killed: when have the slow jobs that it had in flight run again?"""
+    """Kill a pod: when have the slow jobs that it had in flight run again?"""
     pieces = {
         "member": partial(run_again, bench, broker),
         "heartbeats": partial(run_again, bench, None),
@@ -74,7 +74,7 @@ def measure_in_flight(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def take_over(bench: Bench, broker: KafkaBroker, kind: str, number: int) -> Row:
-    """End one of two pods; seconds until a job in each of its origins has run."""
+    """End one of two pods; count seconds until a job in each of its origins has run."""
     settings = dict(KINDS[kind])
     sidecars = settings.pop("sidecars", False)
     with (
@@ -110,8 +110,9 @@ def take_over(bench: Bench, broker: KafkaBroker, kind: str, number: int) -> Row:
 def run_again(bench: Bench, broker: KafkaBroker | None, **settings: Any) -> Row:
     """Kill a pod with ten slow jobs in flight, while both pods have a backlog.
 
-    Seconds until the last of the ten has run again, and how many of them are beyond
-    the time in which the pod counts as alive and the time of one handler.
+    The row has the seconds until the last of the ten has run again. It also has the
+    excess of these over the time in which the pod still counts as alive plus the time
+    of one handler.
     """
     slow_for = SLOW_FOR / 10 if bench.quick else SLOW_FOR
     given = {"workers": SLOW, **(KINDS["member"] if broker else {}), **settings}
@@ -129,7 +130,7 @@ def run_again(bench: Bench, broker: KafkaBroker | None, **settings: Any) -> Row:
         places = [theirs[n % len(theirs)] for n in range(SLOW)]
         slow = _enqueue(connection, "linger", slow_for, places)
         wait_until(lambda: len(pods.read_notes()) == SLOW, 30, "all of them run")
-        # In all origins, so that the heir has work of its own before and after.
+        # The backlog is in all origins, so that the heir always has work of its own.
         backlog = pods.origins * bench.size(BACKLOG)
         _enqueue(connection, "wait", BACKLOG_FOR, backlog)
         killed = time.monotonic()
@@ -157,7 +158,7 @@ def run_again(bench: Bench, broker: KafkaBroker | None, **settings: Any) -> Row:
 def _enqueue(
     connection: psycopg.Connection[Any], type_: str, seconds: float, origins: list[str]
 ) -> list[int]:
-    """A job in each of these origins, that takes so long; returns their ids."""
+    """Enqueue a job of this length in each of these origins; return their ids."""
     rows = connection.execute(
         "select jobs_lib.enqueue(%s, %s, origin => o) from unnest(%s::text[]) o",
         (type_, json.dumps({"seconds": seconds}), origins),

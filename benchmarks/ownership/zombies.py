@@ -1,7 +1,7 @@
 """Zombies: pods that stand still until they count as dead, and then go on.
 
-Each pod reads records, runs the jobs they lead to and publishes their values, so that a
-pod that is stopped is a zombie of three kinds.
+Each pod reads records, runs the jobs of these, and sends their values. So a stopped pod
+is a zombie of three kinds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SESSION = 1.5
 
 
 def measure(bench: Bench, broker: KafkaBroker) -> Figures:
-    """Stop pods for longer than their sessions, over and over; count what they do."""
+    """Stop pods for longer than their sessions, repeatedly, and count what they do."""
     wanted = bench.size(200, quick=6)
-    # The same stops each time; where they hit is up to the machine.
+    # The stops are the same each time; the machine decides where they hit.
     chance = random.Random(7)
     zombies: Counter[str] = Counter()
     names = [f"pod-{n}" for n in range(4)]
@@ -100,7 +100,7 @@ def measure(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def _stop(pods: Deployment, connection: Any, names: list[str]) -> Counter[str]:
-    """Stop some pods until others have what they had; of which kinds they are then."""
+    """Stop some pods until others own their origins; return their kinds as zombies."""
     before = {role: pods.owners(connection, role) for role in ROLES}
     for name in names:
         pods.pods[name].send(signal.SIGSTOP)
@@ -180,7 +180,7 @@ def _read_topic(pods: Deployment) -> dict[str, list[int]]:
         "enable.auto.commit": False,
     }
     parts = [TopicPartition(topic, n, 0) for n in range(4)]
-    # Who reads what is committed is told of no end while markers are on their way.
+    # A reader of committed records sees no end while markers are on their way.
     reader = Consumer(settings | {"isolation.level": "read_uncommitted"})
     ends = {p.partition: reader.get_watermark_offsets(p)[1] for p in parts}
     reader.close()
@@ -200,10 +200,11 @@ def _read_topic(pods: Deployment) -> dict[str, list[int]]:
 
 
 def _count_out_of_order(values: list[int], produced: int) -> int:
-    """Records that no live owner can have sent.
+    """Count the records that no live owner can have sent.
 
-    A block may be sent again from its start on, and then goes on without a gap. Going
-    back and then on past a gap is a zombie's record in between; so is an old last one.
+    A block may be sent again from its start, and then continues without a gap. If the
+    values go back and then continue past a gap, a zombie's record lies in between. An
+    old last record is a zombie's, too.
     """
     gaps = sum(b > a + 1 for a, b in pairwise([-1, *values]))
     return gaps + (values[-1] != produced - 1)

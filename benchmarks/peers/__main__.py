@@ -16,7 +16,7 @@ def main() -> None:
 
 @main.command()
 def setup() -> None:
-    """Install them: needs pip, npm (Linux x64) and Go, and leaves out what it lacks."""
+    """Install them. Needs pip, npm (Linux x64) and Go; skips what lacks its tool."""
     failed = install()
     for kind, reason in failed.items():
         click.echo(f"{kind}: not installed: {reason}", err=True)

@@ -1,18 +1,18 @@
-"""What the Python adapters share: their commands, the clock, the no-op handler.
+"""The parts that Python adapters share: commands, the clock, the no-op handler.
 
-An adapter is called with a command and one JSON object, finds the database in PGHOST,
-PGPORT, PGUSER, PGPASSWORD and PGDATABASE, and writes JSON objects to stdout, one a
-line:
+An adapter is called with a command and one JSON object. It finds the database in
+PGHOST, PGPORT, PGUSER, PGPASSWORD and PGDATABASE, and writes JSON objects to stdout,
+one a line:
 
 - ``setup {...}`` makes the tables.
 - ``enqueue {connections, seconds}`` enqueues one job per transaction on each.
-- ``bulk {jobs, mode}`` enqueues many, by whatever is fastest.
-- ``work {jobs, seconds, log, settings}`` runs jobs until it is ended: it says
+- ``bulk {jobs, mode}`` enqueues many, in the fastest way.
+- ``work {jobs, seconds, log, settings}`` runs jobs until it is ended. It says
   ``ready``, ``first`` at the first job, and ``end`` at the last one or when the time is
   up. With a log it writes ``number time`` of each start there instead.
 - ``send {jobs, seconds, connections, gap_ms, log}`` enqueues one job after the other,
-  with pauses between the two bounds, until all are sent or the time is up, and writes
-  ``number before after`` of each commit.
+  with pauses between the two bounds. It stops when all are sent or the time is up. It
+  writes ``number before after`` of each commit.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
 The group of job number i in each mode is that of `group_of`.
@@ -37,17 +37,17 @@ SMALL_GROUPS = 1_000
 
 
 def read_command() -> tuple[str, dict[str, Any]]:
-    """The command, and what it was given."""
+    """The command and its arguments."""
     return sys.argv[1], json.loads(sys.argv[2]) if sys.argv[2:] else {}
 
 
 def say(**event: Any) -> None:
-    """Tell the benchmark."""
+    """Report an event to the benchmark."""
     os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def database_address() -> str:
-    """The database, as libpq wants it."""
+    """The database, in the form that libpq wants."""
     names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER"}
     names["password"] = "PGPASSWORD"
     parts = [f"{key}={os.environ[name]}" for key, name in names.items()]
@@ -55,7 +55,7 @@ def database_address() -> str:
 
 
 def group_of(number: int, mode: str) -> str | None:
-    """The group of a job: none, one of 1,000, or a hot one every second time."""
+    """The group of a job: none, one of 1,000, or a hot one for every second job."""
     if mode in ("groups", "crowded"):
         return f"g{number % SMALL_GROUPS}"
     if mode == "hot":
@@ -64,25 +64,25 @@ def group_of(number: int, mode: str) -> str | None:
 
 
 def payload_of(number: int, mode: str) -> dict[str, Any]:
-    """The fields of a job: its number, and its group where it has one."""
+    """The fields of a job: its number, and its group if it has one."""
     group = group_of(number, mode)
     return {"i": number} if group is None else {"i": number, "k": group}
 
 
 class Handled:
-    """Counts the jobs that were handled; any thread may call it."""
+    """Counts handled jobs; any thread may call it."""
 
     def __init__(self, jobs: int, seconds: float) -> None:
         self._jobs = jobs
         self._seconds = seconds
-        self._numbers = itertools.count(1)  # one step of the interpreter: no lock
+        self._numbers = itertools.count(1)  # one step of the interpreter needs no lock
         self._hot = itertools.count(1)
         self._count = self._hot_count = 0
         self._first = self._last = self._hot_last = self._small_last = 0
         self._ended = False
 
     def note(self, number: int, group: str | None = None) -> None:
-        """The first line of the handler."""
+        """Note the first line of the handler."""
         now = time.monotonic_ns()
         count = next(self._numbers)
         if count == 1:
@@ -119,26 +119,26 @@ class Handled:
 
 
 class StartLog:
-    """Writes down when each job started."""
+    """Notes when each job started."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(self, number: int, group: str | None = None) -> None:
-        """The first line of the handler."""
+        """Note the first line of the handler."""
         now = time.monotonic_ns()
         os.write(self._file, b"%d %d\n" % (number, now))
 
 
 def make_sink(given: dict[str, Any]) -> Handled | StartLog:
-    """What the handler of ``work`` calls."""
+    """The object that the handler of ``work`` calls."""
     if given.get("log"):
         return StartLog(given["log"])
     return Handled(given["jobs"], given["seconds"])
 
 
 def say_enqueued(latencies: Sequence[float], seconds: float) -> None:
-    """The outcome of ``enqueue``, from the seconds of each call."""
+    """Report the outcome of ``enqueue``, from the seconds of each call."""
     ordered = sorted(latencies)
     say(
         jobs=len(ordered),
@@ -151,7 +151,7 @@ def say_enqueued(latencies: Sequence[float], seconds: float) -> None:
 async def enqueue_for(
     seconds: float, enqueues: Sequence[Callable[[], Awaitable[Any]]]
 ) -> None:
-    """Call each function, one per connection, again and again."""
+    """Call each function, one per connection, repeatedly."""
     latencies: list[float] = []
     began = time.perf_counter()
 
@@ -165,7 +165,7 @@ async def enqueue_for(
 
 
 def timetable(given: dict[str, Any]) -> Iterator[tuple[int, float]]:
-    """Each job's number and when it is due, in seconds of ``time.monotonic``."""
+    """The number of each job and its due time, in seconds of ``time.monotonic``."""
     began = due = time.monotonic()
     for number in range(given["jobs"]):
         if time.monotonic() > began + given["seconds"]:
@@ -177,7 +177,7 @@ def timetable(given: dict[str, Any]) -> Iterator[tuple[int, float]]:
 async def send_in_turn(
     given: dict[str, Any], sends: Sequence[Callable[[int], Awaitable[Any]]]
 ) -> None:
-    """Call whichever function, one per connection, is free when a job is due."""
+    """When a job is due, call any function, one per connection, that is free."""
     due_jobs = timetable(given)
     with open(given["log"], "w") as log:
 

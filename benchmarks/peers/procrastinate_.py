@@ -1,4 +1,4 @@
-"""procrastinate: one row fetched and finished at a time, on one event loop."""
+"""procrastinate: it fetches and finishes one row at a time, on one event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SLICE = 1_000
 
 
 def make_app(connections: int) -> Any:
-    """An app on a pool of that size."""
+    """An app with a pool of this size."""
     connector = procrastinate.PsycopgConnector(
         conninfo=database_address(), min_size=connections, max_size=connections
     )
@@ -47,7 +47,7 @@ async def setup(given: dict[str, Any]) -> None:
 
 
 async def enqueue(given: dict[str, Any]) -> None:
-    """One job per transaction."""
+    """Enqueue one job per transaction."""
     async with make_app(given["connections"]).open_async() as app:
         task = declare(app)
         await task.defer_async(i=0)
@@ -56,7 +56,7 @@ async def enqueue(given: dict[str, Any]) -> None:
 
 
 async def bulk(given: dict[str, Any]) -> None:
-    """Many jobs per call; its lock is what a group is."""
+    """Enqueue many jobs per call; its locks serve as groups."""
     jobs, mode = given["jobs"], given["mode"]
     async with make_app(1).open_async() as app:
         task = declare(app)
@@ -90,7 +90,7 @@ async def work(given: dict[str, Any]) -> None:
 
 
 async def send(given: dict[str, Any]) -> None:
-    """One job after the other."""
+    """Enqueue one job after the other."""
     async with make_app(given["connections"]).open_async() as app:
         task = declare(app)
         calls = [lambda number: task.defer_async(i=number)] * given["connections"]

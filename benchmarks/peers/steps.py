@@ -1,4 +1,4 @@
-"""When each step between a hint and a handler is done, noted inside the worker."""
+"""The time of each step between a hint and a handler, noted inside the worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = ("hinted", "sent", "answered", "put", "started")
-"""The hint is read, the claim is sent, is answered, is read, and the handler runs."""
+"""The hint is read, the claim is sent, answered and read, and the handler runs."""
 _DISPATCHER = "jobs_lib executor"
 
 
 class Steps:
-    """A sink that writes the times of all steps of each job; for one job at a time."""
+    """A sink that writes the times of all steps of each job, for one job at a time."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -30,7 +30,7 @@ class Steps:
         self._watch(WorkerPool, "put", before="put")
 
     def note(self, number: int, group: str | None = None) -> None:
-        """The first line of the handler."""
+        """Note the first line of the handler."""
         self._at["started"] = time.monotonic_ns()
         times = " ".join(str(self._at[step]) for step in STEPS)
         os.write(self._file, f"{number} {times}\n".encode())

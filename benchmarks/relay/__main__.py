@@ -1,6 +1,6 @@
 """``python -m benchmarks.relay``: rows a second, latency, order, an outage.
 
-Tells each piece on stderr as it comes, and prints one JSON line at the end.
+It prints each piece on stderr when it ends, and one JSON line at the end.
 docs/measured.md says how to read it.
 """
 
@@ -28,11 +28,11 @@ from jobs_lib.devstack.kafka import FAST_JVM
 @click.option("--quick", is_flag=True, help="A tenth of it: is all in order?")
 def main(only: str | None, rounds: int, quick: bool) -> None:
     """Measure the relay on this machine."""
-    # Unwinds, so that no server or relay is left behind.
+    # The exit unwinds the stack, so that no server or relay is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = choose(only, MEASURES, "measure")
     figures: dict[str, Any] = {}
-    # Debezium reads the log; all are measured with it as it has to be for that.
+    # Debezium reads the log, so all are measured with the log level that it needs.
     with (
         Server({"wal_level": "logical"}) as server,
         KafkaBroker.ephemeral(jvm=FAST_JVM) as broker,

@@ -1,9 +1,9 @@
 """The least that any relay in Python does: read, produce, commit, delete.
 
-With the client libraries, the headers, the blocks and the threads of the relay, and
-without all that makes it one: fences, holds, merging, sizes, telling. It asks an empty
-shard again, where the server walks over what was deleted, so it is a little below what
-could be had.
+It has the client libraries, the headers, the blocks and the threads of the relay. It
+has no fences, holds, merging, sizes or events. It reads an empty shard again, which
+makes the server pass over deleted rows. So it is a little slower than the fastest
+possible relay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHARDS = 16
 _PAUSE = 0.02
-"""Seconds until a thread that has found nothing looks again."""
+"""The seconds after which a thread that has found nothing looks again."""
 _READ = """
 select ctid, topic, key, value, id::text, version::text,
     to_json(created_at at time zone 'UTC')::text
@@ -58,7 +58,7 @@ def relay(first: int) -> None:
 def relay_block(
     connection: psycopg.Connection[Any], shard: int, producer: Producer
 ) -> bool:
-    """One block of a shard; whether it had rows."""
+    """Relay one block of a shard; return whether it had rows."""
     rows = connection.execute(_READ, (shard,), prepare=True, binary=True).fetchall()
     if not rows:
         return False
@@ -74,7 +74,7 @@ def relay_block(
 
 
 def main() -> None:
-    """Relay until it is ended."""
+    """Relay until the process is ended."""
     gc.disable()
     for first in range(SENDERS):
         threading.Thread(target=relay, args=(first,), daemon=True).start()

@@ -43,7 +43,7 @@ _COMPUTING = ("relay", "db", "broker")
 
 
 def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
-    """A backlog that comes at once, and statements alone that claim and delete it."""
+    """Relay a backlog; also claim and delete it by statements alone."""
     rows = bench.alternate(
         {
             "relay": partial(relay, bench, broker),
@@ -89,7 +89,7 @@ def measure_rows(bench: Bench, broker: KafkaBroker) -> Figures:
 def relay(
     bench: Bench, broker: KafkaBroker, *, idempotent: bool = False, processes: int = 1
 ) -> Row:
-    """Of a warm relay."""
+    """The row of a warm relay."""
     with (
         staged(bench.server, broker) as stage,
         stage.relaying(idempotent=idempotent, processes=processes) as relaying,
@@ -99,21 +99,22 @@ def relay(
 
 
 def debezium(bench: Bench, broker: KafkaBroker) -> Row:
-    """Of a warm Debezium; its rows stay where they are."""
+    """The row of a warm Debezium; its rows stay in the table."""
     with staged(bench.server, broker) as stage, connecting(stage) as connect:
-        # Its compiler wants to see more than ours, which has none.
+        # The compiler of Java needs to see more records first; our relay has no
+        # compiler.
         row = _relay_rows(bench, stage, connect.pid, warm_up=bench.size(500_000))
         return {**row, "rss_mb": connect.rss_mb}
 
 
 def bare(bench: Bench, broker: KafkaBroker) -> Row:
-    """Of the least that a relay in Python does."""
+    """The row of the least that a relay in Python does."""
     with staged(bench.server, broker) as stage, stage.relaying_barely() as relaying:
         return _relay_rows(bench, stage, relaying.pid, warm_up=5_000)
 
 
 def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:
-    """Rows a second, from their commit until the last can be read; who computed."""
+    """Rows a second, from their commit until the last can be read, and the CPU used."""
     count = bench.size(200_000)
     look = partial(read_usage, pid, bench.server.pid)
     with bench.server.connect() as connection:
@@ -128,14 +129,14 @@ def _relay_rows(bench: Bench, stage: Stage, pid: int, *, warm_up: int) -> Row:
         "rows_s": count / took,
         "relay_cpu": used.worker * per_100k,
         "db_cpu": used.server * per_100k,
-        # Nothing else is at work on the machine.
+        # Nothing else runs on the machine.
         "broker_cpu": used.other * per_100k,
         "idle": 1 - used.machine / took / (os.cpu_count() or 1),
     }
 
 
 def claim_delete(bench: Bench, broker: KafkaBroker, claim: str) -> Row:
-    """The same rows, with all that records are made of, by such a statement alone."""
+    """Claim and delete the same rows by one statement, with all that records need."""
     count = bench.size(200_000)
     with staged(bench.server, broker) as stage, bench.server.connect() as connection:
         stage.fill(connection, count)
@@ -146,7 +147,7 @@ def claim_delete(bench: Bench, broker: KafkaBroker, claim: str) -> Row:
 
 
 def measure_holds(bench: Bench, broker: KafkaBroker) -> Figures:
-    """What 100,000 held keys of the topic cost rows that are good."""
+    """Measure the cost of 100,000 held keys of the topic to good rows."""
     rows = bench.alternate(
         {
             "free": partial(relay_beside, bench, broker, 0),
@@ -158,7 +159,7 @@ def measure_holds(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def relay_beside(bench: Bench, broker: KafkaBroker, holds: int) -> Row:
-    """Rows a second of a warm relay while so many keys are held."""
+    """Rows a second of a warm relay while this many keys are held."""
     with staged(bench.server, broker) as stage:
         with bench.server.connect() as connection:
             stage.hold(connection, holds)
@@ -170,7 +171,7 @@ def relay_beside(bench: Bench, broker: KafkaBroker, holds: int) -> Row:
 
 
 def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:
-    """From a caller's commit to the consumer, with nothing else to do."""
+    """Measure from a caller's commit to the consumer, while nothing else happens."""
     rows = bench.alternate(
         {
             "idle": partial(idle, bench, broker),
@@ -189,7 +190,7 @@ def measure_idle(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def idle(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
-    """Of the relay."""
+    """The latency of the relay."""
     with (
         staged(bench.server, broker) as stage,
         stage.relaying(idempotent=idempotent),
@@ -198,13 +199,13 @@ def idle(bench: Bench, broker: KafkaBroker, *, idempotent: bool = False) -> Row:
 
 
 def idle_debezium(bench: Bench, broker: KafkaBroker) -> Row:
-    """Of Debezium."""
+    """The latency of Debezium."""
     with staged(bench.server, broker) as stage, connecting(stage):
         return _send_singly(bench, stage)
 
 
 def _send_singly(bench: Bench, stage: Stage) -> Row:
-    """Rows by ``send``, one at a time, once whoever relays them is warm."""
+    """Write rows by ``send``, one at a time, once the relay is warm."""
     waits = []
     warm_up = bench.size(200, quick=50)
     with (
@@ -223,7 +224,7 @@ def _send_singly(bench: Bench, stage: Stage) -> Row:
 
 
 def measure_order(bench: Bench, broker: KafkaBroker) -> Figures:
-    """What the lock of the key costs who writes."""
+    """Measure the cost of the key's lock to writers."""
     rows = bench.alternate(
         {
             "ordered": partial(write, bench, broker, ordered=True),
@@ -238,7 +239,7 @@ def measure_order(bench: Bench, broker: KafkaBroker) -> Figures:
 
 
 def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
-    """Rows of one connection, some of them in each transaction: the disk waits too."""
+    """Write rows on one connection, some in each transaction: the disk waits, too."""
     count = bench.size(20_000)
     with (
         staged(bench.server, broker) as stage,
@@ -247,7 +248,7 @@ def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
         events = _app(bench).topic(stage.topic, value=bytes)
         began = time.monotonic()
         for n in range(count):
-            # Without a key there is nothing to keep in order.
+            # A row without a key has no order to keep.
             key = f"key-{n}" if ordered else None
             events.send(connection, key=key, value=b"x" * 300)
             if n % _ROWS_OF_A_TRANSACTION == 0:
@@ -257,13 +258,13 @@ def write(bench: Bench, broker: KafkaBroker, *, ordered: bool) -> Row:
 
 
 def measure_outage(bench: Bench, broker: KafkaBroker) -> Figures:
-    """A backlog of an outage, while the service goes on writing."""
+    """Relay the backlog of an outage while the service continues to write."""
     row = bench.attempt("catch-up", partial(catch_up, bench, broker)) or {}
     return {"after_outage_catchup_x": row.get("x"), "rss_mb_backlog": row.get("rss_mb")}
 
 
 def catch_up(bench: Bench, broker: KafkaBroker) -> Row:
-    """How many times faster than rows come in they go out."""
+    """How many times faster rows leave than they arrive."""
     count = bench.size(1_000_000, quick=50_000)
     stop = threading.Event()
     written = 0

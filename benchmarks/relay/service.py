@@ -22,7 +22,7 @@ events = app.topic(os.environ.get("BENCH_TOPIC", "bench"), value=bytes, partitio
 
 
 class IdempotentProducers(ShardProducers):
-    """Producers without transactions: nothing keeps a stale one from sending."""
+    """Producers without transactions: nothing stops a stale one from sending."""
 
     def _make(self, shard: int) -> Producer:
         return Producer(
@@ -39,7 +39,7 @@ class IdempotentProducers(ShardProducers):
     def send(
         self, shard: int, records: Records, confirm: Callable[[], None]
     ) -> tuple[Records, list[Refusal]]:
-        """Send, and wait until all are acknowledged."""
+        """Send, and wait until Kafka has acknowledged all."""
         producer = self._made[shard]
         failed: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What each measure works with: a fresh outbox and topic, a relay, a consumer."""
+"""The things that each measure uses: a fresh outbox and topic, a relay, a consumer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WARM_UP_ROWS = 200_000
 _WARM_UP_RUNS = 3
 _LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _QUIET = 1.0
-"""Seconds without a record, after which none is on its way."""
+"""Seconds without a record after which no record is on its way."""
 _COMMAND = ["jobs_lib.cli", "relay", "benchmarks.relay.service:app"]
 _OWNED = """
 select count(*) from jobs_lib.origins where owner is not null group by owner
@@ -75,22 +75,22 @@ class Stage:
     server: Server
     broker: KafkaBroker
     admin: AdminClient
-    """One for all questions: a new one may take seconds to answer its first."""
+    """One client for all questions: a new one may take seconds for its first answer."""
     topic: str = field(default_factory=lambda: f"bench-{uuid.uuid4().hex[:8]}")
 
     def fill(self, connection: psycopg.Connection[Any], rows: int) -> float:
-        """Write rows in one transaction; returns the clock's time after its commit."""
+        """Write rows in one transaction; return the clock's time after its commit."""
         with connection.transaction():
             connection.execute(_FILL, {"topic": self.topic, "keys": KEYS, "rows": rows})
             connection.execute("select pg_notify(jobs_lib.channel('outbox'), '')")
         return time.monotonic()
 
     def hold(self, connection: psycopg.Connection[Any], rows: int) -> None:
-        """Hold so many keys of the topic, with a row each."""
+        """Hold this many keys of the topic, with one row each."""
         connection.execute(_HOLD, {"topic": self.topic, "rows": rows})
 
     def count_holds(self) -> int:
-        """How many keys are held."""
+        """Count the held keys."""
         with self.server.connect() as connection:
             row = connection.execute("select count(*) from jobs_lib.holds").fetchone()
         assert row is not None
@@ -100,7 +100,7 @@ class Stage:
     def relaying(
         self, *, idempotent: bool = False, processes: int = 1
     ) -> Iterator[Relaying]:
-        """A relay of its own process, or of several, which own all shards by then."""
+        """One relay process, or several; by then they own all shards."""
         command = [*_COMMAND, "--processes", str(processes)]
         with self._running(command, BENCH_IDEMPOTENT="1" if idempotent else "") as pid:
             shares = [16 // processes] * processes
@@ -108,7 +108,7 @@ class Stage:
             yield Relaying(pid)
 
     def _owned(self) -> list[int]:
-        """How many shards each relay has."""
+        """How many shards each relay owns."""
         with self.server.connect() as connection:
             rows = connection.execute(_OWNED).fetchall()
         return [count for (count,) in rows]
@@ -146,7 +146,7 @@ class Stage:
 
     @contextlib.contextmanager
     def consuming(self) -> Iterator[Consuming]:
-        """A consumer at the topic's end."""
+        """A consumer that starts at the topic's end."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap_servers,
@@ -165,13 +165,14 @@ class Stage:
     def await_rest(
         self, records: int, seconds: float, look: Callable[[], T]
     ) -> tuple[float, T]:
-        """Wait until nothing comes any more, and that so many records have come.
+        """Wait until no more records come, and this many records have come.
 
-        Asks where the partitions end for who reads what is committed, and reads them
-        only then: a consumer would compute beside what is measured.
+        This asks for the ends of the partitions as a reader of committed records sees
+        them, and reads the records only then. A consumer would use the CPU during the
+        measurement.
 
         Returns:
-            The clock's time when the last one came, and what ``look`` gave then.
+            The clock's time when the last one came, and what ``look`` returned then.
 
         Raises:
             RuntimeError: more or fewer records can be read, or some came later.
@@ -183,7 +184,7 @@ class Stage:
                 raise TimeoutError(f"{last} of {records} records came")
             if (end := self._find_end()) != last:
                 last, came = end, time.monotonic()
-                # Dear, and only the last one counts.
+                # The call is expensive, and only the last one counts.
                 looked = look() if last >= records else looked
             time.sleep(0.01)
         with self.consuming() as consuming:
@@ -193,7 +194,7 @@ class Stage:
         return came, looked
 
     def _find_end(self) -> int:
-        """Records and marks of transactions that can be read, in all partitions."""
+        """Count readable records and marks of transactions, in all partitions."""
         found = self.admin.list_offsets(
             dict.fromkeys(self._partitions(), _LATEST),
             isolation_level=IsolationLevel.READ_COMMITTED,
@@ -206,13 +207,13 @@ class Stage:
 
 @dataclass
 class Relaying:
-    """A relay that runs."""
+    """A running relay."""
 
     pid: int
 
     @property
     def rss_mb(self) -> float:
-        """The most memory it has had, and its children as well."""
+        """The most memory that it and its children have used."""
         return sum(peak_rss_mb(pid) for pid in (self.pid, *find_children(self.pid)))
 
 
@@ -224,7 +225,7 @@ class Consuming:
     seen: int = 0
 
     def await_records(self, records: int, seconds: float) -> float:
-        """Read until so many have been seen in all; the clock's time then."""
+        """Read until this many have been seen in all; return the clock's time then."""
         deadline = time.monotonic() + seconds
         while self.seen < records:
             if time.monotonic() > deadline:
@@ -233,7 +234,7 @@ class Consuming:
         return time.monotonic()
 
     def await_one(self, seconds: float = 10.0) -> float:
-        """Read one more; the clock's time then."""
+        """Read one more record; return the clock's time then."""
         deadline = time.monotonic() + seconds
         while (record := self.consumer.poll(0.5)) is None or record.error():
             if time.monotonic() > deadline:
@@ -254,10 +255,10 @@ def staged(server: Server, broker: KafkaBroker) -> Iterator[Stage]:
 
 
 def warm_up(server: Server, broker: KafkaBroker, records: int) -> None:
-    """Let a new broker compile what it does: that takes more than to do it.
+    """Let a new broker compile its code: that takes longer than to run it.
 
-    By a relay, with a consumer and, as rows are measured, without: for what others do
-    the broker compiles other code.
+    A relay sends the records, with a consumer and, as in the measure of rows, without
+    one: for other clients the broker compiles other code.
     """
     with (
         staged(server, broker) as stage,

@@ -1,3 +1,3 @@
-"""Two services on real flights: see README.md."""
+"""Two services with real flights: see README.md."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The board: another service, with a read model of the aircraft in its own database."""
+"""The board: another service. Its own database has a read model of the aircraft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- The table of the board, kept equal to the topic aircraft-state.
+-- The table of the board. It has the same states as the topic aircraft-state.
 
 create table aircraft_rm (
     tail text primary key,

@@ -1,7 +1,7 @@
-"""The facts that the demo ends with: pure functions of what was found in the data.
+"""The facts at the end of the demo, as pure functions of the data that were found.
 
-What should be there is computed from the flights alone, and compared with the tables,
-the topic and the partner's log. No counter of jobs_lib is believed.
+The expected results are computed from the flights alone, and compared with the tables,
+the topic and the partner's log. No counter of jobs_lib is used.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class State:
     cause: str
     """``live``, or ``reexport``."""
     at: float
-    """Seconds since 1970 when the broker appended it."""
+    """The time at which the broker appended it, in seconds since 1970."""
 
     @property
     def version(self) -> int:
-        """How many changes the aircraft had seen."""
+        """How many changes the aircraft had gone through."""
         return int(self.value["version"])
 
 
@@ -55,7 +55,7 @@ class Post:
 
 
 def expected_states(flights: Iterable[Flight]) -> dict[str, list[Row]]:
-    """Every state of every aircraft, in order: what the service should make of them."""
+    """Every state of every aircraft, in order, as the service should compute them."""
     states: dict[str, list[Row]] = defaultdict(list)
     for flight in flights:
         if flight.tail is None:
@@ -75,7 +75,7 @@ def expected_states(flights: Iterable[Flight]) -> dict[str, list[Row]]:
 
 
 def processed_once(flights: Sequence[Flight], handled: Sequence[int]) -> Fact:
-    """Each flight was handled, and none twice."""
+    """Each flight was handled, and no flight twice."""
     times = Counter(handled)
     missing = sum(flight.id not in times for flight in flights)
     twice = sum(count > 1 for count in times.values())
@@ -89,7 +89,7 @@ def processed_once(flights: Sequence[Flight], handled: Sequence[int]) -> Fact:
 def counted_apart(
     flights: Iterable[Flight], handled: Iterable[int], aircraft: Mapping[str, Row]
 ) -> Fact:
-    """Flights without a tail number were handled without any aircraft's state."""
+    """Flights without a tail number were handled, and changed no aircraft's state."""
     wanted = sorted(flight.id for flight in flights if flight.tail is None)
     return Fact(
         "flights without a tail number counted apart",
@@ -111,7 +111,7 @@ def table_right(
 
 
 def partner_in_order(flights: Iterable[Flight], posts: Sequence[Post]) -> Fact:
-    """The partner was told of each arrival, each aircraft's in their order."""
+    """The partner got each arrival, and those of an aircraft in their order."""
     wanted: dict[str, list[int]] = defaultdict(list)
     for flight in flights:
         if flight.arrived and flight.tail is not None:
@@ -131,9 +131,9 @@ def partner_in_order(flights: Iterable[Flight], posts: Sequence[Post]) -> Fact:
 
 
 def topic_in_order(states: Sequence[State]) -> Fact:
-    """No state follows a newer one of its aircraft, but as a repeat.
+    """No state follows a newer one of its aircraft, except as a repeat.
 
-    A repeat is a record that is sent once more after a crash: the same state again.
+    A repeat is a record that is sent again after a crash: the same state.
     """
     highest: dict[str, int] = defaultdict(int)
     seen: set[tuple[str, int]] = set()
@@ -192,9 +192,10 @@ def read_model_equal(
 def reexport_complete(
     known: Iterable[str], since: float, states: Sequence[State]
 ) -> Fact:
-    """Each aircraft known at the start was sent again, or had a newer state sent.
+    """Each aircraft known at the start was sent again, or a newer state of it was.
 
-    And flights went on: changes were sent between its first record and its last.
+    Flights also went on: changes were sent between the first record of the re-export
+    and its last.
     """
     wanted = set(known)
     again = {state.tail for state in states if state.cause == "reexport"}
@@ -213,10 +214,10 @@ def reexport_complete(
 
 
 def reexport_rate(states: Iterable[State], limit: int) -> Fact:
-    """Within any minute no more records were re-exported than its limit.
+    """In no minute were more records re-exported than its limit allows.
 
-    Of a shorter re-export its whole length is looked at, with the burst of 1.5 % that
-    the limit allows for.
+    A shorter re-export is measured over its whole length, with the burst of 1.5 % that
+    the limit allows.
     """
     times = sorted(state.at for state in states if state.cause == "reexport")
     window = min(60.0, times[-1] - times[0]) if times else 0.0
@@ -245,7 +246,7 @@ def owners_found(
 
 
 def most_within(times: Sequence[float], seconds: float) -> int:
-    """How many of the sorted times lie in the fullest window of so many seconds."""
+    """How many of the sorted times lie in the fullest window of this many seconds."""
     first = most = 0
     for last, time in enumerate(times):
         while time - times[first] > seconds:

@@ -1,7 +1,8 @@
 """The whole example at once: `python -m examples.flights.demo`.
 
-Real flights go through two services and a partner while a pod is killed and all
-aircraft are re-exported. In the end it says what is true of the data that are left.
+Real flights go through two services and a partner, while a pod is killed and all
+aircraft are re-exported. At the end the demo checks the data that are left, and prints
+which facts hold.
 """
 
 from __future__ import annotations
@@ -46,14 +47,20 @@ ARRIVALS = FOLDER / "arrivals.jsonl"
 REPORT = Path("build/demo.json")
 FLIGHTS = "30000"
 FIRST_PART, FIRST_SECONDS, SECOND_SECONDS = 0.6, 60.0, 50.0
-"""How long the flights take to be produced. The second part waits for the re-export, if
-Spark is slow to start, so that there are flights beside it."""
+"""How long the flights take to be produced.
+
+If Spark starts slowly, the second part waits for the re-export, so that flights run
+beside it.
+"""
 REEXPORT_SECONDS = 100.0
-"""How long all aircraft would take at the rate. Many are left out, as a newer state is
-on its way; the others fill the minute that is measured."""
+"""How long all aircraft would take at the rate.
+
+Many are left out, since a newer state is on its way; the others fill the minute that is
+measured.
+"""
 SESSION_TIMEOUT = 6.0
 TAKE_OVER = SESSION_TIMEOUT + 2.0
-"""Seconds that partitions may be without an owner after a crash."""
+"""For how many seconds partitions may lack an owner after a crash."""
 START_SECONDS = 60.0
 SETTINGS = {
     "JOBS_LIB_SESSION_TIMEOUT": f"{SESSION_TIMEOUT:g}",
@@ -65,18 +72,18 @@ SETTINGS = {
 
 @dataclass
 class Story:
-    """What the demo did, for the facts to be checked against."""
+    """What the demo did; the facts are checked against it."""
 
     killed_at: datetime
     taken: dict[str, datetime | None]
     known: list[str]
-    """The aircraft when the re-export began."""
+    """The aircraft at the start of the re-export."""
     reexport_at: float
     rate: int
 
 
 def main() -> int:
-    """Run the demo; 0 if all facts hold."""
+    """Run the demo; return 0 if all facts hold."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     screen = Screen(Console())
     limit = _read_limit()
@@ -101,7 +108,7 @@ def main() -> int:
 
 
 def _fly(screen: Screen, servers: Servers, flights: list[Flight]) -> Story:
-    """All flights through both services, with a crash and a re-export on the way."""
+    """Send all flights through both services; crash a pod and re-export meanwhile."""
     LOGS.mkdir(parents=True, exist_ok=True)
     ARRIVALS.write_bytes(b"")
     with Processes(LOGS) as processes, OwnerWatch(servers.flights_url) as owners:
@@ -153,7 +160,7 @@ def _fly(screen: Screen, servers: Servers, flights: list[Flight]) -> Story:
 
 
 def _start_partner_and_board(processes: Processes, servers: Servers) -> dict[str, str]:
-    """Start all but the pods; returns what a pod finds in its environment."""
+    """Start all but the pods; return the environment of a pod."""
     processes.start("partner", "examples.flights.partner", str(ARRIVALS), env={})
     said = LOGS / "partner.log"
     env = {
@@ -170,7 +177,7 @@ def _start_partner_and_board(processes: Processes, servers: Servers) -> dict[str
 
 
 def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
-    """Read everything that is left, and compare."""
+    """Read all data that are left, and compare them."""
     handled = evidence.read_handled(servers.flights_url)
     aircraft = evidence.read_rows(servers.flights_url, "aircraft")
     read_model = evidence.read_rows(servers.board_url, "aircraft_rm")
@@ -212,7 +219,7 @@ def _summarize(screen: Screen, flights: int, facts: list[Fact]) -> int:
 
 
 def _now(url: str) -> datetime:
-    """The time by the database's clock."""
+    """The time of the database's clock."""
     with psycopg.connect(url) as connection:
         row = connection.execute("select clock_timestamp()").fetchone()
     assert row is not None

@@ -1,4 +1,4 @@
-"""What a run leaves behind: rows, records, the partner's log, and who owned what."""
+"""The data that a run leaves: rows, records, the partner's log, and the owners."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def read_rows(url: str, table: str) -> dict[str, Row]:
 
 
 def read_handled(url: str) -> list[tuple[int, str | None]]:
-    """Number and tail number of every flight that was handled."""
+    """The number and tail number of every handled flight."""
     with psycopg.connect(url) as connection:
         return connection.execute("select flight, tail from handled").fetchall()
 
 
 def read_posts(path: Path) -> list[Post]:
-    """The partner's log, from its first line on."""
+    """The partner's log, from its first line."""
     with path.open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
     return [Post(line["tail"], line["flight"], line["repeat"]) for line in lines]
 
 
 def read_states(kafka: str, partitions: int) -> list[State]:
-    """All committed records of ``aircraft-state``, each partition's in their order."""
+    """All committed records of ``aircraft-state``, in the order of each partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,
@@ -83,7 +83,7 @@ def read_states(kafka: str, partitions: int) -> list[State]:
 
 
 class OwnerWatch:
-    """Looks ten times a second who executes the jobs of which partition."""
+    """Looks ten times a second which pod executes the jobs of each partition."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -100,13 +100,13 @@ class OwnerWatch:
         self._thread.join()
 
     def owned_by(self, pod: str) -> dict[str, int]:
-        """The partitions that a pod has now, with the epochs of their ownership."""
+        """The partitions that a pod owns now, with their epochs."""
         with psycopg.connect(self._url) as connection:
             rows = self._look(connection)
         return {origin: epoch for origin, epoch, owner, _ in rows if owner == pod}
 
     def taken(self, owned: dict[str, int]) -> dict[str, datetime | None]:
-        """When each of these partitions was taken by its next owner."""
+        """When the next owner took each of these partitions."""
         return {
             origin: min(
                 (

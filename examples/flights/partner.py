@@ -2,7 +2,7 @@
 
     python -m examples.flights.partner LOG
 
-prints its address, and writes every arrival that it accepts to the file LOG.
+It prints its address, and writes every arrival that it accepts to the file LOG.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 SLOW_DESTINATION, SLOW_SECONDS = "HNL", 1.0
 AWAY_AFTER, AWAY_SECONDS = 8.0, 5.0
-"""Seconds from the first arrival until it is away, and how long."""
+"""How many seconds after the first arrival it goes away, and for how many."""
 
 
 class Log:
-    """What the partner has accepted, in the order in which it did."""
+    """The arrivals that the partner has accepted, in that order."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -36,7 +36,7 @@ class Log:
         return 0 <= since < AWAY_SECONDS
 
     def accept(self, key: str, arrival: dict[str, object]) -> None:
-        """Write an arrival down, unless its key was seen before."""
+        """Write an arrival down, unless its key is known."""
         with self._lock:
             line = {"key": key, "repeat": key in self._keys, **arrival}
             self._keys.add(key)
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     log: Log
 
     def do_POST(self) -> None:
-        """Take an arrival: 204, or 503 while away."""
+        """Accept an arrival: 204, or 503 while away."""
         arrival = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.log.away():
             self._answer(503)
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of single requests."""
+        """Log no single request."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Start the demo's processes, and end every one of them."""
+"""Start the demo's processes, and end all of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 SERVICE = "examples.flights.service:app"
 BOARD = "examples.flights.board:app"
 GRACE = 30.0
-"""Seconds that a process has to end by itself."""
+"""How many seconds a process has to end by itself."""
 
 
 class Processes:
-    """Python processes, each in a group of its own; all end with the ``with`` block."""
+    """Python processes, each in its own group; all end with the ``with`` block."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
@@ -29,7 +29,7 @@ class Processes:
     def start(
         self, name: str, *arguments: str, env: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Run ``python -m <arguments>``; what it says goes to ``<name>.log``."""
+        """Run ``python -m <arguments>``; its output goes to ``<name>.log``."""
         log = self._files.enter_context((self.logs / f"{name}.log").open("wb"))
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -43,9 +43,10 @@ class Processes:
         return process
 
     def check(self) -> None:
-        """Raise if one has ended by itself that should go on."""
+        """Raise if a process has ended by itself that should go on."""
         for process in self._running:
-            # The re-export's command ends with 0, the killed pod is no longer listed.
+            # The re-export's command ends with 0, and the killed pod is no longer in
+            # the list.
             if process.poll() not in (None, 0):
                 command = " ".join(map(str, process.args[3:]))  # type: ignore[index]
                 raise SystemExit(
@@ -53,7 +54,7 @@ class Processes:
                 )
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process as a crash would."""
+        """Kill a process, as a crash would."""
         self._running.remove(process)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -76,7 +77,7 @@ class Processes:
 
 
 class Pod:
-    """A service and the sidecar that executes its jobs, under one pod's name."""
+    """A service and the sidecar that runs its jobs, under the name of one pod."""
 
     def __init__(self, name: str, processes: Processes, env: dict[str, str]) -> None:
         self.name = name
@@ -91,6 +92,6 @@ class Pod:
         ]
 
     def kill(self) -> None:
-        """SIGKILL both."""
+        """SIGKILL both processes."""
         for process in self._parts:
             self._processes.kill(process)

@@ -1,4 +1,4 @@
-"""The source of the topic ``flights``: somebody else's system, in real life."""
+"""The source of the topic ``flights``; in real life, a foreign system."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def produce_flights(
     producer = Producer(
         {
             "bootstrap.servers": kafka,
-            # Java's choice of a partition, which jobs_lib computes origins with.
+            # Java's choice of a partition: jobs_lib computes origins with it.
             "partitioner": "murmur2_random",
             "enable.idempotence": True,
-            "log_level": 3,  # errors only: a broker that has just started makes waves
+            "log_level": 3,  # errors only: a broker that has just started makes noise
         }
     )
     encode = TypeAdapter(Flight).dump_json

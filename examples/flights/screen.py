@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a bar for each stage, a line for each event."""
+"""The display of the running demo: a bar for each stage, a line for each event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STALLED_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be reached in the end."""
+    """The numbers at the end."""
 
     flights: int
     changes: int
@@ -35,7 +35,7 @@ class Goal:
 
     @classmethod
     def of(cls, flights: list[Flight]) -> Goal:
-        """Counted from the flights."""
+        """Count them from the flights."""
         known = [flight for flight in flights if flight.tail is not None]
         return cls(
             len(flights),
@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass
 class Numbers:
-    """How far everything is, to be shown and waited for. Not what is checked."""
+    """The progress, to show and to wait for. The checks do not use it."""
 
     produced: int = 0
     handled: int = 0
@@ -70,7 +70,7 @@ class Numbers:
 
 
 class Screen:
-    """Bars and lines on the terminal; only lines where there is none."""
+    """Bars and lines on a terminal; elsewhere only lines."""
 
     def __init__(self, console: Console) -> None:
         self.begun = time.monotonic()
@@ -92,15 +92,15 @@ class Screen:
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """The seconds since the demo began."""
         return time.monotonic() - self.begun
 
     def say(self, text: str) -> None:
-        """One line above the bars."""
+        """Print a line above the bars."""
         self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
 
     def show(self, name: str, completed: int, total: int) -> None:
-        """Make or move a bar; the line that a full one leaves is said once."""
+        """Make or move a bar; print the line of a full bar once."""
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name, total=total)
         bar = self._bars[name]
@@ -130,7 +130,7 @@ class Watch:
         self._log = log.open("rb")
 
     def look(self) -> Numbers:
-        """The numbers now."""
+        """Read the numbers now."""
         numbers = self.numbers
         numbers.handled = _count(self._flights, "select count(*) from handled")
         numbers.outbox = _count(self._flights, "select count(*) from jobs_lib.outbox")
@@ -139,7 +139,7 @@ class Watch:
         try:
             progress = reexport.status(self._database, "aircraft")
         except ReexportError:
-            return numbers  # none was started yet
+            return numbers  # none has started yet
         numbers.again = progress.sent + progress.superseded
         numbers.again_total = progress.total
         numbers.again_ended = progress.ended

@@ -1,4 +1,4 @@
-"""Databases and topics for one run of the demo, made anew each time."""
+"""Databases and topics for one run of the demo; each run makes them anew."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PARTITIONS = {"flights": 12, "aircraft-state": 4}
 GROUPS = ["flight-tracker", "board"]
-# Compacted as always, but not while the demo is to read what was there; and stamped by
-# the broker, whose clock the rate is measured by.
+# The topic is compacted as always, but not before the demo has read its records. The
+# broker stamps the records, since the rate is measured by its clock.
 STATE_CONFIG = {
     "cleanup.policy": "compact",
     "min.compaction.lag.ms": "86400000",
@@ -35,7 +35,7 @@ DEADLINE = 60.0
 
 @dataclass(frozen=True)
 class Servers:
-    """Where everything is."""
+    """The addresses of databases and Kafka."""
 
     flights_url: str
     board_url: str
@@ -51,7 +51,7 @@ class Servers:
         )
 
     def make_databases(self) -> None:
-        """Drop and create both, with the library's tables and the services' own."""
+        """Drop and create both, with the tables of the library and the services."""
         for url, script in (
             (self.flights_url, "service.sql"),
             (self.board_url, "board.sql"),
@@ -68,9 +68,9 @@ class Servers:
                 connection.execute((HERE / script).read_bytes())
 
     def make_topics(self) -> None:
-        """Delete and create both topics, and forget the groups that read them."""
+        """Delete and create both topics, and delete the groups that read them."""
         admin = AdminClient({"bootstrap.servers": self.kafka})
-        # A member that was killed stays in its group until its session ends.
+        # A killed member stays in its group until its session ends.
         _until(lambda: admin.delete_consumer_groups(GROUPS), "GROUP_ID_NOT_FOUND")
         _until(lambda: admin.delete_topics(list(PARTITIONS)), "UNKNOWN_TOPIC_OR_PART")
         topics = [
@@ -83,7 +83,7 @@ class Servers:
 
 
 def _until(call: Callable[[], dict[str, Future[Any]]], done: str) -> None:
-    """Repeat a call until Kafka has done it, or answers that it was ``done`` before."""
+    """Repeat a call until Kafka has done it, or answers that it is ``done`` already."""
     deadline = time.monotonic() + DEADLINE
     while True:
         errors = [error for future in call().values() if (error := _error_of(future))]

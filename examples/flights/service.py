@@ -1,7 +1,7 @@
-"""The flights service: keeps the state of every aircraft, and tells a partner.
+"""The flights service: it keeps the state of every aircraft, and informs a partner.
 
 For each flight, one transaction writes the aircraft's row, the new state to the outbox,
-a job for the arrival, and the offset in the topic: all of it, or nothing.
+a job for the arrival, and the offset in the topic. It writes all of these or none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ partner = httpx.Client(base_url=os.environ.get("PARTNER_URL", ""), timeout=5)
 
 @dataclass
 class Aircraft:
-    """An aircraft's state, as the topic ``aircraft-state`` carries it."""
+    """An aircraft's state, as in the topic ``aircraft-state``."""
 
     tail: str
     flights: int
@@ -45,7 +45,7 @@ aircraft_state = app.topic(
 
 @app.job(group="tail", retry=exponential(first=0.2, cap=5))
 def tell_partner(job: Job, tail: str, flight: int, destination: str) -> None:
-    """Tell the partner of an arrival; those of one aircraft in their order."""
+    """Inform the partner about an arrival; those of one aircraft go in their order."""
     reply = partner.post(
         "/arrivals",
         json={"tail": tail, "flight": flight, "destination": destination},
@@ -77,7 +77,7 @@ def track(record: Record[Flight], conn: Connection[Any]) -> None:
 
 
 def move_aircraft(conn: Connection[Any], flight: Flight) -> Aircraft:
-    """The state of the flight's aircraft after it."""
+    """Return the state of the flight's aircraft after the flight."""
     with conn.cursor(row_factory=class_row(Aircraft)) as cursor:
         moved = cursor.execute(
             """

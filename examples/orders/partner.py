@@ -2,8 +2,9 @@
 
     python partner.py 8010
 
-Of three calls it refuses the first with 503; of the second it does the work and hangs
-up before it answers. Like any good partner it knows an Idempotency-Key again.
+Of three calls it refuses the first with 503. For the second it does the work and hangs
+up before it answers. Like any good partner, it recognizes an Idempotency-Key that it
+has seen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ done: dict[str, dict[str, dict[str, object]]] = {
     "/refunds": {},
     "/texts": {},
 }
-"""What was done, by path and key."""
+"""The work that was done, by path and key."""
 calls = dict.fromkeys(done, 0)
 lock = threading.Lock()
 turns = count()
@@ -29,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
     def do_POST(self) -> None:
-        """Do what is asked for, once for each key."""
+        """Do the requested work, once for each key."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key, turn = self.headers["Idempotency-Key"], next(turns) % 3
         with lock:
@@ -42,12 +43,12 @@ class Handler(BaseHTTPRequestHandler):
             lost = " (and the answer is lost)" if turn == 1 else ""
             print(self.path, body, "again" if again else "done", lost, flush=True)
         if turn == 1:
-            self.close_connection = True  # without a word
+            self.close_connection = True  # hang up without an answer
             return
         self.answer(200, {"done": True})
 
     def do_GET(self) -> None:
-        """What was done so far, and how many calls it took."""
+        """Return the work done so far, and how many calls it took."""
         with lock:
             self.answer(200, {"done": done, "calls": calls})
 
@@ -61,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of single requests."""
+        """Log no single request."""
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class ReadModel:
     the older one.
 
     Args:
-        row_of: makes a row's columns from a record; None if there is to be no row.
+        row_of: makes a row's columns from a record; None to have no row.
         table: ``table`` or ``schema.table``.
         key: the column for the record's key.
         decoder: reads the values.

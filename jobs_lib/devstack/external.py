@@ -20,7 +20,7 @@ def given(variable: str) -> str | None:
 
 
 def shown(address: str) -> str:
-    """The address, fit for people: without a password."""
+    """The address as people may see it: without a password."""
     if "://" in address:
         return masked_url(address)
     return "a connection string" if "=" in address else address
@@ -43,7 +43,7 @@ def check(variable: str, address: str) -> None:
 def _check_database(address: str) -> None:
     import psycopg
 
-    # SQLAlchemy's way to name the driver.
+    # SQLAlchemy names the driver in the URL, and psycopg does not know that form.
     url = address.replace("postgresql+psycopg://", "postgresql://", 1)
     try:
         psycopg.connect(url, connect_timeout=_CONNECT_SECONDS).close()
@@ -52,7 +52,7 @@ def _check_database(address: str) -> None:
 
 
 def _check_kafka(address: str) -> None:
-    # A bare connection: the broker may ask for credentials that are set elsewhere.
+    # A bare connection is enough: the broker may ask for credentials set elsewhere.
     for server in address.split(","):
         host, _, port = server.strip().rpartition(":")
         try:

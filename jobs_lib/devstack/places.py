@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CACHE_VARIABLE = "JOBS_LIB_CACHE_DIR"
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# PostgreSQL refuses to run as root. Every POSIX system has this account, it owns
-# nothing, and using it changes nothing on the machine (no `useradd`).
+# PostgreSQL refuses to run as root. Every POSIX system has this account, and it owns
+# nothing. Using it changes nothing on the machine (no `useradd`).
 _UNPRIVILEGED = "nobody"
 
 
@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def postgres_account() -> Account | None:
-    """The account for PostgreSQL: None (the current user) unless that is root.
+    """The account for PostgreSQL: None, the current user, unless that user is root.
 
     Raises DevStackError as root on a machine without an unprivileged account.
     """
@@ -56,8 +56,8 @@ def postgres_account() -> Account | None:
 def can_enter(account: Account | None, folder: Path) -> bool:
     """Whether `account` can reach `folder` and write in it.
 
-    It tries, and does not read mode bits, because access lists and mount options
-    count as well.
+    This tries to write and does not read mode bits, because access lists and mount
+    options count as well.
     """
     return _succeeds(
         account, "/bin/sh", "-c", 'cd -- "$1" && test -w .', "sh", str(folder)
@@ -87,14 +87,14 @@ def temporary_folder(account: Account | None, prefix: str) -> Path:
 
 
 def shared_folder() -> Path:
-    """A folder of ours that every user can enter, for root, whose own are closed.
+    """A folder that every user can enter, for root: root's own folders are closed.
 
-    Raises DevStackError when another user has taken its name.
+    Raises DevStackError when another user has taken the folder's name.
     """
     folder = Path("/var/tmp") / f"jobs-lib-{os.geteuid()}"
     folder.mkdir(mode=0o755, exist_ok=True)
     found = folder.lstat()
-    # /var/tmp is open to all: never trust a folder there that another user made.
+    # /var/tmp is open to all users: do not trust a folder that another one made there.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise DevStackError(f"{folder} belongs to another user: remove it")
     folder.chmod(0o755)  # the umask may have closed it
@@ -104,8 +104,8 @@ def shared_folder() -> Path:
 def data_folder(account: Account | None, wanted: Path) -> Path:
     """The folder to keep a server's data in: `wanted`, if `account` can enter it.
 
-    Otherwise one in :func:`shared_folder`, always the same for the same `wanted`.
-    This changes the permissions of that folder only.
+    Otherwise it is a folder in :func:`shared_folder`, always the same one for the same
+    `wanted`. This function changes the permissions of that folder only.
     """
     wanted.mkdir(parents=True, exist_ok=True)
     if account is None:
@@ -115,7 +115,7 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
         give(account, wanted)
         if can_enter(account, wanted):
             return wanted
-    with contextlib.suppress(OSError):  # of use to nobody, unless it holds something
+    with contextlib.suppress(OSError):  # an empty folder is of no use
         wanted.rmdir()
     parent = shared_folder() / "data"
     parent.mkdir(exist_ok=True)
@@ -127,9 +127,9 @@ def data_folder(account: Account | None, wanted: Path) -> Path:
 
 
 def shared_copy(root: Path, parts: Sequence[str], name: str) -> Path:
-    """A copy of `parts`, folders in `root`, that every user can enter; made once.
+    """A copy of `parts`, which are folders in `root`, that every user can enter.
 
-    `name` distinguishes versions. The copy has the layout of `root`.
+    It is made once. `name` distinguishes versions. The copy has the layout of `root`.
     """
     key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
     copy = shared_folder() / f"{name}-{key}"
@@ -144,26 +144,26 @@ def shared_copy(root: Path, parts: Sequence[str], name: str) -> Path:
             path.chmod(0o755 if runs else 0o644)
     try:
         draft.rename(copy)
-    except OSError:  # another process was faster: its copy is as good
+    except OSError:  # another process was faster, and its copy is as good
         shutil.rmtree(draft)
     return copy
 
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock between processes; the kernel releases it if this one dies."""
+    """Hold a lock between processes. If this one dies, the kernel releases the lock."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def close(folder: Path) -> None:
-    """Close a folder, even an existing one, to everybody but its owner."""
+    """Close a folder, even an existing one, to all users but its owner."""
     folder.chmod(0o700)
 
 
 def write_secret(file: Path, text: str) -> None:
-    """Write a file that is never open to anybody else."""
+    """Write a file that no other user can read at any moment."""
     draft = file.with_name(f"{file.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, _NEW, 0o600), "w", encoding="utf-8") as output:
@@ -172,7 +172,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def give(account: Account | None, folder: Path) -> None:
-    """Make `account` the owner of `folder` (of nothing inside it)."""
+    """Make `account` the owner of `folder`, but not of what is inside it."""
     if account is not None:
         os.chown(folder, account.uid, account.gid)
 

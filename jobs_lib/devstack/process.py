@@ -2,11 +2,11 @@
 
 A server is started in one of two ways, both through a few lines of `sh`:
 
-- *guarded*: it is our child, and a watchdog beside it waits on a pipe that only we
-  hold. When we die, for any reason, the pipe closes, and the watchdog ends the server
-  and removes its folder. (`PR_SET_PDEATHSIG` would not do: it fires when the *thread*
-  that forked ends, and it is lost when the user changes.)
-- *detached*: it is nobody's child and outlives us.
+- *guarded*: it is a child of this process. A watchdog beside it waits on a pipe that
+  only this process holds. When this process dies, for any reason, the pipe closes. Then
+  the watchdog ends the server and removes its folder. (`PR_SET_PDEATHSIG` would not
+  work: it fires when the *thread* that forked ends, and a change of user clears it.)
+- *detached*: it is no child of this process, and outlives it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.01
 
 # $1 is the signal, $2 the folder to remove. The watchdog is in the server's process
-# group, so the kernel gives the server's number to nobody else while it waits. A line
-# read means "all is well, go"; end of file means that our process is gone.
+# group, so the kernel gives the server's number to no other process while it waits. If
+# it reads a line, all is well and it ends. At end of file our process is dead.
 _GUARDED = """
 ending=$1; folder=$2; shift 2
 exec 3<&0 </dev/null
@@ -72,7 +72,7 @@ def as_account(account: Account | None) -> PopenUser:
 
 
 class ServerProcess:
-    """A running server: ours (guarded), or known by its number (detached)."""
+    """A running server: a child (guarded), or known by its number (detached)."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ServerProcess:
         pipe: int | None = None,
     ) -> None:
         self.pid = pid
-        #: When the kernel started it; with the pid it names one process for ever.
+        #: When the kernel started it. With the pid, this names one process for ever.
         self.started = started
         self._child = child
         self._pipe = pipe
@@ -151,19 +151,19 @@ class ServerProcess:
         return cls(pid, start_of(pid) or "")
 
     def alive(self) -> bool:
-        """Whether it still runs (and its number is not another process by now)."""
+        """Whether it still runs, and its number does not name another process now."""
         if self._child is not None:
             return self._child.poll() is None
         return bool(self.started) and start_of(self.pid) == self.started
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has ended, `seconds` at most; True when it has."""
+        """Wait for its end, `seconds` at most; return whether it has ended."""
         deadline = time.monotonic() + seconds
         while self.alive():
             if time.monotonic() >= deadline:
@@ -174,7 +174,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """SIGKILL it and all its children, as if the machine lost power."""
-        # Stopped first, so that it cannot start more children between the two steps.
+        # Pause it first, so that it cannot start more children between the two steps.
         self.signal(signal.SIGSTOP)
         self._release()
         for pid in children_of(self.pid) if self.alive() else ():
@@ -192,7 +192,7 @@ class ServerProcess:
 
 
 def start_of(pid: int) -> str | None:
-    """When process `pid` was started, as the system writes it; None if it has ended."""
+    """When process `pid` started, as the system writes it; None if it has ended."""
     if not Path("/proc/self/stat").exists():
         return _start_by_ps(pid)
     fields = _stat(pid)
@@ -211,7 +211,7 @@ def exists(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """The direct children of `pid` (Linux; elsewhere none are found)."""
+    """The direct children of `pid` on Linux; an empty list on other systems."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(entry.name))
@@ -221,7 +221,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    # The name in parentheses may hold anything, blanks and parentheses too.
+    # The name in parentheses may hold any text, even blanks and parentheses.
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the two servers have in common: their life from start to stop."""
+"""What the two servers share: how they start, run and stop."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ START_SECONDS = 180.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _LOG_LINES = 12
-# A port that was free can be taken before the server binds it: then another is tried.
+# Another process can take a free port before the server binds it. Then the start tries
+# another port.
 _ATTEMPTS = 5
 
 
 class PortTakenError(DevStackError):
-    """The server's port was taken by another process."""
+    """Another process has taken the server's port."""
 
 
 class Server(ABC):
     """One server on 127.0.0.1, with a folder for its data and its log.
 
-    Without a folder it is ephemeral: it gets a temporary one, `stop` throws that away,
-    and neither the server nor the folder outlives this process, however that ends.
+    Without a folder it is ephemeral: it gets a temporary folder, and `stop` deletes
+    that. However this process ends, neither the server nor the folder outlives it.
 
     An object is for one thread at a time. It is also a context manager: it starts on
     entry and stops on exit.
@@ -55,7 +56,7 @@ class Server(ABC):
             raise ValueError("a detached server needs a folder")
         self.temporary = folder is None
         self._wanted = None if folder is None else Path(folder).absolute()
-        # Given, or settled by the first start: clients know it then.
+        # Given, or chosen by the first start. From then on clients know it.
         self._required_port = port
         self._preferred_port: int | None = None
         self._detached = detached
@@ -64,9 +65,9 @@ class Server(ABC):
         self._process: ServerProcess | None = None
         self._log_start = 0
         self._came_up = False
-        #: Whether a start has given a password to what had none.
+        #: Whether a start has given a password to a server that had none.
         self.secured = False
-        #: Called as soon as there is a process, before it answers: to record it.
+        #: Called as soon as there is a process, before it answers, to record it.
         self.on_launch: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
@@ -107,14 +108,14 @@ class Server(ABC):
 
     @property
     def folder(self) -> Path:
-        """Where data and log are. Raises DevStackError before the first `start`."""
+        """The folder of data and log. Raises DevStackError before the first `start`."""
         if self._folder is None:
             raise DevStackError(f"{self.name} is not started")
         return self._folder
 
     @property
     def log_file(self) -> Path:
-        """What the server writes for people to read."""
+        """The file with what the server writes for people to read."""
         return self.folder / "server.log"
 
     def prefer_port(self, port: int) -> None:
@@ -128,8 +129,8 @@ class Server(ABC):
     def start(self) -> Self:
         """Start the server and wait until it answers, 180 s at most.
 
-        The port is the same at every start of this object. Raises DevStackError, with
-        the last lines of the log, if the server does not come up.
+        The port is the same at every start of this object. If the server does not
+        start, this raises DevStackError with the last lines of the log.
         """
         deadline = time.monotonic() + START_SECONDS
         if self.running:
@@ -148,7 +149,7 @@ class Server(ABC):
         return self
 
     def stop(self, *, keep_data: bool = False) -> None:
-        """Stop it in good order; an ephemeral one's data go too, unless kept."""
+        """Stop it properly. Unless kept, the data of an ephemeral server go too."""
         if self._process is not None:
             end(self._process, self._stop_signal, self.name)
             self._process = None
@@ -157,18 +158,18 @@ class Server(ABC):
             self._folder = None
 
     def kill(self) -> None:
-        """SIGKILL the server and its children; the data stay for the next `start`."""
+        """SIGKILL the server and its children; keep the data for the next `start`."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def restart(self) -> Self:
-        """Stop it in good order and start it with the same data and port."""
+        """Stop it properly and start it with the same data and port."""
         self.stop(keep_data=True)
         return self.start()
 
     def log_tail(self, lines: int = _LOG_LINES) -> str:
-        """The last lines that the server wrote since its last start."""
+        """The last lines that the server has written since its last start."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(self._log_start)
@@ -180,7 +181,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """What clients are given to connect to."""
+        """The address that clients connect to."""
 
     @abstractmethod
     def _make_folder(self) -> Path:
@@ -188,7 +189,7 @@ class Server(ABC):
 
     @abstractmethod
     def _prepare(self, port: int) -> None:
-        """Bring everything in the folder to where the server can be launched."""
+        """Prepare the folder, so that the server can be launched."""
 
     @abstractmethod
     def _command(self, port: int) -> Sequence[str]:
@@ -200,7 +201,7 @@ class Server(ABC):
 
     @abstractmethod
     def _settle(self) -> None:
-        """Do what is to be done once the server answers."""
+        """Finish the start once the server answers."""
 
     def _account(self) -> Account | None:
         return None
@@ -287,9 +288,9 @@ class Server(ABC):
 
 
 def end(process: ServerProcess, number: signal.Signals, name: str) -> None:
-    """Ask a server to stop with a signal, wait, and SIGKILL it if it does not.
+    """Ask a server to stop with a signal, wait, and SIGKILL it if it does not stop.
 
-    Raises DevStackError if it lives on (it then belongs to another user).
+    Raises DevStackError if the server belongs to another user and lives on.
     """
     try:
         process.signal(number)

@@ -34,20 +34,20 @@ _NAMES = {"postgres": PostgresServer.name, "kafka": KafkaBroker.name}
 
 @dataclass(frozen=True)
 class Service:
-    """What is known of one of the two servers."""
+    """One of the two servers: its state and its address."""
 
     #: `postgres` or `kafka`.
     key: str
-    #: `external` is a server of the user's, named by the environment variable.
+    #: `external` is the user's own server, named by the environment variable.
     state: State
-    #: What clients connect to; None for one that was never started here.
+    #: The address that clients connect to; None if it was never started here.
     address: str | None = None
     pid: int | None = None
-    #: Where its data and its log are.
+    #: The folder of its data and its log.
     folder: Path | None = None
     #: Whether this call started it (`up`) or stopped it (`down`).
     changed: bool = False
-    #: Whether `up` gave it a password, which it had not.
+    #: Whether `up` gave it its first password.
     secured: bool = False
 
     @property
@@ -57,7 +57,7 @@ class Service:
 
     @property
     def variable(self) -> str:
-        """The environment variable that tells jobs_lib the address."""
+        """The environment variable with the server's address for jobs_lib."""
         return _VARIABLES[self.key]
 
 
@@ -66,12 +66,12 @@ class DevStack:
 
     - folder: where data, logs and the state file are. Defaults to `.jobs-lib` in the
       current folder.
-    - postgres_port, kafka_port: fixed ports. Defaults to last time's if they are free,
-      else to any free ones.
-    - progress: called as (jars there, jars in all) while jars are fetched.
+    - postgres_port, kafka_port: fixed ports. Defaults to the last ports if they are
+      free, else to any free ones.
+    - progress: called as (jars present, all jars) while jars are fetched.
 
-    A server whose environment variable is set is never started, unless the variable
-    names the very server of this folder.
+    A server is not started if its environment variable is set, unless the variable
+    names this folder's own server.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class DevStack:
         self._state = StateFile(self.folder / "state.json")
 
     def up(self) -> list[Service]:
-        """Start what does not run yet, and wait until it answers.
+        """Start each server that does not run yet, and wait until it answers.
 
-        Raises DevStackError; then nothing that this call started is left running.
+        If it raises DevStackError, it has stopped every server that it started.
         """
         with self._exclusively():
             records = self._state.read()
@@ -108,7 +108,7 @@ class DevStack:
             return [services[key] for key in _VARIABLES]
 
     def down(self) -> list[Service]:
-        """Stop what was started here. Raises DevStackError if that is not possible."""
+        """Stop the servers started here. Raises DevStackError if one cannot be."""
         with self._exclusively():
             running = {
                 key: self._adopted(key, record)
@@ -129,9 +129,9 @@ class DevStack:
 
     @contextlib.contextmanager
     def ephemeral(self) -> Iterator[tuple[list[Service], list[Server]]]:
-        """Both servers for the length of a `with` block, with data thrown away.
+        """Both servers for the length of a `with` block; their data are then deleted.
 
-        Gives what they are, and the servers started. Raises DevStackError.
+        Yields a description of both, and the servers started. Raises DevStackError.
         """
         services = self._externals(self._state.read())
         servers: dict[str, Server] = {}
@@ -195,13 +195,13 @@ class DevStack:
             server = KafkaBroker(
                 folder, port=port, detached=True, progress=self._progress
             )
-        # At once, so that a server is never running unrecorded.
+        # Record it at once, so that no server ever runs unrecorded.
         server.on_launch = lambda: self._state.write(key, server)
         return server
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """One `up` or `down` at a time: a second `up` waits, and finds the first."""
+        """Allow one `up` or `down` at a time: a second one waits for the first."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             ignored = self.folder / ".gitignore"
@@ -218,7 +218,7 @@ class DevStack:
 def start_together(servers: Collection[Server]) -> None:
     """Start several servers at once; if one fails, stop those that this call started.
 
-    Raises DevStackError with what every failed one said.
+    Raises DevStackError with the message of every server that failed.
     """
     fresh = [server for server in servers if not server.running]
     try:

@@ -1,4 +1,4 @@
-"""The state file: which server processes were started for a project, and where."""
+"""The state file: the server processes that were started for a project, and where."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a server, kept even after it has stopped."""
+    """The record of a server. It stays after the server has stopped."""
 
     pid: int
-    #: When the kernel started the process: another one with this pid is not ours.
+    #: When the kernel started the process: another one with this pid is not it.
     started: str
     port: int
     address: str
@@ -40,7 +40,10 @@ class StateFile:
         self.path = path
 
     def read(self) -> dict[str, Record]:
-        """The records; none if there is no file. Raises DevStackError if damaged."""
+        """Read the records. Raises DevStackError if the file is damaged.
+
+        Without a file there are none.
+        """
         try:
             state: dict[str, dict[str, Any]] = json.loads(self.path.read_bytes())
             return {key: Record(**fields) for key, fields in state.items()}
@@ -65,7 +68,7 @@ class StateFile:
             server.address,
             str(server.folder),
         )
-        # Both servers start at the same time.
+        # Both servers start at once, and each writes its record.
         with locked(self.path.with_suffix(".lock")):
             records = {**self.read(), key: record}
             # The address of PostgreSQL has its password in it.

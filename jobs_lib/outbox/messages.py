@@ -95,7 +95,7 @@ def _produce_later(producer: Producer, message: Message) -> Exception | None:
 
 
 def _about_record(error: Exception) -> Exception:
-    """Return the error if it is about the record that was to be sent.
+    """Return the error if it is about the record that should be sent.
 
     Raises:
         KafkaException: it is about no record.

@@ -263,7 +263,7 @@ class ShardProducers:
         error: KafkaError,
         confirm: Callable[[], None],
     ) -> tuple[Records, list[Refusal]] | None:
-        """Send records one of which the broker refused, without saying which.
+        """Send records again after the broker refused one and did not say which one.
 
         None if the error is not about the records.
         """

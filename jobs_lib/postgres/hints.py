@@ -30,7 +30,7 @@ class Hints:
         self._left_out = False
 
     def choose(self, origin: str) -> str | None:
-        """The hint for a job of this origin; None if none is to be sent now."""
+        """The hint to send for a job of this origin now; None for no hint."""
         now = self._clock()
         if now - self._at.get(origin, -1.0) < INTERVAL:
             return None

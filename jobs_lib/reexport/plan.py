@@ -1,4 +1,4 @@
-"""Divide a table's keys into ranges, each of which is loaded in one transaction."""
+"""Divide a table's keys into ranges; one transaction loads each of them."""
 
 from __future__ import annotations
 

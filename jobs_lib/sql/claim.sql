@@ -25,7 +25,7 @@
 --   claimed   writes what is taken into one row of `claims`
 --
 -- The rows of the answer have the columns of `ClaimRow` (executor/claiming/rows.py), which
--- says what each kind tells. They are made of these:
+-- says what each kind means. They are made of these:
 --
 --    0 a job, claimed                 looked without a group, lanes
 --    1 how far a window went          looked

@@ -68,8 +68,9 @@ array(select unnest(f.full_values) from first f where f.full_ids is not null)
 true
 
 -- part: unfull_limited
--- Not of a value of which the most allowed wait in memory: rows passed over for that come
--- back by id, as `refilled`. By a hash, because there may be very many of them.
+-- Leaves out a value if the most allowed jobs of it wait in memory. Rows that are passed
+-- over for that come back by id, as `refilled`. A hash is used, because there may be very
+-- many of these values.
 case when cardinality(%(full)s::text[]) = 0 then true else
     j.id = any (%(refilled)s::bigint[])
     or {value_of_field} not in (select unnest(%(full)s::text[]))

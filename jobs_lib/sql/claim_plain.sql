@@ -5,7 +5,7 @@
 --      v             v
 --     5 ======= 0: jobs, 1: how far the window went
 --
---   own       the origin if it is still ours, locked against whoever changes its jobs
+--   own       the origin if it is still ours, locked against changes of its jobs
 --   looked    the rows of its window, and whether all up to each of them are plain
 --   claimed   writes what is taken into one row of `claims`
 

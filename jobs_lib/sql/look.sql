@@ -42,7 +42,8 @@ cross join lateral (
     order by j.id limit 1
 ) other
 union all
--- Not of groups, of which there may be very many: a claim looks for those that it meets.
+-- Pauses of groups are left out, since there may be very many: a claim looks for those
+-- of the groups that it meets.
 select 'pause:' || p.kind, p.name, null from {schema}.pauses p
 where p.kind = any (array['type', 'origin'])
 union all

@@ -394,7 +394,7 @@ select clock_timestamp()
 
 -- name: list_owners
 -- List owners, and the work in each origin. Counts stop at `limit`, and follow the index:
--- somebody may watch this while millions wait.
+-- an operator may watch this while millions wait.
 select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at,
     coalesce(jobs.waiting, rows.waiting), jobs.claimed, offsets.next_offset
 from {schema}.origins o

@@ -244,14 +244,14 @@ def warn(subject: str, text: str) -> None:
 def _log(level: int, text: str, *values: str, **more: Any) -> None:
     try:
         logger.log(level, text, *values, **more)
-    # A filter or handler of the application's; there is nowhere left to tell it.
+    # A filter or handler of the application has failed: nothing can report it.
     except BaseException as error:
         if _is_interrupted(error):
             raise
 
 
 def _is_interrupted(error: BaseException) -> bool:
-    """Whether somebody has pressed Ctrl-C: only the main thread gets to know."""
+    """Whether the user has pressed Ctrl-C: only the main thread notices."""
     ours = threading.current_thread() is threading.main_thread()
     return ours and type(error) is KeyboardInterrupt
 

@@ -1,6 +1,6 @@
 """The installation: its identity, its environment, the releases it serves, its roles.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ create table installation (
     id uuid not null default gen_random_uuid(),
     -- Fixed for the life of the schema: the shard of a row is stored with the row.
     shards smallint not null default 16 check (shards between 1 and 1024),
-    -- The oldest version whose releases these tables serve, by which a release can tell
-    -- whether it may work with newer tables. A revision that takes something away
-    -- raises it to the oldest version whose releases do without; one that only adds
-    -- leaves it.
+    -- The oldest version whose releases these tables serve. By it a release knows
+    -- whether it may work with newer tables. A revision that removes something raises
+    -- it to the oldest version whose releases do not use that. A revision that only
+    -- adds leaves it unchanged.
     compatible_from text not null default '0001_installation',
     environment text not null default '',
-    -- The name of each topic in Kafka. It has one place, for the topic's own name:
-    -- `dev.{name}`.
+    -- How a topic is named in Kafka, such as `dev.{name}`: {name} stands for the
+    -- topic's own name.
     topic_template text not null default '{name}'
         check (topic_template ~ '^[a-zA-Z0-9._-]*[{]name[}][a-zA-Z0-9._-]*$')
 );
 insert into installation default values;
 
--- The name in Kafka of a topic that a service declares: the same name as
--- jobs_lib.naming.name_in_kafka makes.
+-- The name in Kafka of a topic that a service declares. jobs_lib.naming.name_in_kafka
+-- computes the same name.
 create function topic_name(name text) returns text
 language sql stable parallel safe as $function$
     select replace(i.topic_template, '{name}', name) from installation i
 $function$;
 
--- Which role was granted which kind of rights. A later revision grants it what it adds.
+-- The kinds of rights that each role was granted. A later revision grants the role the
+-- rights to what it adds.
 create table grantees (
     role name not null,
     kind text not null check (kind in ('service', 'enqueue', 'read')),

@@ -1,6 +1,6 @@
-"""Topics, processes, apps and the owners of origins: who may touch what.
+"""Topics, processes, apps, and the owners of origins.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- How many partitions count when the origin of a group is computed: Python, SQL and
--- Spark all read it here. It stays as it is when the topic grows in Kafka.
+-- The number of partitions by which the origin of a group is computed: Python, SQL and
+-- Spark all read it here. It stays the same when the topic grows in Kafka.
 create table topics (
     topic text collate "C" primary key check (topic ~ '^[a-zA-Z0-9._-]{1,249}$'),
     partitions int not null check (partitions between 1 and 100000),
     home boolean not null default false,
-    -- Roles that only enqueue lock the row of the home topic, and a role may lock a row
-    -- only if it may update a column of it. They may update this one, which can have no
-    -- other value.
+    -- Roles that only enqueue lock the row of the home topic. A role may lock a row
+    -- only if it may update one of its columns. They may update this one, which can
+    -- have no other value.
     lockable boolean not null default true check (lockable)
 );
 create unique index topics_one_home on topics (home) where home;
--- There is a home without Kafka, too: executors share its partitions by heartbeat.
+-- A home exists without Kafka, too: executors share its partitions by heartbeat.
 insert into topics (topic, partitions, home) values ('local', 16, true);
 
 create table processes (
@@ -41,8 +41,8 @@ create table processes (
     types text[],
     -- The topics whose partitions its executor follows. Null: its release did not say.
     topics text[],
-    -- Types for which all workers of the process are busy, or it has too few slots.
-    -- Null: nothing waits for either.
+    -- Types for which all workers of the process are busy, or for which it has too few
+    -- slots. Null: no type waits for a worker or a slot.
     busy jsonb
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01);
 
@@ -54,7 +54,7 @@ create table apps (
     since timestamptz not null default clock_timestamp()
 );
 
--- The fence. Whatever acts on an origin locks its row for share, under owner and epoch.
+-- The fence. Each action on an origin locks its row for share, under owner and epoch.
 -- A take-over locks the row for update, and raises the epoch.
 create table origins (
     -- 'execute' or 'execute:<app>', 'relay', or 'consume:<consumer group>'. Roles never
@@ -68,9 +68,9 @@ create table origins (
     owner uuid,
     epoch bigint not null default 0,
     since timestamptz not null default clock_timestamp(),
-    -- The last transaction that took jobs out of the origin past its owner. A claim
-    -- whose snapshot is older still sees what that transaction has removed.
-    -- It is a bigint, since SQLAlchemy does not know xid8.
+    -- The last transaction that took jobs out of the origin without its owner. A claim
+    -- with an older snapshot still sees what that transaction has removed. The column
+    -- is a bigint, since SQLAlchemy does not know xid8.
     changed_by bigint,
     primary key (role, origin)
 ) with (

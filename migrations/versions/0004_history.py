@@ -1,6 +1,6 @@
-"""The history of finished jobs, in partitions by the day on which each may go.
+"""The history of finished jobs, in partitions by the day until which they are kept.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- A finished job lies in the partition of the day after which it may go, by UTC. Types
--- that are kept for different times share no partition, so each is dropped whole.
+-- A finished job lies in the partition of the last day, by UTC, on which it is kept.
+-- Jobs that are kept for different times share no partition, so each is dropped whole.
 create table history (
     keep_until date not null,
     finished_at timestamptz not null default clock_timestamp(),
@@ -30,29 +30,30 @@ create table history (
 
 -- No completion may fail because the partition of its day has not been made.
 create table history_default partition of history default;
--- Its rows are moved, and it may be published: PostgreSQL refuses to delete published
--- rows that it cannot name to a replica, and these have no key to name them by.
+-- The rows of the default partition are moved, and a publication may contain it.
+-- PostgreSQL refuses to delete published rows that it cannot identify to a replica, and
+-- these have no key.
 alter table history_default replica identity full;
 
 -- Ids rise nearly in the order in which jobs finish. So a summary for each range of
--- blocks finds one job in a day of millions, and costs an insert next to nothing.
--- A summary holds several ranges of ids, since a job that was retried for a long time
+-- blocks finds one job in a day of millions, and costs an insert almost nothing. A
+-- summary holds several ranges of ids, since a job that was retried for a long time
 -- lands among much younger ones.
 create index history_of_id on history using brin (id int8_minmax_multi_ops)
     with (autosummarize = on);
 
--- Every service makes and drops partitions of the history, and its role need not own
--- the tables. So the three functions below run with the rights of the owner of the
--- tables, and do only what is due anyway.
+-- Every service makes and drops partitions of the history, and its role may not own the
+-- tables. So the three functions below run with the rights of the tables' owner, and do
+-- only what is due.
 
--- Makes the partition of a day, and moves there what the default partition holds of it.
--- With more than `most` rows it does not: to move them would hold up the completions
--- that land there.
--- Attaching a partition does not block those who write to other days; `create table …
+-- Makes the partition of a day, and moves the rows of that day out of the default
+-- partition. If these are more than `most`, it does nothing: to move them would delay
+-- the completions that land there.
+-- To attach a partition does not block writers of other days, as `create table …
 -- partition of` would. But all writers wait at the lock of the history, before they
 -- have chosen a partition. Otherwise the day could be attached while a row is on its
--- way to the default partition: the row would be refused there, and its job's
--- completion too.
+-- way to the default partition. The default partition would refuse the row, and with it
+-- the completion of its job.
 create function make_history(day date, most int) returns text
 language plpgsql security definer as $function$
 declare
@@ -85,9 +86,10 @@ begin
 end
 $function$;
 
--- Gives the rows of a day back to the disk; only readers of the history may have to
--- wait. It names the schema: where our table is gone, a temporary table would be found,
--- and its triggers would run with the rights of the owner of this function.
+-- Returns the space of a day's rows to the disk; only readers of the history may have
+-- to wait. The statement names the schema. Without it, if our table is gone, PostgreSQL
+-- would find a temporary table, and its triggers would run with the rights of the owner
+-- of this function.
 create function empty_history(day date) returns void
 language plpgsql security definer as $function$
 begin
@@ -100,7 +102,7 @@ begin
 end
 $function$;
 
--- Drops the partition of a day, which is empty by then. This locks the whole history
+-- Drops the partition of a day, which is already empty. This locks the whole history
 -- for an instant, so the caller sets a short lock_timeout and tries again.
 create function drop_history(day date) returns void
 language plpgsql security definer as $function$

@@ -1,6 +1,6 @@
 """The completion of a job in the transaction of its handler.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Completes a job in the transaction of its handler, and with it the jobs that ran
--- before it in its lane and whose completion may still be on its way.
--- It raises instead of returning, so that the commit that travels behind it in the same
--- round trip becomes a rollback where the process has lost the origin.
--- It is planned once. By itself PostgreSQL would plan it anew each time, since it
--- cannot know how long the arrays are and guesses high: that took two thirds of the
--- call.
+-- Completes a job in the transaction of its handler. It also completes the jobs that
+-- ran before it in its lane, since their completion may still be on its way.
+-- If the process has lost the origin, the function raises instead of returning. Then
+-- the commit that follows it in the same round trip becomes a rollback.
+-- It is planned once. By default PostgreSQL would plan it at each call: it does not
+-- know the length of the arrays, and guesses high. That took two thirds of the call.
 create function complete_job(
     owner uuid, origin text, epoch bigint, id bigint, attempt int, keep int,
     before bigint[], before_keep int[], role text

@@ -1,6 +1,6 @@
-"""Where a group lives, and on which channels those who wait are told.
+"""Where a group lives, and on which channels processes listen for hints.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- The hash by which Kafka's clients place a key, and by which a group gets its origin:
--- the same number as jobs_lib.partitioner.murmur2 computes, unsigned and of 32 bits.
+-- The hash by which Kafka's clients place a key, and by which a group gets its origin.
+-- It is the number that jobs_lib.partitioner.murmur2 computes, unsigned, of 32 bits.
 create function murmur2(data bytea) returns bigint
 language plpgsql immutable strict parallel safe as $function$
 declare
@@ -44,14 +44,14 @@ begin
 end
 $function$;
 
--- In which of so many partitions a group lives.
+-- The partition of a group among this number of partitions.
 create function place_group("group" text, partitions int) returns bigint
 language sql immutable strict parallel safe as $function$
     select (murmur2(convert_to("group", 'UTF8')) & 2147483647) % partitions
 $function$;
 
--- Where executors of this schema listen: the same name as
--- jobs_lib.postgres.database.channel makes.
+-- The channel on which executors of this schema listen.
+-- jobs_lib.postgres.database.channel makes the same name.
 create function channel() returns text
 language sql stable as $function$
     select case
@@ -61,7 +61,7 @@ language sql stable as $function$
     end
 $function$;
 
--- Where the relays of this schema listen, and others: as above, for each kind.
+-- The channel of another kind of listeners in this schema, such as the relays.
 create function channel(kind text) returns text
 language sql stable as $function$
     select case
@@ -72,8 +72,8 @@ language sql stable as $function$
     end
 $function$;
 
--- The home topic and its number of partitions, which stay as they are until the
--- transaction ends: whoever changes them holds this lock alone.
+-- The home topic and its number of partitions. They stay the same until the transaction
+-- ends: a session that changes them must hold this lock alone.
 create function hold_home_topic() returns topics
 language plpgsql as $function$
 declare

@@ -1,6 +1,6 @@
-"""Locks by which the ids of a group, or of a key, rise in the order of the commits.
+"""Locks that make the ids of a group, or of a key, rise in the order of the commits.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Orders the ids of a group, or of a key, by the commits of their transactions: it
+-- Orders the ids of a group, or of a key, by the commits of their transactions. It
 -- takes a lock for each (`fine`), beside a shared one for its origin or shard
 -- (`coarse`). The server has room for some thousand locks, which all its sessions
--- share. So a transaction that holds 500 takes whole origins or shards instead: it
--- takes one alone if nobody else holds it now, and from 2,000 locks on it waits for
--- that. The fine lock comes first. A session that waits for it then holds no coarse
--- one, and cannot keep the session that it waits for from taking a coarse lock alone.
+-- share. So a transaction that holds 500 locks takes whole origins or shards instead:
+-- it takes one alone if no other session holds it now. From 2,000 locks on it waits for
+-- that. The fine lock comes first. While a session waits for a fine lock, it holds no
+-- coarse one, so the session that it waits for can take a coarse lock alone.
 create function lock_in_order(coarse bigint, fine bigint) returns void
 language plpgsql as $function$
 declare
@@ -49,10 +49,10 @@ begin
 end
 $function$;
 
--- What `lock_in_order` does, for many pairs of (coarse, fine). It takes all fine locks
--- before the first shared coarse one: while a bulk call waits for a group, or a key, it
--- holds no coarse lock, and the large transaction that it waits for can take any of
--- them alone. It takes each kind in the order of the values, so two bulk calls never
+-- Does the same as `lock_in_order` for many pairs of (coarse, fine). It takes all fine
+-- locks before the first shared coarse one. While a bulk call waits for a group, or a
+-- key, it holds no coarse lock. So the large transaction that it waits for can take any
+-- of them alone. It takes each kind in the order of the values, so two bulk calls never
 -- wait in a circle.
 create function lock_all_in_order(coarse bigint[], fine bigint[]) returns void
 language plpgsql as $function$

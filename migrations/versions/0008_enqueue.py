@@ -1,6 +1,6 @@
 """Enqueue in SQL: for triggers, other languages, and Python's own path.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Refuses what Python cannot read: more than 200 levels, and integers of more than
--- 4,300 digits. jobs_lib.schemas.json_limits has the same limits.
+-- Refuses values that Python cannot read: more than 200 levels, and integers of more
+-- than 4,300 digits. jobs_lib.schemas.json_limits has the same limits.
 create function check_json(what text, value jsonb, size int) returns void
 language plpgsql immutable as $function$
 declare
@@ -58,14 +58,14 @@ begin
 end
 $function$;
 
--- Inserts one job whose values the caller has checked. It returns the job's id, or that
--- of the unfinished job of its type that has the same unique key.
+-- Inserts one job. The caller has checked its values. The function returns the job's
+-- id, or that of the unfinished job of its type that has the same unique key.
 create function insert_job(
     origin text, type text, "group" text, payload jsonb, run_at timestamptz,
     priority smallint, headers jsonb, unique_key text, ordered boolean,
-    -- What executors are told, if the job may run now; null for nothing.
+    -- The hint for executors if the job may run now; null for none.
     hint text,
-    -- Of the home topic, as the group's origin was computed; null if it was given.
+    -- The number by which the group's origin was computed; null if it was given.
     partitions int
 ) returns bigint language plpgsql as $function$
 #variable_conflict use_column
@@ -139,8 +139,8 @@ begin
 end
 $function$;
 
--- For triggers and other languages. The record that is being handled is unknown here:
--- without group and origin the job goes to any partition of the home topic.
+-- For triggers and other languages. This function does not know which record is being
+-- handled: without group and origin the job goes to any partition of the home topic.
 create function enqueue(
     type text,
     payload jsonb default '{}',

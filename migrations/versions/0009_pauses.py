@@ -1,6 +1,6 @@
 """Pauses: jobs of a type, an origin or a group that must not run now.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- What must not run now: all jobs of a type, of an origin, or of a group.
+-- Jobs that must not run now: all of a type, of an origin, or of a group.
 create table pauses (
     kind text not null check (kind in ('type', 'origin', 'group')),
     name text collate "C" not null,
@@ -21,8 +21,8 @@ create table pauses (
     primary key (kind, name)
 );
 
--- How often pauses have ended. When the number has changed, executors look again at
--- what they have passed over; to read all pauses each time would cost too much.
+-- How many pauses have ended. When the number has changed, executors look again at the
+-- jobs that they have passed over. To read all pauses each time would cost too much.
 create table resumes (
     one boolean primary key default true check (one),
     count bigint not null default 0

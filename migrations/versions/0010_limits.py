@@ -1,6 +1,6 @@
-"""Limits of job types: how many may start in a time, and how many may run at once.
+"""Limits of job types: how many start within a time, and how many run at once.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Limits of rate for job types: each has one bucket, for all pods.
+-- Rate limits of job types: each has one bucket, for all pods.
 create table rates (
     type text collate "C" primary key,
     -- Starts that may be taken now, as of `refilled_at`.
@@ -21,8 +21,8 @@ create table rates (
     refilled_at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01);
 
--- Takes up to `wanted` starts of a type. Where there is none, it says in how many
--- seconds there will be one. What the bucket holds at the most is the longest burst.
+-- Takes up to `wanted` starts of a type. If there is none, it returns in how many
+-- seconds there will be one. The bucket's capacity is the longest burst.
 create function take_starts(
     type text, per_second double precision, capacity double precision, wanted int,
     out granted int, out seconds double precision
@@ -63,15 +63,15 @@ begin
 end
 $function$;
 
--- How many jobs of a limited type run at once, over all processes: a row for each that
--- may run, of all jobs of the type or of those of a value.
+-- Limits how many jobs of a type run at once, over all processes. There is a row for
+-- each job that may run: of the whole type, or of each value.
 create table slots (
     type text collate "C" not null,
-    -- The value of the limit's parameter; empty where the limit counts all of the type.
+    -- The value of the limit's parameter; empty if the limit counts the whole type.
     value text collate "C" not null,
     slot int not null check (slot > 0),
     owner uuid not null,
-    -- Whether a process waits that has none, or fewer than the owner.
+    -- Whether a process waits that has no slot, or fewer slots than the owner.
     wanted boolean not null default false,
     taken_at timestamptz not null default clock_timestamp(),
     primary key (type, value, slot)

@@ -1,6 +1,6 @@
 """Send a value in SQL: for triggers, and other languages.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = r"""
--- The shard of a record, as jobs_lib.partitioner.choose_shard computes it.
--- In PL/pgSQL, which plans it once: a function of SQL would be planned for every row.
+-- The shard of a record, as jobs_lib.partitioner.choose_shard computes it. PL/pgSQL
+-- plans the function once; a function in SQL would be planned for every row.
 create function place_record(topic text, key text) returns smallint
 language plpgsql stable parallel safe as $function$
 declare
@@ -52,9 +52,9 @@ begin
 end
 $function$;
 
--- A record whose value is JSON; null is a tombstone. The topic is named as a service
--- declares it. The key is locked before the id is drawn, so the ids of a key rise in
--- the order in which their transactions commit.
+-- Sends a record with a value of JSON; null is a tombstone. The caller names the topic
+-- as a service declares it. The key is locked before the id is drawn, so the ids of a
+-- key rise in the order in which their transactions commit.
 create function send(
     topic text,
     key text,

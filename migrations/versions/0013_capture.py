@@ -1,6 +1,6 @@
 """Send the state of an entity, in SQL or by the trigger of its table.
 
-Locks: none that anybody waits for; only functions are made.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- A record whose value the relay reads when it leaves: the state of the entity then, or
--- a tombstone, which gets this version. It needs no lock: whatever the relay finds is
--- not older than this change. `version` has no default: calls without one are for the
--- other function.
+-- Sends a record whose value the relay reads at the last moment. The value is the state
+-- of the entity at that moment, or a tombstone, which gets this version. The function
+-- needs no lock: the state that the relay finds is not older than this change.
+-- `version` has no default: calls without a version are for the other function.
 create function send_current(
     topic text, key text, entity text, version bigint, notify boolean default true
 ) returns bigint language plpgsql as $function$

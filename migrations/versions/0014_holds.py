@@ -1,6 +1,6 @@
-"""Rows that Kafka refuses are held, with the later ones of their key; all others flow.
+"""Hold rows that Kafka refuses, and the later rows of their key; send all others.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ depends_on = None
 UPGRADE = """
 create table holds (
     topic text collate "C" not null,
-    -- Whose rows wait: those of a key; or one row without a key, by its id; with
-    -- neither, those of the whole topic.
+    -- With a key, all rows of the key wait. With a row_id, one row without a key waits.
+    -- With neither, the whole topic waits.
     key text collate "C",
     row_id bigint,
     error text not null,
     attempts int not null default 1,
     since timestamptz not null default clock_timestamp(),
-    -- When the first of its rows is tried again.
+    -- When the relay tries the first of its rows again.
     retry_at timestamptz not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01);
--- The table may be published: PostgreSQL refuses to update and delete published rows
--- that it cannot name to a replica, and these have no key to name them by.
+-- A publication may contain this table. PostgreSQL refuses to update and delete
+-- published rows that it cannot identify to a replica, and these have no key.
 alter table holds replica identity full;
--- There may be holds by the hundred thousand: each is found by an index.
+-- There may be hundreds of thousands of holds: an index finds each of them.
 create unique index holds_of on holds (topic, coalesce(key, ''), coalesce(row_id, 0));
--- For the holds whose time has come.
+-- Finds the holds that are due.
 create index holds_due on holds (retry_at);
--- For those of whole topics, which are few.
+-- Finds the holds of whole topics, which are few.
 create index holds_of_topics on holds (topic) where key is null and row_id is null;
 
--- Rows of the outbox that wait, as they were, out of the way of those that go.
+-- Rows of the outbox that wait. They lie here unchanged, so that the relay does not
+-- read past them.
 create table held_rows (
     shard smallint not null,
     class smallint not null,
@@ -52,9 +53,9 @@ create table held_rows (
 );
 create index held_rows_of_key on held_rows (topic, key, id);
 
--- Whether a row is one of those that a hold keeps back. Its names and operators are
--- bound when it is made, so it needs no search_path of its own: with one, it could not
--- be inlined.
+-- Whether a hold keeps a row back. The names and operators of this function are bound
+-- when it is made, so it needs no search_path of its own. With one, PostgreSQL could
+-- not inline it.
 create function is_held_by(hold holds, topic text, key text, id bigint)
 returns boolean language sql immutable parallel safe
 return hold.topic = topic and case
@@ -62,9 +63,9 @@ return hold.topic = topic and case
     else hold.row_id is null or hold.row_id = id
 end;
 
--- Lets go what a hold keeps, except for what others keep, and returns how many rows.
--- Each statement sees what was committed until then. So the rows that a relay has set
--- aside while this call waited for it are let go, too.
+-- Releases the rows of a hold, except rows that other holds keep, and returns how many.
+-- Each statement sees all that was committed before it. So the function also releases
+-- rows that a relay has set aside while this call waited for the relay.
 create function lift_hold(topic text, key text, row_id bigint)
 returns bigint language plpgsql as $function$
 declare

@@ -1,6 +1,6 @@
-"""Offsets of consumers, records that were skipped, and keys that read models removed.
+"""Offsets of consumers, skipped records, and keys that read models have removed.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ create table offsets (
     consumer_group text collate "C" not null,
     topic text collate "C" not null,
     partition int not null,
-    -- The offset to read next, as Kafka counts. Null: nothing was handled yet.
+    -- The offset to read next, as Kafka counts. Null: no record was handled yet.
     next_offset bigint check (next_offset >= 0),
     updated_at timestamptz not null default clock_timestamp(),
     primary key (consumer_group, topic, partition)
@@ -37,10 +37,10 @@ create table skipped (
     primary key (consumer_group, topic, partition, record_offset)
 );
 
--- Moves an offset in the transaction that applied the records before it. It raises
--- instead of returning, so that the commit that travels behind it becomes a rollback
--- when the partition has another owner, or the offset is not where this process left
--- it.
+-- Moves an offset in the transaction that applied the records before it. If the
+-- partition has another owner, or the offset is not where this process left it, the
+-- function raises instead of returning. Then the commit that follows it in the same
+-- round trip becomes a rollback.
 create function advance_offset(
     consumer_group text, topic text, partition int, owner uuid, epoch bigint,
     expected bigint, next_offset bigint
@@ -67,19 +67,19 @@ begin
 end
 $function$;
 
--- Keys that read models have removed, so that no older record brings them back.
+-- Keys that read models have removed. They stop older records from bringing a key back.
 create table gone_keys (
     -- The table of the read model, as its service names it.
     model text not null,
     key text not null,
     version bigint not null,
     gone_at timestamptz not null default clock_timestamp(),
-    -- Whether the state that was removed had the version of the record that ended it.
-    -- Otherwise a state of that version is a newer one: the key has come back.
+    -- Whether the removed state had the version of the record that removed it. If not,
+    -- a state of that version is newer: the key has come back.
     of_equal boolean not null default false,
     primary key (model, key)
 );
--- For those who forget the oldest, which mostly lie together.
+-- Finds the oldest keys, to delete them; these mostly lie together.
 create index gone_keys_at on gone_keys using brin (gone_at);
 """
 

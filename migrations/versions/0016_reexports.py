@@ -1,6 +1,6 @@
-"""Re-exports, their ranges, and the one limit of rate that all pods share.
+"""Re-exports, their ranges, and the rate limit that all pods share.
 
-Locks: none that anybody waits for; all tables are new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ create table reexports (
     -- The bucket: records that may be sent now, as of `refilled_at`.
     tokens double precision not null default 0,
     refilled_at timestamptz not null default clock_timestamp(),
-    -- Keys that are planned; then those that are done: sent, or dropped for a newer
-    -- live record.
+    -- The planned keys, and those that are done: sent, or dropped because a newer live
+    -- record exists.
     total bigint not null default 0,
     sent bigint not null default 0,
     superseded bigint not null default 0,
@@ -48,12 +48,12 @@ create table reexport_ranges (
 );
 
 -- Takes up to `wanted` records from the bucket, and returns how many may be sent now.
--- The bucket is refilled at 97.5 % of the rate. So 60 seconds, and the 0.6 s by which a
--- record may be appended later than it was granted, bring at most 98.475 %. The bucket
--- holds 1.49 % more, and one record that keeps small rates alive. As grants are whole
--- records, no such window sees more than the rate, at any rate.
--- A full bucket is the longest burst, after a pause or an outage, too. It fills in 0.9
--- s: whoever asks less often loses tokens.
+-- The bucket is refilled at 97.5 % of the rate. A record may be appended up to 0.6 s
+-- after its grant, so a window of 60 s brings at most 98.475 %. The bucket holds 1.49 %
+-- more, and one record that keeps small rates alive. Grants are whole records, so no
+-- such window sees more than the rate, at any rate.
+-- A full bucket is the longest burst, even after a pause or an outage. It fills in
+-- 0.9 s: a process that asks less often loses tokens.
 create function take_records(reexport_id bigint, wanted int) returns int
 language plpgsql as $function$
 declare

@@ -20,7 +20,7 @@ from jobs_lib.devstack.stack import DevStack
 PROJECT = Path(__file__).parents[2]
 PACKAGES = Path(pytest.__file__).parents[1]
 
-#: Runs `jobs-lib dev` as the command line does: a clear error is exit code 2.
+#: Runs `jobs-lib dev` as the command line does: a clear error gives exit code 2.
 DEV = """
 import sys
 from jobs_lib.cli.dev import dev
@@ -48,14 +48,14 @@ def stack(open_folder):
 
 @dataclass(frozen=True)
 class User:
-    """A user to run a command as, with an interpreter that this user can run."""
+    """A user to run a command as, and an interpreter that this user can run."""
 
     name: str
     python: str
     home: Path
 
     def run(self, *arguments, code=DEV, cwd, **variables):
-        """Run Python code as this user, with nothing of ours in the environment."""
+        """Run Python code as this user, with none of our environment."""
         entry = pwd.getpwnam(self.name)
         account = Account(entry.pw_uid, entry.pw_gid) if os.geteuid() == 0 else None
         return subprocess.run(
@@ -81,7 +81,7 @@ class User:
 
 @pytest.fixture
 def open_folder():
-    """A folder that every user can reach (pytest's own are closed)."""
+    """A folder that every user can reach; pytest's own folders are closed."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="jobs-lib-test-"))
     folder.chmod(0o755)
     yield folder
@@ -90,7 +90,7 @@ def open_folder():
 
 @pytest.fixture
 def ordinary_user(open_folder):
-    """An ordinary user with a closed home that holds the jars."""
+    """An ordinary user. Its home is closed to others and holds the jars."""
     if os.geteuid() != 0:
         return User(pwd.getpwuid(os.geteuid()).pw_name, sys.executable, open_folder)
     name = "nobody"
@@ -109,7 +109,7 @@ def ordinary_user(open_folder):
 
 
 def _python_for(name, folder):
-    """This interpreter if the user can run it, else a copy of it that they can."""
+    """This interpreter if the user can run it, else a copy that they can run."""
     if _can(name, sys.executable, "-c", "import encodings"):
         return sys.executable
     minor = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,4 +1,4 @@
-"""The downloader, against a small repository on this machine."""
+"""The downloader, with a small repository on this machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def jar(name, content=None):
 @dataclass
 class Repository:
     address: str
-    #: What was asked for, with the Range header.
+    #: The requests, each with its Range header.
     asked: list[tuple[str, str | None]] = field(default_factory=list)
-    #: Bytes after which each answer is cut.
+    #: The number of bytes after which each answer is cut.
     cut_after: int | None = None
     ranges: bool = True
 
@@ -58,7 +58,7 @@ def repository(monkeypatch, tmp_path):
             self.wfile.write(content[: known.cut_after])
 
         def log_message(self, *arguments):
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         known = Repository(f"http://127.0.0.1:{server.server_port}/maven2/")
@@ -152,7 +152,7 @@ def test_a_missing_jar_is_named_with_address_and_place(repository, tmp_path):
     place = tmp_path / "cache/jars/org/example/absent/1.0/absent-1.0.jar"
     assert f"put it at {place}" in str(told.value)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(b"")  # brought by hand
+    place.write_bytes(b"")  # a user has added it by hand
     assert ensure_jars([jar("absent", b"")]) == [place]
 
 

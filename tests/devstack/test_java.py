@@ -16,7 +16,7 @@ def no_wheel(monkeypatch):
 
 
 def make_java(folder, says):
-    """A program that answers `-version` as Java does."""
+    """Make a program that answers `-version` as Java does."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")

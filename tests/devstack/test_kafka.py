@@ -32,7 +32,7 @@ def admin(broker):
 
 
 def create(broker, topic):
-    client = admin(broker)  # the answer is lost with its client
+    client = admin(broker)  # the answer gets lost with its client
     for future in client.create_topics([NewTopic(topic, 4)]).values():
         future.result(20)
 
@@ -125,7 +125,7 @@ def test_an_identifier_that_begins_with_a_hyphen_is_accepted(monkeypatch):
         bytes = b"\xfb" * 16  # in base64: -_v7...
 
     monkeypatch.setattr("uuid.uuid4", Hyphen)
-    # With a setting of one's own the folder is always made by the broker's tool.
+    # With a setting of the user's, the broker's tool always makes the folder.
     with KafkaBroker.ephemeral(properties={"num.io.threads": "2"}) as broker:
         text = (broker.folder / "data" / "meta.properties").read_text()
     assert "cluster.id=-_v7" in text

@@ -122,7 +122,7 @@ def test_a_port_taken_in_the_meantime_is_replaced(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
         def choose(server, *, again):
-            # What was free when it was chosen is taken when the server binds it.
+            # The port is free when it is chosen, and taken when the server binds it.
             for _ in ports:
                 return taken.getsockname()[1]
             return real(server, again=again)

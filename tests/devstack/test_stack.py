@@ -51,7 +51,7 @@ def test_up_status_env_down_and_up_again_with_the_data_kept(open_folder, monkeyp
             assert service["address"] in table
             assert str(service["pid"]) in table
 
-        # A second `up` finds the first, also when its shell has the exports.
+        # A second `up` finds the first, even if its shell has the exports.
         url = shlex.split(exports[0])[1].partition("=")[2]
         monkeypatch.setenv("JOBS_LIB_DATABASE_URL", url)
         monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", shown[1]["address"])
@@ -126,7 +126,7 @@ def test_a_stale_state_file_is_no_reason_to_end_another_process(stack, monkeypat
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as other:
-        # As if the number had been given to another process since.
+        # Now another process seems to have this number.
         state = json.loads((stack.folder / "state.json").read_text())
         state["postgres"]["pid"] = other.pid
         (stack.folder / "state.json").write_text(json.dumps(state))
@@ -187,7 +187,7 @@ def test_an_ephemeral_stack_ends_with_ctrl_c_and_leaves_nothing(tmp_path):
 
 
 def _listening():
-    """The address of something that accepts connections, for the test's length."""
+    """The address of a socket that accepts connections during the test."""
     server = socket.create_server(("127.0.0.1", 0))
     _kept.append(server)
     return f"127.0.0.1:{server.getsockname()[1]}"
@@ -240,7 +240,7 @@ def without_password(url):
 
 
 def trust_everybody(service):
-    """Make of a server that runs what an earlier release would have started."""
+    """Make a running server like one that an earlier release has started."""
     with psycopg.connect(service.address, autocommit=True) as conn:
         conn.execute("CREATE TABLE kept (value int)")
         rule = "host all all 127.0.0.1/32 trust\n"

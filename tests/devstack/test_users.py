@@ -171,7 +171,7 @@ def test_another_user_of_the_machine_comes_neither_in_nor_to_the_files(
     for port in ports:
         tried = stranger.run(str(port), *folders, code=OTHER, cwd="/")
         assert tried.stdout == "tried all\n", tried.stderr
-    # The state file knows the password.
+    # The state file contains the password.
     state = stack.folder / "state.json"
     assert state.stat().st_mode & 0o077 == 0
     assert str(urlsplit(str(by_key["postgres"].address)).password) in state.read_text()
@@ -179,7 +179,7 @@ def test_another_user_of_the_machine_comes_neither_in_nor_to_the_files(
 
 @pytest.fixture
 def ephemeral_servers():
-    """The servers as the tests of an application start them."""
+    """The servers, started as an application's tests start them."""
     with embedded_server() as postgres_server, KafkaBroker.ephemeral() as broker:
         yield postgres_server, broker
 
@@ -209,7 +209,7 @@ def test_a_server_that_trusted_everybody_is_closed_at_its_next_start(open_folder
             conn.execute("CREATE TABLE kept (value int)")
         open_url = f"postgresql://postgres@127.0.0.1:{server.port}/jobs_lib"
         hba = server.data / "pg_hba.conf"
-    # As an earlier release left it.
+    # An earlier release left this line.
     hba.write_text("host all all 127.0.0.1/32 trust\n")
     (folder / "password").unlink()
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The page of the public API names what the modules export, and pages use no more."""
+"""The page of the public API names all exports of the modules; pages use no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the architecture says what the folders and the functions are."""
+"""The page of the architecture describes the folders and the functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = re.compile(r"`((?:jobs_lib|spark_bridge|migrations)/[\w/.]*)`")
 
 
 def find_layers() -> list[set[str]]:
-    """The layers as the linter holds them, from the top to the bottom."""
+    """The layers of the linter's contract, from the top to the bottom."""
     contract = configparser.ConfigParser()
     contract.read(ROOT / ".importlinter")
     lines = contract["importlinter:contract:layers"]["layers"].split("\n")

@@ -31,7 +31,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(
     names: dict[str, Any] = {"__name__": "page"}
     for code in blocks("python"):
         exec(compile(code, str(PAGE), "exec"), names)
-    # As the hook is declared last, what comes now has its header.
+    # The hook is declared last, so jobs from here on have its header.
     with connect() as connection:
         names["send_invoice"].enqueue(connection, customer="ada", order=1_000)
     monkeypatch.setenv("JOBS_LIB_APP", "page:app")

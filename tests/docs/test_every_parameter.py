@@ -1,4 +1,4 @@
-"""Every parameter of every public call stands in the page that tells of the call."""
+"""The page about a public call describes every parameter of it."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ ELSEWHERE = {
     "Settings": "docs/settings.md is generated from its fields",
 }
 GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
-"""Parameters that no caller writes by name: what a decorator stands above."""
+"""Parameters that no caller names: the function or class below a decorator."""
 MADE_BY_THE_LIBRARY = {
     "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox", "Record", "Sent",
     "Topic",
 }  # fmt: skip
-"""Classes whose objects an application is given, and never makes."""
+"""Classes of objects that an application gets and never makes."""
 
 
 def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every public call: functions, classes that are made, and their methods."""
+    """Find every public call: functions, classes that users make, and their methods."""
     yield from (
         (call.__name__, call)
         for call in (
@@ -126,7 +126,7 @@ def test_every_parameter_stands_in_the_page_of_its_call(page):
         f"{call}({name})"
         for call in PAGES[page]
         for name, is_given_by_name in parameters(CALLS[call])
-        # Its name alone, or where it is given; what comes first need not have its name.
+        # Its name alone, or as an argument; the first parameter may have another name.
         if not re.search(rf"`{name}`|\b{name}=", code)
         and (is_given_by_name or not re.search(rf"\b{name}\b", code))
     ]
@@ -138,7 +138,7 @@ def parameters(call: Callable[..., Any]) -> list[tuple[str, bool]]:
     if call is Options:
         return [(field.name, True) for field in dataclasses.fields(Options)][1:]
     if call in (Discard, Cancel):
-        return []  # an exception's text
+        return []  # the text of an exception
     return [
         (one.name, one.default is not one.empty or one.kind is one.KEYWORD_ONLY)
         for one in inspect.signature(call).parameters.values()

@@ -1,4 +1,4 @@
-"""Each framework of docs/frameworks.md enqueues in its own transaction, for real."""
+"""Each framework of docs/frameworks.md really enqueues in its own transaction."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_order_and_its_job_are_one_transaction(place, load, database_url, adm
     place(load, database_url)
     (written,) = admin.execute("select xmin::text, id from orders").fetchall()
     assert written[1] == 7
-    # FastAPI's runs where the server runs, and may have ended by now.
+    # FastAPI's service runs in the web server, and may have ended already.
     found = admin.execute(
         "select xmin::text from jobs_lib.jobs where type = 'send_invoice'"
     ).fetchall()
@@ -112,7 +112,7 @@ def test_the_jobs_run_in_the_web_server_of_fastapi(load, admin, wait_for):
             lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
             what="the invoice is written",
         )
-    # The service has stopped with the server, and said so.
+    # The service has stopped with the server, and its row is deleted.
     assert admin.execute("select count(*) from jobs_lib.processes").fetchone() == (0,)
 
 

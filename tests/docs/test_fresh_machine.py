@@ -1,4 +1,4 @@
-"""A fresh clone, an empty home, Python and make: nothing else is needed."""
+"""A fresh clone needs an empty home, Python and make, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_make_test_needs_python_and_make_only(tmp_path):
     kept = {
         name: value
         for name, value in os.environ.items()
-        # How pip reaches its index is the machine's business.
+        # The machine decides how pip reaches its index.
         if name.startswith("PIP_")
     }
     done = subprocess.run(
@@ -35,7 +35,8 @@ def test_make_test_needs_python_and_make_only(tmp_path):
             **kept,
             "HOME": str(home),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
-            # All of it is what continuous integration runs; here, that it starts.
+            # Continuous integration runs all tests; here it is enough that the run
+            # works.
             "PYTEST_ADDOPTS": "tests/unit tests/plans --deselect=tests/integration",
         },
     )

@@ -1,4 +1,4 @@
-"""A test that hangs ends with its time, and the run goes on."""
+"""A test that hangs ends when its time is over, and the run goes on."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_hangs_again_at_its_end(hangs_at_the_end):
 
 @pytest.fixture
 def run_tests(tmp_path):
-    """A function that runs tests: returns what each failed by, and the output."""
+    """A function that runs tests; it returns how each failed, and the output."""
 
     def run(tests: str, *options: str, grace: float) -> tuple[dict[str, str], str]:
         configuration = CONFIGURATION.format(grace=grace)
@@ -146,6 +146,6 @@ def test_a_new_worker_replaces_one_that_no_signal_ends(run_tests):
         told = rf"worker 'gw\d' crashed while running .*{name}"
         assert re.search(told, ended.pop(name)), output
     assert {*ended.values()} == {""}, output
-    # The stacks tell where each has hung.
+    # The stacks show where each test hangs.
     for name in ("test_psycopg2", "test_consume", "hangs_at_the_end"):
         assert f" in {name}\n" in output, output

@@ -68,7 +68,7 @@ def test_each_answer_of_the_partner_has_the_outcome_of_the_page(
     assert given_up.fetchall() == [("nonsense",)]
     ends = admin.execute("select outcome from jobs_lib.history order by 1").fetchall()
     assert ends == [("cancelled",), ("completed",), ("discarded",)]
-    # Around each run that there was.
+    # The middleware ran around each run that happened.
     assert [*map(str, page["tenants"].tenants)] == ["None"] * len(answers)
 
 
@@ -133,5 +133,5 @@ def test_the_handlers_of_the_page_have_the_outcomes_it_promises(
     assert page["report"].pages == [0, 1, 2]
     assert page["sync"].synced == ["acme"]
     assert sorted(page["reports"].written) == ["2026", "2026-11-24"]
-    # Around each run that there was: all but what was superseded.
+    # The middleware ran around each run that happened: all but the superseded jobs.
     assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 11 + ["acme"]

@@ -65,7 +65,7 @@ def test_service_and_sidecar_have_one_name_and_ports_of_their_own():
         for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
             assert container[probe]["httpGet"] == {"path": path, "port": ports[-1]}
     assert len(set(ports)) == len(ports) == 2
-    # What is written after the jobs have ended takes a while, too.
+    # To write the outcomes after the jobs have ended takes some time, too.
     assert pod["terminationGracePeriodSeconds"] > load_settings().shutdown_timeout + 10
 
 

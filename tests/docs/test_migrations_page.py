@@ -1,4 +1,4 @@
-"""The code of the page on migrations, run as a user's project by `alembic` itself."""
+"""The code of the page on migrations, run by `alembic` itself in a user's project."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with engine.connect() as connection:
 
 
 def code(heading: str) -> str:
-    """The first block of Python below a heading of the page."""
+    """The first code block of Python below a heading of the page."""
     section = PAGE.split(f"## {heading}\n")[1]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 
@@ -65,7 +65,7 @@ def project(tmp_path) -> Path:
 
 @pytest.fixture
 def alembic(project, empty_url):
-    """Runs the command in the project; returns what it printed."""
+    """A function that runs the command in the project; it returns the output."""
 
     def run(*arguments: str, **settings: str) -> str:
         command = [sys.executable, "-m", "alembic", *arguments]
@@ -105,11 +105,11 @@ def test_a_migration_of_a_users_project_installs_the_tables_between_its_operatio
             "select tablename from pg_tables where schemaname = 'public' order by 1"
         ).fetchall()
     assert versions == [(latest_version(),)]
-    # One operation of the page's stands before ours, and one after.
+    # One operation of the page stands before ours, and one after it.
     assert tables == [("alembic_version",), ("bills",), ("orders",)]
     # Autogenerate finds nothing of ours to drop.
     assert "No new upgrade operations detected" in alembic("check", **settings)
-    # It runs once more where the tables are there already.
+    # It runs again where the tables exist already.
     alembic("stamp", "base", **settings)
     with psycopg.connect(empty_url) as connection:
         connection.execute("drop table orders, bills")

@@ -64,5 +64,5 @@ def test_the_tables_of_the_page_are_complete():
 
 
 def shapes(text: str) -> list[str]:
-    """The lines without the seconds that pass."""
+    """The lines without the seconds, which change."""
     return [re.sub(r"in [\d,]+ s", "in … s", line) for line in text.splitlines()]

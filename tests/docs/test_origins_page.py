@@ -13,8 +13,9 @@ from tests.support.pages import ROOT, read_blocks, write_modules
 
 PAGE = "docs/origins.md"
 GENERATED = {"settings.md", "guarantees.md"}
-"""Made of the sentences of others; and what is no page for users:"""
+"""Pages made from the sentences of other files."""
 FIGURES = {"measured.md", "example.md"}
+"""Pages that are not for users."""
 PAGES = sorted(
     path.name
     for path in (ROOT / "docs").glob("*.md")
@@ -25,7 +26,7 @@ PAGES = sorted(
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_that_says_origin_or_home_topic_links_to_their_page_first(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    # Output and code are shown as they are, and headings are no place for links.
+    # Output and code show the words as they are, and headings take no links.
     prose = re.sub(r"```.*?```|`[^`\n]*`|^#.*?$", "", text, flags=re.DOTALL | re.M)
     for word in (r"\borigins?\b", r"\bhome topic\b"):
         used = re.search(word, prose, re.IGNORECASE)
@@ -64,5 +65,5 @@ def test_the_service_of_the_page_gives_jobs_of_a_customer_one_place(
             places = conn.execute(
                 "select distinct origin from jobs_lib.jobs"
             ).fetchall()
-    # The origin is that of the group, not of the record's partition.
+    # The origin is that of the group, and not of the record's partition.
     assert len(places) == 1

@@ -23,7 +23,7 @@ TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """The page's files, in the working folder; a function that imports one."""
+    """The page's files, in the working folder; a function that imports one of them."""
     (schema,) = read_blocks(PAGE, "json")
     (tmp_path / "aircraft-state.avsc").write_text(schema)
     versions = tmp_path / "schemas" / "aircraft-state-value"
@@ -49,7 +49,7 @@ def test_the_code_and_the_commands_of_the_page_run(
                 words = shlex.split(line)
                 done = CliRunner().invoke(cli, words[1:])
                 assert done.exit_code == 0, (line, done.output)
-        # The release that brings the new topic registers it.
+        # The release that adds the new topic registers it.
         fleet, second = modules("fleet"), modules("fleet2")
         registered = CliRunner().invoke(cli, ["schemas", "register", "fleet2:app"])
         assert "aircraft-state-v2-value" in registered.stdout

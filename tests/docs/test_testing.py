@@ -38,7 +38,7 @@ def run_pytest(folder: Path, url: str) -> str:
 
 
 def run_pytest_with(folder: Path, *options: str) -> str:
-    """What pytest prints in a folder."""
+    """Return what pytest prints in a folder."""
     command = [sys.executable, "-m", "pytest", *THIS_CHECKOUT, *options]
     done = subprocess.run(
         [*command, "-p", "no:randomly"],

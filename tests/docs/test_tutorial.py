@@ -1,4 +1,4 @@
-"""The tutorial, done by its own commands with the built wheel in an empty folder."""
+"""The tutorial runs by its own commands, with the built wheel, in an empty folder."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PORTS = ("8000", "8001", "8010")
 
 @dataclass
 class Reader:
-    """Does what a page says: each block of commands in a shell, some in terminals."""
+    """Follows a page: it runs each block of commands in a shell, some in terminals."""
 
     folder: Path
     env: dict[str, str]
     ports: dict[str, int]
     setup: str = ""
-    """What each new terminal begins with."""
+    """The commands at the start of each new terminal."""
     terminals: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run(self, commands: str) -> str:
-        """Run commands to their end; returns what they print."""
+        """Run commands to their end; return their output."""
         done = subprocess.run(
             ["bash", "-e", "-c", self.setup + commands],
             cwd=self.folder,
@@ -80,7 +80,7 @@ class Reader:
                 wait_for(lambda: answers(port), timeout=120, what=commands)  # noqa: B023
 
     def close_terminals(self) -> None:
-        """Ctrl-C in each of them."""
+        """Press Ctrl-C in each of them."""
         for terminal in self.terminals:
             with suppress(ProcessLookupError):
                 os.killpg(terminal.pid, signal.SIGINT)
@@ -100,7 +100,7 @@ def answers(port: int) -> bool:
 
 
 def find_ports() -> dict[str, int]:
-    """A free port for each one of the page."""
+    """A free port for each port of the page."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
     found = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:
@@ -130,7 +130,7 @@ def reader(tmp_path, wheel):
     python = Path(sys._base_executable)  # type: ignore[attr-defined]
     ports = find_ports()
     env = {
-        # How pip reaches its index is the machine's business.
+        # The machine decides how pip reaches its index.
         **{name: value for name, value in os.environ.items() if name[:4] == "PIP_"},
         "PIP_CONSTRAINT": str(constraint),
         "PIP_FIND_LINKS": links.strip(),

@@ -1,4 +1,4 @@
-"""The oldest packages that pyproject allows, and the newest Python that is here."""
+"""The oldest packages that pyproject allows, and the newest Python on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
-#: What the tests below need besides, in any version that goes with the rest.
+#: The tests below also need these, in any version that fits the others.
 TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
 TOOLS += ["sqlalchemy[asyncio]", "asyncpg", "avro", "psycopg2-binary", "trustme"]
 TESTS = ["tests/unit", "tests/security/test_values.py"]
@@ -70,7 +70,7 @@ print(sorted(ran))
 
 
 def lowest() -> list[str]:
-    """A constraint for each package: the version that pyproject names."""
+    """A constraint for each package: the lowest version in pyproject."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     wanted = list(project["dependencies"])
@@ -80,7 +80,8 @@ def lowest() -> list[str]:
     for requirement in wanted:
         match = REQUIREMENT.match(requirement)
         assert match, f"{requirement} has no lowest version"
-        # If a package is named twice, such as by an extra, the higher version holds.
+        # If several entries name a package, such as those of an extra, the highest
+        # holds.
         found[match[1]] = max(found.get(match[1], "0"), match[2], key=_as_numbers)
     return [f"{name}=={version}" for name, version in found.items()]
 
@@ -94,7 +95,7 @@ def pythons() -> dict[tuple[int, ...], Path]:
     for folder in folders:
         for program in folder.glob("python3.[0-9]*"):
             if re.fullmatch(r"python3\.\d+", program.name):
-                # A shim of pyenv may name a version that it does not have.
+                # A shim of pyenv may name a version that is not installed.
                 asked = run(program, "-c", "import sys; print(*sys.version_info[:3])")
                 if asked.returncode == 0:
                     found[tuple(map(int, asked.stdout.split()))] = program
@@ -114,7 +115,7 @@ def run(*command: object, **options: object) -> subprocess.CompletedProcess[str]
 
 
 def install(python: Path, place: Path, *wanted: str) -> Path:
-    """A virtual environment with packages in it; its interpreter."""
+    """Make a virtual environment with packages in it; return its interpreter."""
     made = run(python, "-m", "venv", place)
     assert made.returncode == 0, made.stderr
     ours = place / "bin" / "python"
@@ -133,11 +134,11 @@ def test_the_lowest_versions_that_pyproject_allows_pass_the_quick_tests(tmp_path
     python = install(base, tmp_path / "venv", "-c", str(constraints), WANTED, *TOOLS)
     done = run(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        # Old packages warn of themselves.
+        # Old packages warn about themselves.
         *("-o", "filterwarnings=default", "-m", "not slow", *TESTS),
         cwd=ROOT,
     )
-    # A budget that is exceeded on a busy machine is none of this test's business.
+    # On a busy machine a test may exceed its budget: that does not matter here.
     assert re.search(r"\d+ passed", done.stdout), done.stdout + done.stderr
     assert not re.search(r"\d+ (failed|error)", done.stdout), done.stdout[-5_000:]
 

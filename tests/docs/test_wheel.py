@@ -1,4 +1,4 @@
-"""The wheel holds all that a service needs, and claims no name that is not its own."""
+"""The wheel holds all that a service needs, and claims only its own names."""
 
 from __future__ import annotations
 

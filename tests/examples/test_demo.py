@@ -1,4 +1,4 @@
-"""The demo, from nothing to its summary."""
+"""The demo, from the start to its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of the tutorial: its own tests, its types, and all of it running."""
+"""The example of the tutorial: its own tests, its types, and a whole run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDERS = ROOT / "examples/orders"
 
 @pytest.fixture
 def project(tmp_path) -> Path:
-    """A copy of the example, as a reader has it."""
+    """A copy of the example, as readers have it."""
     copy = tmp_path / "orders"
     shutil.copytree(ORDERS, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
     return copy
@@ -41,7 +41,7 @@ def test_the_tests_of_the_orders_pass(project, postgres_server):
 def test_the_types_of_the_orders_are_clean(project, checker):
     settings = project / "pyproject.toml"
     text = settings.read_text()
-    # The library of this checkout, wherever another one is installed.
+    # Use the library of this checkout, even if another one is installed.
     text = text.replace("[tool.mypy]", f"[tool.mypy]\nmypy_path = {str(ROOT)!r}")
     text = text.replace("[tool.pyright]", f"[tool.pyright]\nextraPaths = ['{ROOT}']")
     settings.write_text(text)
@@ -69,7 +69,7 @@ def test_no_file_of_the_orders_takes_long_to_read():
 @pytest.fixture
 def env(empty_url, bootstrap_servers, kafka_admin):
     """The environment of all processes of the shop."""
-    environment = f"t{uuid.uuid4().hex[:10]}"  # topics and groups of this test alone
+    environment = f"t{uuid.uuid4().hex[:10]}"  # topics and groups for this test alone
     yield {
         "PYTHONPATH": f"{ROOT}:{ORDERS}",
         "JOBS_LIB_DATABASE_URL": empty_url,
@@ -81,7 +81,7 @@ def env(empty_url, bootstrap_servers, kafka_admin):
 
 @pytest.fixture
 def start(run_process, wait_for, env):
-    """A function that starts a web server: the process, and a client of it."""
+    """A function that starts a web server; it returns the process and a client."""
 
     def serve(app: str, **more: str):
         server = run_process("-m", "uvicorn", app, "--port", "0", env={**env, **more})
@@ -135,7 +135,7 @@ def test_orders_are_charged_once_and_shown_by_the_other_service(
         assert board.get("/readyz").status_code == 200
     charged = [one["order"] for one in found["done"]["/charges"].values()]
     assert sorted(charged) == orders
-    # The same work was asked for more often than it was done.
+    # The work was requested more often than it was done.
     assert sum(found["calls"].values()) > 2 * len(orders) + 1
     with psycopg.connect(empty_url) as conn:
         wait_for(
@@ -146,7 +146,8 @@ def test_orders_are_charged_once_and_shown_by_the_other_service(
         assert conn.execute("select count(*) from parcels").fetchone() == (4,)
         board_server.signal(SIGTERM)
         board_server.wait()
-        # The process has signed off: no other one waits until its heartbeat is old.
+        # The process has deleted its row, so no other one waits for its heartbeat to
+        # age.
         assert conn.execute("select count(*) from board.processes").fetchone() == (0,)
 
 

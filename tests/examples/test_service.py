@@ -1,4 +1,4 @@
-"""The flights service, handled, drained and asserted with the test kit."""
+"""The test kit handles records, drains jobs, and checks the flights service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLIGHT = Flight(
 
 
 class Partner:
-    """The partner that the jobs call: the calls it got, and how it answers."""
+    """The partner that the jobs call: it keeps the calls, and answers as told."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -115,7 +115,7 @@ def test_arrivals_wait_for_a_partner_that_is_away_and_keep_their_order(jobs, par
     jobs.travel(1)
     assert jobs.drain() == 3
     keys = [key for key, _ in partner.told]
-    # The partner gets the first one twice, with one key.
+    # The partner gets the first arrival twice, with one key.
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert [body.split('"flight":')[1][0] for _, body in partner.told] == list("1123")

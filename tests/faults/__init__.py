@@ -1,3 +1,3 @@
-"""The product goes through faults of servers, connections, processes and handlers."""
+"""The library meets faults of servers, connections, processes and handlers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server of these tests alone, which they may stop, and workers on its databases."""
+"""A server that these tests alone use and may stop, and workers on its databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own_server():
 
 @pytest.fixture(scope="package")
 def own_databases(own_server):
-    """Databases on it."""
+    """Databases on this server."""
     with Databases(own_server.url) as databases:
         yield databases
 
@@ -41,7 +41,7 @@ def own_url(own_databases):
 
 @pytest.fixture
 def url(database_url):
-    """The same on the server of all tests."""
+    """The URL of such a database on the server of all tests."""
     with psycopg.connect(database_url) as connection:
         connection.execute(TABLES)
     return database_url
@@ -49,7 +49,7 @@ def url(database_url):
 
 @pytest.fixture
 def admin(url, connect):
-    """A connection to look with."""
+    """A connection for a test to look at the database."""
     return connect(autocommit=True)
 
 

@@ -1,4 +1,4 @@
-"""A process that changes something and enqueues a job, and gets no further."""
+"""A process that changes something and enqueues a job, and then stands still."""
 
 from __future__ import annotations
 

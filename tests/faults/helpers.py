@@ -23,7 +23,7 @@ create table calls (n int, key text, attempt int);
 
 
 def enqueue(url: str, name: str, count: int) -> None:
-    """Enqueue jobs n = 0, 1, … of a type of the worker's."""
+    """Enqueue jobs n = 0, 1, … of a type of the worker."""
     app = make_app(url)
 
     def handler(job, n: int) -> None: ...
@@ -35,7 +35,7 @@ def enqueue(url: str, name: str, count: int) -> None:
 
 
 def count(url: str, table: str = "jobs_lib.jobs") -> int:
-    """Rows of a table, on a connection of its own."""
+    """Count the rows of a table, on a connection of its own."""
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(f"select count(*) from {table}").fetchone()
     assert row is not None
@@ -56,7 +56,7 @@ def effects(url: str) -> list[int]:
 
 
 class Use:
-    """The CPU seconds and log lines of a process since this was made."""
+    """The CPU seconds and log lines of a process since this object was made."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -71,10 +71,10 @@ class Use:
 
     @property
     def share(self) -> float:
-        """Of one core."""
+        """The share of one core."""
         return (self._read() - self._cpu) / (time.monotonic() - self._since)
 
     @property
     def lines(self) -> int:
-        """Lines of its log that are the library's."""
+        """The lines that the library has written to its log."""
         return sum("jobs_lib:" in line for line in self._worker.errors[self._lines :])

@@ -1,4 +1,4 @@
-"""All that the library does, through PgBouncer with few server connections."""
+"""The library does all its work through PgBouncer with few server connections."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ COMMANDS = [
     *(f"reexport rate items 2000 --app {APP}", f"reexport cancel items --app {APP}"),
     "check --json",
 ]
-"""In an order in which each succeeds; the last one when no job is left."""
+"""In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
-"""Those that the other tests here run, the last one as every caller enqueues."""
+"""The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
     *("schemas check", "schemas register"),
@@ -75,7 +75,7 @@ class Item:
 
 @pytest.fixture
 def servers():
-    """Connections to the server that PgBouncer may have."""
+    """The number of server connections that PgBouncer may have."""
     return 2
 
 
@@ -107,7 +107,7 @@ def assert_unspoilt(url, bounced):
     )
     with psycopg.connect(url) as fresh:
         expected = fresh.execute(look).fetchone()
-    # In a transaction each, so that both of the two servers are seen.
+    # The two transactions are open at once, so they use both servers.
     with psycopg.connect(bounced) as one, psycopg.connect(bounced) as other:
         for connection in (one, other):
             found = connection.execute(look, prepare=False).fetchone()
@@ -115,7 +115,7 @@ def assert_unspoilt(url, bounced):
 
 
 def find_refused(failures):
-    """Return the failures by PgBouncer alone: Kafka's may come from a busy machine."""
+    """Return the failures of PgBouncer alone: Kafka's may come from a busy machine."""
     errors = [fields["error"] for _, fields in failures]
     return [one for one in errors if isinstance(one, psycopg.Error | str)]
 
@@ -127,7 +127,7 @@ def test_every_command_that_opens_a_database_is_tried_here():
 
 
 def add_held(connection: psycopg.Connection[Any], row: int) -> int:
-    """Add a row that is held; its id."""
+    """Add a row that is held; return its id."""
     connection.execute(
         "insert into jobs_lib.held_rows"
         " (shard, class, id, topic, key, value, cause, created_at)"
@@ -255,7 +255,7 @@ def test_a_spark_task_loads_its_ranges_behind_pgbouncer(url, bounced, admin):
     admin.execute("insert into items select g, 'n', 1 from generate_series(1, 900) g")
     database = app.database()
     begun = reexport.begin(database, app.entities["items"], rate=6_000, ranges=30)
-    # What a worker of Spark calls, with what Spark has carried to it.
+    # A worker of Spark calls this, with the objects that Spark has sent to it.
     load = make_task(Target.of(database), begun.loading)
     frame = pa.record_batch({"range": pa.array(range(30), pa.int32())})
     loaded = [row["keys"] for batch in load([frame]) for row in batch.to_pylist()]
@@ -278,7 +278,7 @@ def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
         return {key: Item(1, key, 1) for key in keys}
 
     with heard("loop.failed") as failures, running(app, "relay"):
-        # Each sender loads a live state first; then it wants records of the re-export.
+        # Each sender first loads a live state, and then wants records of the re-export.
         with admin.transaction():
             admin.execute(
                 "insert into jobs_lib.reexports (entity, topic, rate, state, total)"
@@ -392,7 +392,7 @@ def test_a_failed_enqueue_without_the_setting_names_it(bounced):
     one, other = make_app(bounced), make_app(bounced)
     for app in (one, other):
         app.job(name="notify")(lambda job: None)
-    # Both prepare it in the same session of the server, under the same name.
+    # Both prepare the statement in the same session of the server, by the same name.
     one.jobs["notify"].enqueue(one)
     with pytest.raises(
         ConfigurationError, match=r"prepared statement .*set JOBS_LIB_PGBOUNCER=true"

@@ -1,4 +1,4 @@
-"""An unrequested cancellation is a failure: it counts, and has its backoff."""
+"""A cancellation that nobody requested is a failure: it counts, and has its backoff."""
 
 from __future__ import annotations
 

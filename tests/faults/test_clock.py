@@ -1,4 +1,4 @@
-"""A pod whose clock is wrong: only the database's clock decides."""
+"""The clock of a pod is wrong: only the database's clock decides."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.apps import make_app
 from tests.support.clock import faketime
 
 MINUTES = timedelta(minutes=10)
-"""More than a busy machine makes of a second, and far from the hour of the clock."""
+"""More than a busy machine makes of a second, and far less than the clock's hour."""
 
 
-# libfaketime refuses to sleep for no time at all, as dispatchers do.
+# libfaketime refuses a sleep of length zero, which dispatchers make.
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP15")
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
@@ -38,11 +38,11 @@ def test_times_and_backoff_follow_the_database(
     wait_for(lambda: count(url) == 0, what=lambda: f"both ran\n{worker.output}")
     assert effects(url) == [0, 1]
     at = dict(admin.execute("select n, at from effects").fetchall())
-    # After a backoff of 0.05 s at the most, not of an hour; and not an hour early. On a
-    # busy machine either may take seconds.
+    # It runs after a backoff of at most 0.05 s, not of an hour. The other job does not
+    # run an hour early. On a busy machine either may take seconds.
     assert now <= at[0] < now + MINUTES
     assert due <= at[1] < due + MINUTES
-    # Nor do others take its heart for dead, or for that of tomorrow.
+    # To others its last heartbeat seems neither old nor ahead of time.
     age = admin.execute(
         "select extract(epoch from clock_timestamp() - heartbeat_at)::float8"
         " from jobs_lib.processes"

@@ -1,4 +1,4 @@
-"""The server's clock was set back by an hour: what it has stored lies in the future."""
+"""The server's clock was set back by an hour: the stored times lie ahead of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby takes over that has not got the last commits; the pods live on."""
+"""A standby takes over without the last commits; the pods live on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 KEYS = 20
-"""Of records, each of which is written several times."""
+"""The keys of records; each of these is written several times."""
 GROUPS = ["a", "b", "c", "d"]
 pytestmark = pytest.mark.expects("loop.failed", "jobs.fenced", "origins.lost")
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two servers of this test alone."""
+    """Two servers that only this test uses."""
     with Pair() as pair:
         pair.ask("create table effects (at bigserial, g text, n int)")
         yield pair
@@ -78,7 +78,7 @@ def test_groups_keep_their_order_when_the_last_commits_are_lost(pair, wait_for, 
         effects = pair.ask("select n from effects where g = %s order by at", group)
         if own:
             assert effects == [(n,) for n in range(10)]
-        # The last word of each is behind all that came before it.
+        # The last run of each group comes after all its earlier runs.
         assert [n for g, n in runs if g == group][-10:] == [*range(10)]
 
 
@@ -92,14 +92,14 @@ def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
 
     @app.job()
     def pay(job: Job, n: int) -> None:
-        # Two systems that tell repeats by these.
+        # Two external systems recognize repeats by these keys.
         keys.setdefault(job.idempotency_key, set()).add(n)
         ids.setdefault(job.id, set()).add(n)
 
     paid = app.topic(topic(1), value=dict[str, int])
 
     def write(numbers: range) -> None:
-        # In small transactions: the standby must not be ahead by a stock of ids.
+        # The transactions are small, so that the standby has no reserve of higher ids.
         with psycopg.connect(pair.url, autocommit=True) as connection:
             for n in numbers:
                 with connection.transaction():
@@ -116,7 +116,7 @@ def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
 
         wait_for(is_done, timeout=40, what=lambda: f"all is paid: {len(keys)}")
 
-    # The standby has these, and never hears that they are done.
+    # The standby has these jobs, and never learns that they are done.
     write(range(KEYS))
     pair.cut_replication()
     with running(app, "executor", "relay"):
@@ -139,11 +139,11 @@ def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
     assert set().union(*sent.values()) == {*range(201)}
     for key, numbers in of_keys.items():
         every = [*range(int(key), 201, KEYS)]
-        # Rows that are back are sent again, before rows committed after them.
+        # Rows that are back are sent again, before rows that were committed after them.
         before = [n for n in every if n <= 100]
         after = [n for n in every if n == int(key) or n > 100]
         assert numbers[: len(before)] == before
-        # A block may come twice: what a consumer sees of it last is what counts.
+        # A block may come twice: the last record that a consumer sees counts.
         last = [*dict.fromkeys(numbers[: len(before) - 1 : -1])][::-1]
         assert last == after
 

@@ -22,7 +22,7 @@ ADD = "insert into effects values (%s, %s)"
 
 
 class Rude(BaseException):
-    """Not an Exception."""
+    """An error that is not an Exception."""
 
 
 def raise_base(job) -> None:
@@ -100,7 +100,7 @@ def test_a_rude_handler_spends_its_attempts_and_nothing_else(
 
 
 def make_async(handler):
-    """The same rudeness, in an async handler."""
+    """Make an async handler that misbehaves in the same way."""
     rude = {
         "close": lambda c: c.close(),
         "commit": lambda c: c.execute("commit"),
@@ -171,7 +171,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
         with connect() as connection:
             add.enqueue_many(connection, [{"n": 100}, {"n": 101}])
         wait_for(lambda: {100, 101} <= set(effects(url)), what="the others have run")
-        # The attempt is over for everybody else, while the handler still goes on.
+        # The attempt is over for everything else, while the handler still runs.
         wait_for(lambda: stuck, what="it is reported")
         assert stuck[0][1]["job"].attempt == 1
         assert "overrun" in stuck[0][1]["stack"]
@@ -183,7 +183,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(
             what="its heart beats",
         )
         if kind == "blocks the loop":
-            wait_for(lambda: blocked, what="the lag is told")
+            wait_for(lambda: blocked, what="the lag is reported")
             assert blocked[0][1]["seconds"] >= 0.5
             assert "freed.wait" in blocked[0][1]["stack"]
         else:
@@ -235,7 +235,7 @@ def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
 
     other = quick_async if kind == "plain" else quick
     with connect() as connection:
-        # As many as there are connections, two for each dispatcher.
+        # There are as many jobs as connections: two for each dispatcher.
         for n in range(4):
             holding.options(origin=f"local/{n}").enqueue(connection)
     with executing(app, HOME, workers=4) as process:
@@ -286,7 +286,7 @@ def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code,
         if child:
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         else:
-            # Nothing of the parent's runs here: no thread, no claim.
+            # No code of the parent runs here: no thread, and no claim.
             act()
 
     @app.job(name="plain")
@@ -334,7 +334,8 @@ def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
     assert attempt == len(times) >= 14
     assert [e["attempt"] for e in errors] == [*range(attempt - 9, attempt + 1)]
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    # Each doubles, and then stays: however quick the machine is, it never comes early.
+    # Each bound doubles until the last one stays. On no machine does an attempt come
+    # early.
     bounds = [0.05, 0.1, 0.2] + [0.4] * (len(gaps) - 3)
     assert all(gap > 0.99 * bound for gap, bound in zip(gaps, bounds, strict=True))
     assert min(gaps[:2]) < 0.4

@@ -1,4 +1,4 @@
-"""A process is killed at the worst moments: before a commit, and right after it."""
+"""A process is killed at the worst moments: just before a commit and just after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_an_outside_effect_is_repeated_with_the_same_key(url, start_worker, wait
     doomed = start_worker(url, env={"die": "1"}, pod="doomed", workers=1)
     enqueue(url, "call_then_die", 1)
     doomed.wait()
-    # Others, which no fault touches, are called once.
+    # The other jobs are called once, since no fault touches them.
     enqueue(url, "call_then_die", 3)
     start_worker(url, pod="heir")
     wait_for(lambda: count(url) == 0, what="all have run")
@@ -38,7 +38,7 @@ def test_a_job_is_not_run_again_after_its_commit(url, start_worker, wait_for):
     assert effects(url) == [0]
     assert count(url) == 0
     start_worker(url, pod="heir")
-    # Enqueued later, so it runs after the jobs that the dead process left.
+    # This job is enqueued later, so it runs after the jobs of the dead process.
     enqueue(url, "add", 1)
     wait_for(lambda: count(url) == 0, what="the other one has run")
     assert effects(url) == [0, 0]

@@ -14,7 +14,7 @@ from tests.support.proxy import Proxy
 
 
 class ReadSource(Source):
-    """Tells what its ownership has read last."""
+    """Shows what its ownership has read last."""
 
     read: frozenset[str] = frozenset()
 
@@ -161,7 +161,7 @@ def test_a_pod_that_waits_for_a_hand_over_begins_nothing_that_others_have_taken(
             )
 
     def beat() -> None:
-        """Wait for a heartbeat that was sent after now, and for the one after that."""
+        """Wait for two heartbeats; the first is sent after this moment."""
         query = "select heartbeat_at from jobs_lib.processes where id = %s"
         for _ in range(2):
             before = admin.execute(query, (process.id,)).fetchone()
@@ -189,6 +189,6 @@ def test_a_pod_that_waits_for_a_hand_over_begins_nothing_that_others_have_taken(
         gates[taken].set()
         wait_for(lambda: fenced, what="the handler that ran commits nothing")
         assert sorted(begun) == [(leaving, 0), (taken, 0)]
-        assert not lost  # its own thread waits still
+        assert not lost  # its own thread still waits
         gates[leaving].set()
         wait_for(lambda: lost, what="it gives the origin up")

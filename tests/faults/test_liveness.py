@@ -1,4 +1,4 @@
-"""`/livez` fails for stuck threads, and not for long handlers or outages."""
+"""`/livez` fails for stuck threads, but not for long handlers or outages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.apps import make_app, running
 from tests.support.proxy import Proxy
 
 SILENT = 4.0
-"""Four times the shortest answer that may be waited for."""
+"""Four times the shortest answer that a thread may wait for."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_long_handler_does_not_fail_livez(serve, connect, wait_for):
 def test_an_outage_does_not_fail_livez(serve, url, monkeypatch):
     with Proxy.before(url) as proxy:
         app, ask = serve(proxy.url(url))
-        # A new connection is waited for for ten seconds.
+        # A thread waits ten seconds for a new connection.
         monkeypatch.setattr("jobs_lib.service.service.SILENT", 20.0)
 
         @app.job()

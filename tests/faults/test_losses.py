@@ -1,4 +1,4 @@
-"""A job that keeps losing its connection pays for it, unless its server is away."""
+"""A job that repeatedly loses its connection pays for it, unless its server is away."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_job_that_loses_its_connection_again_and_again_is_discarded(
         work.enqueue_many(connection, [{"n": 0}, {"n": 1}])
     with executing(app, HOME, workers=2):
         wait_for(lambda: count(url) == 0, timeout=30, what="both have ended")
-    # The first loss might have been anybody's fault.
+    # The cause of the first loss is unknown.
     assert seen == [1, 1, 2, 3]
     assert effects(url) == [1]
     assert attempts(url) == {("discarded", 3), ("completed", 1)}
@@ -107,7 +107,7 @@ def test_a_loss_that_the_driver_has_not_seen_yet_is_a_loss(
     seen: list[int] = []
 
     def lose(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-        # As the driver leaves it where the socket is closed before it can read that.
+        # The driver leaves it so if the socket is closed before it can read that.
         connection.pgconn.send_query(b"select 1")
         raise psycopg.OperationalError("connection socket closed")
 

@@ -1,4 +1,4 @@
-"""The tables move to another server, by a dump that is restored there."""
+"""The tables move to another server: a dump is restored there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def next_transaction(url: str) -> int:
 
 
 def move(server, url: str, other) -> str:
-    """The database at ``url``, restored on another server; its URL there."""
+    """Restore the database at ``url`` on another server; return its URL there."""
     environment = {n: v for n, v in os.environ.items() if not n.startswith("PG")}
     dump = subprocess.run(
         [server._binary("pg_dump"), url],
@@ -100,7 +100,7 @@ def test_jobs_and_records_go_on_after_the_tables_are_restored_from_a_dump(
         connection.execute("insert into items select generate_series(1, 300)")
         app.jobs["work"].enqueue_many(connection, [{"n": n} for n in range(100)])
         app.topics[name].send(connection, key="live", value=Item(0))
-    # One job of each origin, so that every one carries a mark of this server.
+    # One job of each origin, so that each origin has a mark of this server.
     with psycopg.connect(database_url) as connection:
         last = connection.execute(
             "select distinct on (origin) origin, id, (payload ->> 'n')::int"

@@ -1,4 +1,4 @@
-"""Old transactions, old releases and old history beside the work."""
+"""Old transactions, old releases and an old history exist beside the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAVE = 1_000
 
 
 def blocks(admin) -> int:
-    """Blocks that all sessions have read of the jobs and their indexes."""
+    """How many blocks all sessions have read of the jobs and their indexes."""
     row = admin.execute(
         "select heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read"
         " from pg_statio_user_tables where relname = 'jobs'"
@@ -22,7 +22,7 @@ def blocks(admin) -> int:
 
 
 def settled_blocks(admin) -> int:
-    """Return the same once the sessions have reported it, as they do each second."""
+    """Return the same number, once the sessions have reported it: once a second."""
     admin.execute("select pg_sleep(1.4)")
     return blocks(admin)
 
@@ -49,15 +49,15 @@ def test_an_old_snapshot_does_not_make_claims_more_and_more_expensive(
             before = settled_blocks(admin)
             with connect() as connection:
                 work.enqueue_many(connection, wave)
-            # Not by a look into the table: that would be counted, too.
+            # A look into the table does not tell this: its reads would be counted, too.
             wait_for(lambda t=target: len(ran) == t, timeout=30, what="all ran")
             read.append(settled_blocks(admin) - before)
     dead = admin.execute(
         "select n_dead_tup from pg_stat_user_tables where relname = 'jobs'"
     ).fetchone()
     assert dead[0] >= 5 * WAVE
-    # Each wave leaves a thousand dead rows behind the cursor, where nobody looks; of
-    # those of a group only the youngest are walked over.
+    # Each wave leaves a thousand dead rows behind the cursor, where no statement reads.
+    # Only the youngest of a group are read past.
     assert max(read[2:]) < 1.5 * max(read[:2]), read
 
 
@@ -148,6 +148,6 @@ def test_an_ordinary_vacuum_does_not_truncate_the_busy_tables(admin, table, rows
     admin.execute(f"delete from {name}")
     admin.execute(f"vacuum {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == size
-    # New rows use their space, and a truncating vacuum returns it.
+    # New rows use this space, and a truncating vacuum returns it.
     admin.execute(f"vacuum (truncate) {name}")
     assert admin.execute("select pg_relation_size(%s)", (name,)).fetchone() == (0,)

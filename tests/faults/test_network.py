@@ -26,7 +26,7 @@ def proxy(url):
 
 
 def assert_all_ran_once(url: str, worker, wait_for) -> None:
-    """Each of two types has run each of its jobs, at the first attempt."""
+    """Check that each of two types ran all its jobs once, at the first attempt."""
     wait_for(
         lambda: count(url) == 0,
         timeout=30,
@@ -114,12 +114,12 @@ def test_an_enqueue_cut_short_leaves_both_or_neither(url, admin, proxy):
             "select (payload->>'n')::int from jobs_lib.jobs order by 1"
         )
         assert [row[0] for row in jobs] == kept
-        # The commit had arrived; a connection cut earlier leaves nothing.
+        # The commit had arrived; a connection that was cut earlier leaves nothing.
         assert kept == ([n] if point == "COMMIT" else [])
 
 
 def enqueue_with_effect(url: str, n: int) -> None:
-    """A change and its job, in one transaction."""
+    """Commit a change and its job in one transaction."""
     app = make_app(url)
 
     @app.job()
@@ -160,9 +160,9 @@ def test_executors_without_a_connection_for_hints_poll_at_the_plain_interval(
         proxy.close()
     with heard("loop.failed") as failed, executing(app, HOME):
         run_one()
-        proxy.close()  # nothing listens there any more
+        proxy.close()  # nothing listens there after this
         wait_for(lambda: failed, what="the connection is missed")
-        # With hints an executor looks ten times more rarely.
+        # With hints an executor looks ten times less often.
         assert max(run_one() for _ in range(4)) < 3 * interval
     assert {fields["loop"] for _, fields in failed} == {"hints"}
 
@@ -183,7 +183,7 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
                 with connect() as connection:
                     work.enqueue(connection)
                 wait_for(lambda n=n: len(ran) == n, what="it has run")
-            # Until here, no thread had given up the wait for that host.
+            # Until here, no thread has given up its wait for that host.
             assert not failed
 
 

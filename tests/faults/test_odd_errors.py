@@ -112,7 +112,7 @@ def test_an_odd_error_is_a_failure_and_costs_no_thread(
 
 
 def living(before: set[threading.Thread]) -> int:
-    """Worker threads that were not there before."""
+    """Count the worker threads that are new."""
     names = [thread.name for thread in set(threading.enumerate()) - before]
     return sum(name.startswith("jobs_lib worker") for name in names)
 
@@ -122,7 +122,7 @@ def living(before: set[threading.Thread]) -> int:
 def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
     url, app, connect, wait_for, monkeypatch, kind
 ):
-    """Throw as libraries with time limits do, even just after the handler."""
+    """Throw like libraries with time limits, even just after the handler."""
     real = Runner._finish
 
     def thrown_into(self, job, outcome):
@@ -131,7 +131,7 @@ def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 thread, ctypes.py_object(SystemExit)
             )
-            while True:  # until it has come
+            while True:  # until the exception arrives
                 time.sleep(0.001)
         return real(self, job, outcome)
 
@@ -150,7 +150,7 @@ def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
     assert ended
     assert ended[0][1]["thread"].startswith("jobs_lib worker")
     assert ended[0][1]["error"].startswith("SystemExit")
-    # A batch fails as a whole: its second attempt may be another one's first.
+    # A batch fails as a whole: its second attempt may be the first one of another job.
     assert kind == "batch" or count(url, "jobs_lib.discarded") == 0
 
 
@@ -209,7 +209,7 @@ def test_a_listener_that_raises_ends_no_thread(url, app, connect, wait_for):
     odd = itertools.cycle(ODD)
 
     def fail(event, fields) -> None:
-        # In the main thread it would be a person's Ctrl-C.
+        # In the main thread this would be Ctrl-C of a user.
         if threading.current_thread() is not threading.main_thread():
             raise next(odd)()
 

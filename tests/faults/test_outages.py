@@ -1,4 +1,4 @@
-"""A database that is away for all pods at once makes none of them dead."""
+"""A database that is away for all pods at once makes none of them count as dead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.expects("loop.failed")
 
 
 class Scene:
-    """Two pods without Kafka, each with a way of its own to the database."""
+    """Two pods without Kafka; each has its own way to the database."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Scene:
             return connection.execute(query).fetchall()
 
     def enqueue(self) -> None:
-        """One job in each origin."""
+        """Enqueue one job in each origin."""
         work = self.apps[0].jobs["work"]
         with psycopg.connect(self.url) as connection:
             for origin in HOME:
@@ -105,7 +105,7 @@ def check(
     release: Callable[[], object],
     release_other: Callable[[], object],
 ) -> None:
-    """Strike both pods while they run jobs, and let the second one back last."""
+    """Strike both pods while they run jobs, and let the second one come back last."""
     wait_for = scene.wait_for
     with (
         running(scene.apps[0], "executor") as first,
@@ -129,7 +129,7 @@ def check(
         wait_for(
             lambda: not first.process.lease.is_over(), timeout=40, what="one is back"
         )
-        # It looks around, and finds the other one silent.
+        # It looks around, and finds that the other one is silent.
         back_at = time.monotonic()
         wait_for(
             lambda: (
@@ -191,5 +191,5 @@ def test_a_pod_that_waited_for_its_database_does_not_take_silent_owners_for_dead
                 service.ask_to_stop()
                 starting.join()
                 service.stop()
-    # It may have been about to ask once more when the database was there.
+    # It may have been about to ask again when the database came back.
     assert waited > 1.9

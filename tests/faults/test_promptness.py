@@ -1,7 +1,8 @@
-"""A job starts soon after what it waits for, after any history.
+"""A job starts soon after its wait ends, whatever happened before.
 
-Promised are two seconds while workers are idle, which a median shows; of a single job
-a busy machine may make more. What the other tests are about took a minute and more.
+The guarantee is two seconds while workers are idle, and a median shows it; a busy
+machine may take longer for a single job. The cases of the other tests once took a
+minute and more.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ create view jobs_lib.pauses as
     select null, null from (select pg_advisory_xact_lock_shared(42) offset 0) g(passed)
     where passed is null;
 """
-"""Each look waits in its middle, if somebody holds the lock."""
+"""Each look waits in its middle while a session holds the lock."""
 
 
 def declare(url: str, **settings):
-    """An app, its jobs `work(n)`, and when each has started; below 0 in groups."""
+    """An app, its jobs `work(n)` (below 0 in groups), and the time of each start."""
     app = make_app(url, poll_interval=0.05, **settings)
     started: dict[int, float] = {}
 
@@ -53,7 +54,7 @@ def declare(url: str, **settings):
 
 
 def jump(admin, ids: int) -> None:
-    """Pretend that so many jobs came and went."""
+    """Pretend that this many jobs came and went."""
     sequence = "pg_get_serial_sequence('jobs_lib.jobs', 'id')"
     admin.execute(f"select setval({sequence}, nextval({sequence}) + %s)", (ids,))
 
@@ -111,7 +112,7 @@ def test_half_of_late_commits_start_within_two_seconds(url, admin, connect, wait
             at = time.monotonic()
             wait_for(lambda n=n: n in started, timeout=90, what="the late one starts")
             took.append(started[n] - at)
-    # A busy machine makes some of them late, and only what is always slow makes half.
+    # A busy machine delays some of them; only a general slowness delays half of them.
     assert statistics.median(took) < 2, took
 
 
@@ -129,7 +130,7 @@ def test_a_late_commit_starts_soon_after_a_stall(
     url, admin, connect, wait_for, stalled, late
 ):
     with Proxy.before(url) as proxy:
-        # No hint tells of the late one: it is found by a look.
+        # No hint announces the late job: a look finds it.
         app, work, started = declare(proxy.url(url), notify=False)
         slow = connect()
         admin.execute(GATE)
@@ -151,13 +152,13 @@ def test_a_late_commit_starts_soon_after_a_stall(
                 time.sleep(4)
                 proxy.thaw()
             elif stalled == "look":
-                # Two seconds after a cursor was seen, short looks begin there.
+                # Short looks begin at a cursor two seconds after it was seen.
                 time.sleep(3)
                 admin.execute("select pg_advisory_lock(42)")
                 time.sleep(4)
                 admin.execute("select pg_advisory_unlock(42)")
             else:
-                # What every look reads, in the round trip of a sweep.
+                # Every look reads this table, in the round trip of a sweep.
                 with admin.transaction():
                     admin.execute("lock jobs_lib.pauses")
                     time.sleep(4)

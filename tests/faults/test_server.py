@@ -44,7 +44,7 @@ def test_an_executor_outlives_its_server(
         enqueue(own_url, name, JOBS)
     wait_for(lambda: len(effects(own_url)) > 50, what="some have run")
     stop(own_server)
-    # What was running may come to its end first.
+    # Running jobs may reach their end first.
     wait_for(lambda: "loop.failed" in worker.output, what="it has noticed")
     use = Use(worker)
     idle_until = time.monotonic() + 3

@@ -1,4 +1,4 @@
-"""Errors of the server under the library's own statements cost no attempt."""
+"""Errors of the server in the library's own statements cost no attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.apps import executing
 
 STATES = ["55P03", "40P01", "40001", "57014", "25P03", "57P01", "53100", "53200"]
 
-# Raises an error three times, at the deletion of a job: that is a completion, by the
+# Raises an error three times, when a job is deleted. That is a completion, by the
 # executor or in a job's own transaction.
 FAIL = """
 create sequence failures;
@@ -37,7 +37,7 @@ create trigger fail before delete on jobs_lib.jobs for each row execute function
 
 @pytest.fixture
 def handlers(app):
-    """Two types: one that leaves its completion to the executor, and one that not."""
+    """Two types: one leaves its completion to the executor, the other does not."""
 
     @app.job(retry=exponential(first=0.01, cap=0.01))
     def quick(job, n: int) -> None: ...
@@ -61,7 +61,7 @@ def handlers(app):
     ("name", "state"),
     [
         *((name, state) for name in ("quick", "add") for state in STATES),
-        # The same rule on the event loop.
+        # The same rule holds on the event loop.
         *(("aadd", state) for state in ("40001", "25P03", "57P01")),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_driver_error_on_a_lost_connection_costs_no_attempt(url, app, wait_for
     cut: list[socket.socket] = []
 
     def cut_once(connection) -> None:
-        """The driver raises, and the client library has not seen it yet."""
+        """Let the driver raise before the client library notices."""
         if not cut:
             cut.append(socket.socket(fileno=os.dup(connection.fileno())))
             cut[0].shutdown(socket.SHUT_RDWR)
@@ -167,10 +167,10 @@ def test_a_driver_error_on_a_lost_connection_costs_no_attempt(url, app, wait_for
 
 
 class Refusal:
-    """A server that refuses for a while."""
+    """A server that refuses work for a while."""
 
     told = ""
-    """What the worker's log says of it."""
+    """The text by which the worker's log reports it."""
 
     def __init__(self, admin: psycopg.Connection, url: str) -> None:
         self.admin, self.url = admin, url
@@ -213,7 +213,7 @@ class ReadOnly(Refusal):
 
 
 class Crowded(Refusal):
-    told = "too many connections"  # the worker is no superuser: those always get in
+    told = "too many connections"  # no superuser: those always get in
 
     def begin(self) -> None:
         self.admin.execute("alter role worker connection limit 0")
@@ -311,7 +311,7 @@ def test_an_executor_waits_for_a_server_that_refuses(
 
 
 PASSWORD = "worker-of-a-test"
-# Shared by all databases of the server, so it may be there.
+# All databases of the server share the role, so it may exist already.
 ROLE = f"""
 do $$ begin
     create role worker login password '{PASSWORD}';

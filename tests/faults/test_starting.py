@@ -28,11 +28,11 @@ if "slow" in os.environ:
 
 @pytest.fixture(params=[("run",), ("executor", "--processes", "2")], ids=" ".join)
 def start(request, own_url, tmp_path, run_process):
-    """A function that starts a pod as a user does; it returns it and its probes."""
+    """A function that starts a pod as a user does; it returns pod and probes."""
     (tmp_path / "starting.py").write_text(APP)
 
     def start(**env: str):
-        # A second process of the pod has the next one.
+        # A second process of the pod uses the next port.
         port = next(p for p in iter(free_port, None) if is_free(p + 1))
         pod = run_process(
             *("-m", "jobs_lib.cli", *request.param, "starting:app"),
@@ -58,7 +58,7 @@ def start(request, own_url, tmp_path, run_process):
 
 @pytest.fixture
 def away(own_server):
-    """The server is away until it is started."""
+    """Stop the server until the test starts it."""
     own_server.stop(keep_data=True)
     yield own_server
     if not own_server.running:
@@ -74,7 +74,7 @@ def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for
         what=lambda: f"it says what it waits for\n{pod.output}",
     )
     assert pod.running
-    # Any of the processes may be the first to wait.
+    # Any of the processes may be the first that waits.
     wait_for(lambda: is_well("/livez"), what="its probes answer")
     assert not is_well("/readyz")
     away.start()

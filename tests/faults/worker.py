@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 if __name__ == "__main__":
     url, settings = sys.argv[1], json.loads(sys.argv[2])
-    # Where handlers write past the library's own connections.
+    # Handlers write here, outside the library's own connections.
     other = settings.pop("other", url)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     app = make_app(url, **settings)
@@ -95,7 +95,7 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
 
     def tell(event: str, fields: dict[str, Any]) -> None:
-        # All of them, of which the log has a few.
+        # Print all failures; the log has only a few of them.
         if event == "loop.failed":
             print(f"alarm {fields['loop']} {fields['sqlstate']} {fields['error']}")
 

@@ -1,4 +1,4 @@
-"""An app on the fresh database, and a job type of it."""
+"""An app on the fresh database, and one of its job types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(database_url: str) -> App:
-    """An app with quick settings, to which a test adds its types."""
+    """An app with quick settings; each test adds its types."""
     return make_app(database_url)
 
 

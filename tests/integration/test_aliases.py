@@ -1,4 +1,4 @@
-"""A type that was renamed runs the jobs that wait under its earlier names."""
+"""A renamed type runs the jobs that wait under its earlier names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.apps import HOME, count, executing, make_app
 
 @pytest.fixture
 def before(database_url):
-    """The release before: its types are `charge` and `pack`."""
+    """The release before this one: its types are `charge` and `pack`."""
     app = make_app(database_url)
 
     @app.job(group="customer")
@@ -73,7 +73,8 @@ def test_a_rate_over_all_pods_counts_the_jobs_of_an_alias_as_its_own(
     @app.job(name="charge_card", aliases=["charge"], rate=Rate(1, per=3_600))
     def charge_card(job: Job) -> None: ...
 
-    # Without a group: behind one that is put off, the next would not even ask.
+    # The jobs have no group: behind one that is put off, the next would not even be
+    # asked.
     for origin in HOME[::4]:
         admin.execute("select jobs_lib.enqueue('charge', origin => %s)", (origin,))
         charge_card.options(origin=origin).enqueue(app)
@@ -83,7 +84,7 @@ def test_a_rate_over_all_pods_counts_the_jobs_of_an_alias_as_its_own(
             lambda: count_put_off(admin) + count(admin, "history") == 8,
             what="each job has started or is put off",
         )
-    # One of them all, whichever name it waits under.
+    # Only one of all runs, whatever name it waits under.
     assert count(admin, "history") == 1
 
 

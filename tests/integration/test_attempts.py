@@ -15,7 +15,7 @@ def left(admin) -> int:
     return admin.execute("select count(*) from jobs_lib.jobs").fetchone()[0]
 
 
-# How long each failed attempt makes its job wait, in seconds.
+# Notes for how many seconds each failed attempt makes its job wait.
 NOTE_DELAYS = """
 create table delays (attempt int, delay float8);
 create function note() returns trigger language plpgsql as $$
@@ -65,7 +65,7 @@ def test_attempts_are_numbered_without_gaps_and_wait_within_their_bounds(
     for (_, _, least, most, mean), bound in zip(
         delays, [0.05, 0.1, 0.15, 0.15], strict=True
     ):
-        # Drawn between nothing and the bound; the trigger sees it a moment later.
+        # The delay lies between zero and the bound; the trigger sees it a moment later.
         assert least > -0.05
         assert bound * 0.7 < most <= bound
         assert bound * 0.2 < mean < bound * 0.7
@@ -77,7 +77,7 @@ def test_attempts_are_numbered_without_gaps_and_wait_within_their_bounds(
     assert numbers == [(5, "{1,2,3,4,5}")]
 
 
-# At the deletion of a job: that is a completion, by the executor or in a job's own
+# Fails when a job is deleted. That is a completion, by the executor or in a job's own
 # transaction.
 FAIL = """
 create sequence failures;
@@ -133,7 +133,7 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
         wave()
         wait_for(lambda: len(starts) > 20, what="some have run")
         with heard("jobs.released") as released, running(second, "executor") as pod:
-            # A rebalance with work under way, and then a shutdown that cuts it off.
+            # A rebalance comes while jobs run, and then a shutdown that cuts them off.
             mine = "select origin from jobs_lib.origins where owner = %s"
             wait_for(
                 lambda: admin.execute(mine, (pod.process.id,)).fetchone(),
@@ -163,7 +163,7 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
         len(of_job) > 1 for job, of_job in starts.items() if job not in failing
     )
     assert repeated >= 3, "what was cut off has run again"
-    # Failures of handlers, and nothing else, are counted.
+    # Only failures of handlers are counted.
     ended = admin.execute(
         "select id, outcome, attempt from jobs_lib.history"
     ).fetchall()

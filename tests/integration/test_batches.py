@@ -51,7 +51,7 @@ def test_a_batch_call_keeps_groups_in_order_and_fails_only_the_failed_item(
     assert max(calls) > 5
     assert max(calls) <= 20
     for group, found in ran.items():
-        # Jobs behind the failed one ran again: each first time counts.
+        # Jobs behind the failed one ran again: only the first run of each counts here.
         in_order = list(dict.fromkeys(found))
         later = [n for n in range(100) if f"g{n % 4}" == group]
         if way == "raises":

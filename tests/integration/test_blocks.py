@@ -1,4 +1,4 @@
-"""Blocks of the outbox: as many rows as fit, with all of their values."""
+"""Blocks of the outbox take as many rows as fit, with all of their values."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.support.outbox.steps import RelaySteps, own_shards
 OWNER = UUID(int=7)
 MIB = 2**20
 CALM = 0.1
-"""Seconds in which the topic `calm` collects a key's rows."""
+"""The seconds in which the topic `calm` collects the rows of a key."""
 
 
 @pytest.fixture
 def owned(admin):
-    """Shard 0 has an owner."""
+    """Give shard 0 an owner."""
     own_shards(admin, OWNER, [0])
 
 
 @pytest.fixture
 def relay(database, owned):
-    """That owner's relay, which does nothing by itself."""
+    """The relay of that owner; it does nothing by itself."""
     return RelaySteps(make_app(database.url), OWNER)
 
 
@@ -56,7 +56,7 @@ def read(database, admin, owned):
 
 @pytest.fixture
 def write(admin):
-    """A function that writes rows with values of these sizes; returns those."""
+    """A function that writes rows with values of these sizes; it returns the values."""
 
     def write(*sizes: int | None, key: str = "k") -> list[bytes | None]:
         values = [
@@ -88,7 +88,7 @@ def test_small_values_come_by_number(read, write):
 def test_large_values_come_by_their_size(read, write):
     written = write(*[300, MIB, None, MIB + 1] * 6)
     blocks = [read() for _ in range(2)]
-    # The one that is over the limit is the last one.
+    # Only the last row exceeds the limit.
     assert sum(len(value or b"") for value in values_of(blocks[0])) - MIB - 1 < 8 * MIB
     assert values_of(*blocks) == written
     assert not read()
@@ -125,7 +125,7 @@ def test_batch_rows_wait_while_live_ones_did_not_fit(read, write, admin):
 
 @pytest.fixture
 def exported(admin):
-    """A function that writes the row of a running re-export; returns its id."""
+    """A function that writes the row of a running re-export; it returns the id."""
 
     def exported(topic: str, key: str) -> int:
         (reexport,) = admin.execute(
@@ -169,7 +169,7 @@ def test_a_re_exports_row_gives_way_to_a_live_one_of_its_key_that_is_held(
     write(10, key="held")
     row_id = exported("events", "held")
     block = read()
-    # The live one has a newer state, and goes first in any case.
+    # The live row has a newer state, and goes first in any case.
     assert [dropped for _, dropped, _ in block.dropped] == [row_id]
     assert len(block.behind) == 1
     assert not block.records
@@ -178,7 +178,7 @@ def test_a_re_exports_row_gives_way_to_a_live_one_of_its_key_that_is_held(
 @pytest.mark.guarantee("W20")
 def test_a_key_has_settled_with_all_its_rows_or_with_none(read, admin):
     for _ in range(5):
-        # All of one time, which falls into the time that a statement takes.
+        # All rows have one time, which falls into the run of a statement.
         admin.execute(
             "insert into jobs_lib.outbox (shard, topic, key, created_at)"
             " select 0, 'calm', 'k', statement_timestamp() from generate_series(1, 900)"
@@ -196,7 +196,7 @@ def test_rows_from_before_the_clock_was_set_back_have_settled(read, admin):
         "insert into jobs_lib.outbox (shard, topic, key, created_at)"
         " values (0, 'slow', %s, clock_timestamp() + %s * interval '1 second')"
     )
-    # A row from the future brings all other rows of its young key.
+    # A row from the future counts as settled, and brings all rows of its key with it.
     for key, seconds in (("a", 3600), ("a", 0), ("b", 3600), ("young", 0)):
         admin.execute(write, (key, seconds))
     block = read()
@@ -206,7 +206,7 @@ def test_rows_from_before_the_clock_was_set_back_have_settled(read, admin):
 
 @pytest.fixture
 def write_calm(admin):
-    """A function that writes rows of these keys, which have settled by now."""
+    """A function that writes rows of these keys that have already settled."""
 
     def write_calm(*keys: str | None) -> None:
         for key in keys:
@@ -269,7 +269,8 @@ def test_rows_that_came_meanwhile_stay(database, admin, write, relay, reexports)
     with database.connect("test") as connection:
         block = relay.read(connection, 0)
         block.reexports |= reexports
-        # In the place of another, even: what was there is deleted where it lies now.
+        # Even a row in the place of another stays: the read rows are deleted where they
+        # lie now.
         write(4)
         admin.execute("vacuum full jobs_lib.outbox")
         newest = relay.read(connection, 0).records[-1]
@@ -344,12 +345,12 @@ def test_a_re_export_that_may_send_nothing_holds_up_no_other_one(
         def read() -> bool:
             block = reader.read(connection, 0, 1)
             sent.update(one.row_id for one in block.records if one.topic == "second")
-            # Rows of the one that is paused are in no block at all.
+            # No block has rows of the paused re-export.
             assert state != "paused" or block.reexports <= {2}
             return len(sent) > 0
 
         wait_for(read, timeout=20, what="a row of the second one is read")
-        # Its rows come as its rate allows; none is lost.
+        # Its rows come as fast as its rate allows, and none is lost.
         wait_for(lambda: read() and len(sent) == 10, timeout=60, what="all are read")
 
 
@@ -393,12 +394,12 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
         kept = Block([], refusals=[Refusal(first, "too large")], behind=[*second.rows])
         relay.hold(connection, 0, kept)
         before = admin.execute(shown).fetchone()[0]
-        # The longest pause.
+        # This is the longest pause.
         admin.execute(ahead, (600,))
         assert not find_due()
         admin.execute(ahead, (3600,))
         assert [row_id for *_, row_id in find_due()] == [first.row_id]
-        # It is refused again, and waits from now on.
+        # Kafka refuses the row again, and it waits from now on.
         relay.hold(connection, 0, kept)
         assert admin.execute(shown).fetchone() == (before + 1, True)
         assert not find_due()

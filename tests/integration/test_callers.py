@@ -1,4 +1,4 @@
-"""Enqueue and send on everything that a caller may have."""
+"""Enqueue and send on every kind of connection that a caller may have."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class UndoError(Exception):
-    """Raised to roll back."""
+    """Raised to roll a transaction back."""
 
 
 @dataclass
 class Hand:
-    """A kind of connection that a caller has, and how the caller uses it."""
+    """A kind of a caller's connection, and the caller's way to use it."""
 
     caller: Any
     execute: Callable[[str], Any]
@@ -41,13 +41,13 @@ class Hand:
 
 
 async def settle(result):
-    """The result of a call on a connection of either kind."""
+    """Return the result of a call on a connection of either kind."""
     return await result if inspect.isawaitable(result) else result
 
 
 @asynccontextmanager
 async def either(manager):
-    """A context manager of either kind."""
+    """Enter a context manager of either kind."""
     if hasattr(manager, "__aenter__"):
         async with manager as value:
             yield value
@@ -128,7 +128,7 @@ def engine_of(app, driver, **options):
 
 @asynccontextmanager
 async def async_engine_of(app, driver, **options):
-    """An asynchronous one."""
+    """An asynchronous SQLAlchemy engine that leaves no connection open."""
     url = sqlalchemy_url(app.settings.database_url)
     engine = create_async_engine(url.set(drivername=f"postgresql+{driver}"), **options)
     try:
@@ -228,7 +228,7 @@ def app(database_url):
 
 @pytest.fixture
 def app_with_one(database_url):
-    """An app that has one connection for all, and a job type of it."""
+    """An app with one connection for all callers, and one of its job types."""
     app = make_app(database_url, transactions=1)
 
     @app.job()
@@ -406,7 +406,7 @@ def test_an_enqueue_that_the_server_refuses_leaves_a_usable_connection(notify, c
     notify.enqueue(connection, order=1)
     connection.rollback()
     admin.execute("alter table jobs_lib.jobs rename to gone")
-    # BEGIN and the statement travel together: the error must not leave a pipeline.
+    # BEGIN and the statement travel together: the error must not leave a pipeline open.
     with pytest.raises(psycopg.errors.UndefinedTable):
         notify.enqueue(connection, order=1)
     connection.rollback()
@@ -436,7 +436,7 @@ def test_a_cancelled_enqueue_leaves_a_usable_connection(app, notify, connect, wa
         try:
             await task
         except asyncio.CancelledError:
-            # While the error is alive, too.
+            # Roll back even while the error is alive.
             await connection.rollback()
         await notify.enqueue(connection, order=3)
         await connection.commit()
@@ -480,7 +480,7 @@ def test_an_apps_enqueues_and_transactions_share_its_connections(app_with_one, c
     app, notify = app_with_one
     for order in range(3):
         notify.enqueue(app, order=order)
-        # psycopg drops what is prepared after it has rolled back.
+        # psycopg drops prepared statements after it has rolled back.
         with suppress(UndoError), app.transaction() as connection:
             for _ in range(10):
                 connection.execute("select %s::int", (order,), prepare=True)

@@ -1,4 +1,4 @@
-"""The columns of the claim's statements are called in Python as they are in SQL."""
+"""The columns of the claim's statements have the same names in Python and SQL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def claimer(app):
 
 @pytest.fixture
 def columns(connect):
-    """A function that sends a statement, and returns what its columns are called."""
+    """A function that sends a statement and returns the names of its columns."""
 
     def columns(name, parameters) -> tuple[str, ...]:
         query = load_queries("jobs_lib")[name]

@@ -1,4 +1,4 @@
-"""The command line: one clear line and exit code 2 for bad input."""
+"""The command line answers bad input with one clear line and exit code 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*args: str, cwd, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would, in an empty folder."""
+    """Run the command in an empty folder, as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "jobs_lib.cli", *args],
         capture_output=True,

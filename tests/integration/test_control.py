@@ -51,7 +51,7 @@ def test_a_paused_type_origin_or_group_waits_until_resumed_while_others_run(
 
 @pytest.fixture
 def cancel_inside(app, admin, connect, wait_for):
-    """`cancel_inside(work, inside)`: runs a job, and cancels it when that is set."""
+    """`cancel_inside(work, inside)` runs a job, and cancels it when `inside` is set."""
 
     def cancel(work: JobType[[]], inside: threading.Event) -> None:
         with connect() as connection:
@@ -91,7 +91,7 @@ def test_a_request_among_very_many_is_heard(app, admin, cancel_inside):
         inside.set()
         await asyncio.sleep(600)
 
-    # What has ended without looking at its request leaves it there for an hour.
+    # A job that ended without a look at its request leaves the request for an hour.
     admin.execute(
         "insert into jobs_lib.cancellations (id, origin)"
         " select -n, 'local/1' from generate_series(1, 2000) n"
@@ -137,7 +137,7 @@ def test_high_runs_before_normal_before_batch_but_batch_never_starves(
     places = {level: [n for n, one in enumerate(ran) if one == level] for level in ran}
     high, normal, batch = (sum(places[one]) for one in ("high", "normal", "batch"))
     assert high < normal < batch
-    # Four of the high ones for one of the normal, until all of them have run.
+    # Four high jobs run for each normal one, until no high one is left.
     assert ran[:375].count("high") > 250
     assert ran[:375].count("normal") > 0
     half = ran[:450]

@@ -1,4 +1,4 @@
-"""A job starts when it is due, soon after, and apart from other groups."""
+"""A job starts when it is due, soon after, and independently of other groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs_lib import Job, exponential
 from tests.support.apps import HOME, executing, make_app
 
 STARTS_WITHIN = 2.0
-"""Seconds, as docs/jobs.md promises."""
+"""The seconds that docs/jobs.md promises."""
 
 
 @pytest.mark.guarantee("I5")
@@ -47,7 +47,7 @@ def test_no_job_starts_early_and_none_later_than_promised(
                 work.enqueue(connection, group=f"g{n % 4}", fail=n % 7 == 0)
             work.options(run_at=now + timedelta(days=1)).enqueue(connection)
 
-    enqueue()  # no executor owns them yet
+    enqueue()  # no executor owns the origins yet
     with executing(app, HOME, workers=8):
         enqueue()
         wait_for(
@@ -57,7 +57,7 @@ def test_no_job_starts_early_and_none_later_than_promised(
             what="all but those of tomorrow have run",
         )
         (owned,) = admin.execute("select max(since) from jobs_lib.origins").fetchone()
-    # A job may start when it is there, due and owned, and the one before it has begun.
+    # A job may start once it exists, is due and owned, and the job before it has begun.
     rows = admin.execute(
         "select at >= coalesce(run_at, at), extract(epoch from at - greatest("
         "   enqueued_at, run_at, %s,"
@@ -95,7 +95,7 @@ def test_a_failing_and_a_slow_job_delay_their_own_groups_only(
         freed.wait(30)
 
     def measure() -> float:
-        """The 99th percentile over some hundred jobs of many groups."""
+        """The 99th percentile of the starts of some hundred jobs of many groups."""
         delays.clear()
         for n in range(200):
             with sender.transaction():
@@ -112,7 +112,7 @@ def test_a_failing_and_a_slow_job_delay_their_own_groups_only(
                 work.enqueue(connection, group="hangs", n=n)
         wait_for(lambda: tries and began["hangs"], what="one fails, and one hangs")
         struck = measure()
-        # In their own groups nothing goes on.
+        # In their own groups no other job starts.
         assert set(began["fails"]) == set(began["hangs"]) == {"0"}
         assert len(tries) > 5
         freed.set()

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def handler(database_url) -> Iterator[db.utils.ConnectionHandler]:
-    """Django's connections, to the database of this test and to SQLite."""
+    """Django's connections to the database of this test and to SQLite."""
     with on_database(database_url) as connections:
         yield connections
 
 
 @pytest.fixture
 def app(database_url):
-    """An app of the same database."""
+    """An app on the same database."""
     app = make_app(database_url)
     yield app
     app.close()
 
 
 class UndoError(Exception):
-    """Raised to roll back."""
+    """Raised to roll a transaction back."""
 
 
 @pytest.mark.guarantee("S2", "J38")

@@ -1,4 +1,4 @@
-"""Django's tasks: each is a job, in the transaction of Django's connection."""
+"""Each task of Django is a job, in the transaction of Django's connection."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ THERE = "tests.support.django_tasks_of_tests"
 BACKEND = "jobs_lib.django.TasksBackend"
 
 app: Any = None
-"""What the setting ``app`` leads to: that of the test."""
+"""The app of the test, to which the setting ``app`` leads."""
 
 
 @pytest.fixture
 def handler() -> Any:
-    """Django's backends, by their aliases."""
+    """Django's task backends, by their aliases."""
     set_up_django()
     try:
         return importlib.import_module("django.tasks").task_backends
@@ -74,7 +74,7 @@ def tasks(configure, database_url) -> Iterator[ModuleType]:
 
 
 class UndoError(Exception):
-    """Raised to roll back."""
+    """Raised to roll a transaction back."""
 
 
 @pytest.mark.guarantee("J38", "S2")

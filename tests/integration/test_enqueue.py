@@ -1,4 +1,4 @@
-"""Enqueue: the origin, the order, the priority, the key and the hint of a job."""
+"""Enqueue decides a job's origin, order, priority, key and hint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.apps import make_app
 
 @pytest.fixture
 def locked_out(connect, wait_for):
-    """A function that waits until a number of sessions wait for a lock."""
+    """A function that waits until this many sessions wait for a lock."""
     watch = connect(autocommit=True)
 
     def wait(count: int) -> None:
@@ -81,7 +81,7 @@ def test_ids_of_a_group_are_drawn_in_the_order_of_commit(
     thread = threading.Thread(target=enqueue)
     thread.start()
     locked_out(1)
-    # Drawn while the other waits: it must still get the lower id.
+    # This id is drawn while the other enqueue waits, and must still be the lower one.
     between = notify.enqueue(first, order=3, customer="c")
     first.commit()
     thread.join()
@@ -102,7 +102,7 @@ def test_fifty_enqueues_of_one_unique_key_insert_one_job_and_return_its_id(
     connect, notify, locked_out
 ):
     unique = notify.options(unique="invoice-7")
-    # Not even an uncommitted one: all wait for it, and it is rolled back.
+    # Uncommitted jobs count, too: all enqueues wait for this one, which is rolled back.
     first = connect()
     swallowed = unique.enqueue(first, order=0)
     found: list[int] = []
@@ -123,7 +123,7 @@ def test_fifty_enqueues_of_one_unique_key_insert_one_job_and_return_its_id(
         assert rows == [(found[0],)]
         assert found == [found[0]] * 50
         assert found[0] != swallowed
-        # Another type, another key and none at all are not held up.
+        # Another type, another key, and no key do not have to wait.
         connection.execute(
             "select jobs_lib.enqueue('other', unique_key => 'invoice-7')"
         )
@@ -132,7 +132,7 @@ def test_fifty_enqueues_of_one_unique_key_insert_one_job_and_return_its_id(
         assert unique.enqueue(connection, order=1) == found[0]
         rows = connection.execute("select count(*) from jobs_lib.jobs").fetchone()
         assert rows == (4,)
-        # Once it has finished, the key is free.
+        # Once the job has finished, its key is free.
         connection.execute("delete from jobs_lib.jobs where id = %s", (found[0],))
         assert unique.enqueue(connection, order=1) != found[0]
 
@@ -148,7 +148,7 @@ def test_two_types_may_use_one_key_and_each_gets_its_own_job(
         ids = [unique.enqueue(connection, order=1), other.enqueue(connection)]
         assert ids[0] != ids[1]
         for _ in range(2):
-            # By Python and by SQL, whichever of them came first.
+            # The call of Python or of SQL may come first.
             again = [unique.enqueue(connection, order=1), other.enqueue(connection)]
             assert again == ids
             by_sql = connection.execute(
@@ -174,8 +174,8 @@ def test_transactions_that_enqueue_for_different_groups_do_not_wait_for_each_oth
                 "select jobs_lib.enqueue('notify', \"group\" => %s)", (customer,)
             )
 
-    # Both transactions are open at once, twenty groups in each: some of the groups
-    # share their origin.
+    # Both transactions are open at once, with twenty groups each. Some of the groups
+    # share an origin.
     first, second = connect(), connect()
     second.execute("set lock_timeout = '5s'")
     for n in range(20):
@@ -208,7 +208,7 @@ def test_priority_and_headers_are_stored(database_url, connect):
 
 
 def heard_from(listener) -> list[str]:
-    """Return the notifications until now."""
+    """Return the notifications so far."""
     listener.execute("select 1")
     return [notice.payload for notice in listener.notifies(timeout=0)]
 
@@ -224,7 +224,8 @@ def test_an_enqueue_notifies_executors_when_it_commits(connect, database_url, no
     quiet = make_app(database_url, notify=False)
     quiet.job(name="quiet")(lambda job: None)
     with connect() as connection:
-        # Not for later, not where it is turned off, not for one that is there already.
+        # No hint is sent for later jobs, when hints are off, or for a job that exists
+        # already.
         notify.options(run_at=tomorrow, unique="k").enqueue(connection, order=2)
         notify.options(run_at=tomorrow).enqueue_many(connection, [{"order": 2}])
         notify.options(unique="k").enqueue(connection, order=2)

@@ -1,4 +1,4 @@
-"""A delay: counted by the database's clock, for one job and for many."""
+"""The database's clock counts a delay, for one job and for many."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def enqueue(request: pytest.FixtureRequest) -> Callable[..., Any]:
 def test_a_delay_counts_from_the_call_by_the_databases_clock(
     database_url, work, admin, enqueue, delay, monkeypatch
 ):
-    # A process whose clock is years behind, in a session that writes dates its own way.
+    # The clock of the process is years behind, and the session writes dates in its own
+    # way.
     monkeypatch.setattr("time.time", lambda: 0.0)
     with psycopg.connect(database_url) as connection:
         connection.execute("set datestyle = 'german'; set timezone = 'Asia/Kathmandu'")
-        # The transaction is a while old: it is not what the delay counts from.
+        # The transaction is older: the delay does not count from its begin.
         connection.execute("select pg_sleep(0.05)")
         (before,) = admin.execute("select clock_timestamp()").fetchone()
         enqueue(work.options(delay=delay), connection)

@@ -1,4 +1,4 @@
-"""Many jobs by one call: their order, their characters, and all or none of them."""
+"""One call enqueues many jobs: their order, their characters, and all or none."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_hundred_thousand_jobs_in_one_call_keep_the_order_of_their_groups(
         origins = connection.execute(
             'select "group", count(distinct origin) from jobs_lib.jobs group by "group"'
         ).fetchall()
-        # Those of a group lie together, the others everywhere.
+        # The jobs of a group lie together, and the others in all origins.
         assert sorted(origins, key=str) == sorted(
             [(None, 16), *((f"c{n}", 1) for n in range(700))], key=str
         )
@@ -101,7 +101,7 @@ def test_a_wrong_payload_among_many_is_named_and_none_is_sent(connect, notify):
         payloads[37] = {"order": "x"}  # type: ignore[dict-item]
         with pytest.raises(PayloadError, match=r"37\.order: input should be"):
             notify.enqueue_many(connection, payloads)
-        # Not even a transaction was opened.
+        # The call did not even open a transaction.
         status = connection.info.transaction_status
         assert status == psycopg.pq.TransactionStatus.IDLE
         assert notify.enqueue_many(connection, []) == 0

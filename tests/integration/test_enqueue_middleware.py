@@ -1,4 +1,4 @@
-"""Middleware around enqueue, and the context that travels with a job."""
+"""Middleware runs around enqueue, and its context travels with the job."""
 
 from __future__ import annotations
 

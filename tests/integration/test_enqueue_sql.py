@@ -1,4 +1,4 @@
-"""The SQL function: the same job, order and checks as from Python."""
+"""The SQL function gives the same job, order and checks as Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_murmur2_is_that_of_python(connect, size):
 
 @pytest.mark.parametrize(
     ("key", "number"),
-    # From Apache Kafka's own tests of its Java client, as unsigned numbers.
+    # These come from Apache Kafka's own tests of its Java client, as unsigned numbers.
     [
         (b"21", -973932308),
         (b"foobar", -790332482),
@@ -71,7 +71,7 @@ def test_a_trigger_enqueues_as_python_does(connect, database_url):
         """)
     names = [f"ada{n}" for n in range(50)] + ["ünal", "x" * 1_000, "日本"]
     with connect() as connection:
-        # A table of the session's own, with the name of ours, changes nothing.
+        # A table of the session with the name of ours changes nothing.
         connection.execute("create temp table jobs (id int)")
         for n, name in enumerate(names):
             connection.execute("insert into orders values (%s, %s)", (n, name))

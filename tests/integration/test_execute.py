@@ -1,4 +1,4 @@
-"""Claim, order, execute, retry, complete: an executor on the real server."""
+"""Claim, order, execute, retry and complete: an executor on the real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_group_runs_one_job_at_a_time_in_the_order_of_enqueue(
 
     @app.job()
     def scatter(job: Job, times: int) -> None:
-        # Enqueued by handlers of different origins: the group has one of its own.
+        # Handlers in different origins enqueue it: the group has an origin of its own.
         with job.transaction() as connection:
             for _ in range(times):
                 work.enqueue(connection, group="g")
@@ -52,13 +52,13 @@ def test_a_group_runs_one_job_at_a_time_in_the_order_of_enqueue(
         wait_for(lambda: count(admin, "history") == 916, timeout=60, what="all ran")
     assert len(runs) == 900
     assert all(before[1] <= after[0] for before, after in pairwise(runs))
-    # The order of commit is the order of ids, because of the group's lock.
+    # The lock of the group makes the order of commits the order of ids.
     assert [job_id for _, _, job_id in runs] == sorted(job_id for _, _, job_id in runs)
 
 
 @pytest.mark.guarantee("S10")
 def test_groups_run_in_parallel(app, admin, connect, wait_for):
-    # Each job waits for the other one: only possible when both run at once.
+    # Each job waits for the other: this works only if both run at once.
     together = threading.Barrier(2, timeout=10)
 
     @app.job(group="group")
@@ -92,7 +92,7 @@ def test_a_job_for_later_runs_when_it_is_due_and_not_before(
     with executing(app, HOME):
         wait_for(lambda: count(admin, "history") == 5, what="those due ran")
     assert all(due <= ran for due, ran in seen)
-    # Where the clock is the database's alone: tomorrow is moved to now.
+    # Only the database's clock counts: tomorrow is moved to now.
     admin.execute("update jobs_lib.jobs set run_at = clock_timestamp()")
     with executing(app, HOME):
         wait_for(lambda: count(admin, "history") == 6, what="the last one is due")
@@ -127,7 +127,7 @@ def test_an_unknown_type_stays_and_is_reported_and_others_run(
         ("unknown", 0, "available"),
         ("known", 0, "available"),
     ]
-    # A pod that knows both finishes the rest, in the order of the group.
+    # A pod that knows both types finishes the rest, in the order of the group.
     newer.jobs["known"] = known
     with executing(newer, HOME):
         wait_for(lambda: count(admin, "jobs") == 0, what="the newer pod ran the rest")
@@ -194,7 +194,7 @@ def test_a_failing_job_backs_off_alone_and_nothing_is_lost(
     assert [e["attempt"] for e in errors] == list(
         range(attempt - len(errors) + 1, attempt + 1)
     )
-    # From the fourth attempt on the cap's, which is four times the first.
+    # From the fourth attempt on it is the cap's delay, four times the first one.
     assert timedelta(seconds=0.19) <= delay <= timedelta(seconds=0.2 + 0.01)
 
 
@@ -282,12 +282,12 @@ class Inside:
     begun: threading.Event
     may_end: threading.Event
     refused: list[FencedError]
-    """By which its commits were refused."""
+    """The errors that refused its commits."""
 
 
 @pytest.fixture
 def inside(app, admin, connect) -> Inside:
-    """The job, and the table `effects` that it writes to."""
+    """The job, and its table `effects`."""
     admin.execute("create table effects (job bigint)")
     begun, may_end = threading.Event(), threading.Event()
     refused: list[FencedError] = []
@@ -315,15 +315,15 @@ def test_a_stale_owner_can_neither_commit_nor_complete(
 ):
     with executing(app, ["local/0"]):
         assert inside.begun.wait(10)
-        # Another pod takes over while the handler is inside its transaction: it need
-        # not wait for the handler, and the handler's commit is refused.
+        # Another pod takes over while the handler is inside its transaction. The pod
+        # need not wait for the handler, and the handler's commit is refused.
         with heard("jobs.fenced") as fenced, executing(app, ["local/0"]):
             wait_for(lambda: count(admin, "history") == 1, what="the new owner ran it")
             inside.may_end.set()
             wait_for(lambda: inside.refused, what="the old owner is refused")
-            wait_for(lambda: fenced, what="that is told")
+            wait_for(lambda: fenced, what="that is reported")
             assert [fields["ids"] for _, fields in fenced] == [[inside.job_id]]
-            # Listeners hear of it before it is logged.
+            # Listeners get the event before it is logged.
             logged = f"jobs.fenced ids=[{inside.job_id}]"
             wait_for(lambda: logged in caplog.text, what="that is logged")
     assert "no longer" in str(inside.refused[0])
@@ -372,7 +372,7 @@ def test_an_executor_claims_from_its_own_origins_only(app, admin, connect, wait_
     with executing(app, ["local/1", "local/2"]):
         wait_for(lambda: count(admin, "history") == 40, what="the owned ones ran")
     assert set(ran) == {"local/1", "local/2"}
-    # An empty assignment claims nothing, while a neighbour finishes its own share.
+    # An empty assignment claims nothing, while its neighbour finishes its own share.
     with executing(app, []), executing(app, ["local/3"]):
         wait_for(lambda: count(admin, "history") == 60, what="one more origin ran")
     assert set(ran) == {"local/1", "local/2", "local/3"}
@@ -389,7 +389,7 @@ def test_jobs_survive_a_database_that_restarts(
 
     with connect() as connection:
         work.enqueue_many(connection, [{"n": n} for n in range(200)])
-    # A loop may tell of it while the executor ends, so it is heard for longer.
+    # A loop may fail while the executor ends, so the test listens longer.
     with heard("loop.failed"), executing(app, HOME, workers=2):
         admin.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -403,7 +403,7 @@ def test_jobs_survive_a_database_that_restarts(
 
 @pytest.mark.expects("jobs.fenced", "origins.lost")
 def test_the_epoch_alone_refuses_a_stale_owner(app, admin, inside, wait_for):
-    # No other executor has run the job meanwhile: only the fence can refuse.
+    # No other executor has run the job meanwhile: only the fence can refuse it.
     with executing(app, ["local/0"]):
         assert inside.begun.wait(10)
         admin.execute(
@@ -411,7 +411,7 @@ def test_the_epoch_alone_refuses_a_stale_owner(app, admin, inside, wait_for):
         )
         inside.may_end.set()
         wait_for(lambda: inside.refused, what="the commit at the old epoch is refused")
-        # The new owner never lived, so the origin comes back, and with it the job.
+        # The new owner never lived, so the origin comes back, and the job with it.
         wait_for(lambda: count(admin, "history") == 1, what="it ran again")
     assert admin.execute("select job from effects").fetchall() == [(inside.job_id,)]
 
@@ -435,7 +435,7 @@ def test_a_group_waits_for_the_handler_and_not_only_for_its_commit(
         work.enqueue(connection, name="first", group="g")
     with executing(app, HOME):
         assert committed.wait(10)
-        # Its row is gone, so the next one is the lowest of the group.
+        # Its row is gone, so the next job is the lowest of the group.
         with connect() as connection:
             work.enqueue(connection, name="second", group="g")
         for n in range(3):
@@ -528,7 +528,7 @@ def test_the_attempt_of_a_job_out_of_time_commits_nothing_and_another_runs(
     admin.execute("create table effects (attempt int)")
     over, refused = threading.Event(), threading.Event()
 
-    # Long enough for a busy machine to open the transaction.
+    # The limit gives a busy machine time to open the transaction.
     @app.job(time_limit=1, retry=exponential(first=0.01, cap=0.01))
     def work(job: Job) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A failed attempt is seen: in the log, with its traceback, and with the job."""
+"""A failed attempt shows in the log, with its traceback, and with the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fail_deep(n: int) -> None:
 
 
 def lines(caplog, event: str) -> list[Any]:
-    """The records that the log has of an event."""
+    """The log's records of an event."""
     return [r for r in caplog.records if getattr(r, "event", None) == event]
 
 
@@ -52,7 +52,7 @@ def test_a_failed_attempt_is_one_warning_with_its_traceback(
     start = f"WARNING job.failed type=failing_once id={job_id} group=ada attempt=1 "
     assert first.startswith(start + "error=LookupError: no partner 7\\nERROR forged ")
     assert all(line.startswith("    ") for line in trace)
-    # The handler and what it has called, and nothing of what has called the handler.
+    # The trace has the handler and its calls, and not the callers of the handler.
     frames = [line for line in trace if "File " in line]
     assert [frame.split()[-1] for frame in frames] == ["charge", "fail_deep"]
     assert "no partner 7" in trace[-2] + trace[-1]
@@ -118,7 +118,8 @@ def test_many_failures_of_one_kind_are_few_lines(app, admin, connect, wait_for, 
     told = lines(caplog, "job.failed")
     alike = [r for r in told if "LookupError" in r.fields["error"]]
     assert len(told) == len(alike) + 1 == 11
-    # Workers log side by side: the first that was counted need not stand first.
+    # Workers log side by side: the first failure by count may not be the first in the
+    # log.
     assert sum(bool(r.exc_text) for r in alike) == 1
     (last,) = [r for r in alike if "more" in r.fields]
     assert last.getMessage().endswith("more=left out for 10 s")

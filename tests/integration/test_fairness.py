@@ -1,4 +1,4 @@
-"""A flood of one group, type or priority does not keep the others from starting."""
+"""A flood of one group, type or priority does not keep others from starting."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FLOOD = 1_000_000
 
 @pytest.fixture
 def app(database_url):
-    """An app without Kafka, with the usual pace of looking for jobs."""
+    """An app without Kafka that looks for jobs at the usual pace."""
     return make_app(database_url, poll_interval=0.05)
 
 
 def flood(admin) -> None:
-    """A million rows of one group in one origin, and the statistics to that."""
+    """Insert a million rows of one group into one origin, and update the statistics."""
     admin.execute(
         'insert into jobs_lib.jobs (origin, type, "group", payload)'
         " select 'local/1', 'flood', 'flood', '{\"group\": \"flood\"}'"
@@ -54,7 +54,7 @@ def test_a_job_behind_a_million_of_one_group_starts_within_a_second(
 
     flood(admin)
     with executing(app, HOME):
-        # It has just started, and seen next to nothing of the million.
+        # The executor has just started, and has read almost none of the million.
         assert running.wait(30)
         for origin, group in [
             ("local/1", "small"),  # another group
@@ -95,7 +95,7 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
             order.append(n)
 
     def keep_up() -> None:
-        # Always more of the highest waiting than a claim takes.
+        # More jobs of the highest priority wait at all times than a claim takes.
         with connect(autocommit=True) as connection:
             while not over.is_set():
                 (waiting,) = connection.execute(
@@ -118,7 +118,7 @@ def test_the_lowest_priority_runs_under_a_constant_load_of_the_highest(
                 enqueued = time.monotonic()
                 wait_for(lambda n=n: n in started, what="the low one runs")
                 assert started[n] - enqueued < 2.0
-            # A group runs in its order, for any priorities of its jobs.
+            # A group runs in its order, whatever the priorities of its jobs are.
             with connect() as connection:
                 for n in range(10, 40):
                     level = ("high", "normal", "batch")[n % 3]

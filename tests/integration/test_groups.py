@@ -1,4 +1,4 @@
-"""Groups: what one of them costs the others, and how many run at once."""
+"""Groups: their cost to each other, and how many run at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_fifty_changes_queue_behind_an_outage_and_go_out_in_order(
         wait_for(lambda: len(sent) == 100, what="those that waited are out")
         wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
     assert sent[50:] == [("a", change) for change in range(50)]
-    # Only the first of them ever failed: the others did not even start.
+    # Only the first of them ever failed; the others did not even start.
     attempts = admin.execute(
         "select attempt from jobs_lib.history where \"group\" = 'a' order by id"
     ).fetchall()
@@ -49,8 +49,9 @@ def test_fifty_changes_queue_behind_an_outage_and_go_out_in_order(
 def test_a_thousand_groups_of_one_partition_use_all_workers(
     app, admin, connect, wait_for, workers
 ):
-    # Each handler waits until as many are inside as there are workers: it takes 1,000
-    # divided by that many waves, and with one thread less there is not even a first.
+    # Each handler waits until all workers are inside handlers. So the jobs take 1,000
+    # divided by the number of workers as waves, and with one thread less there would
+    # not be a first wave.
     together = threading.Barrier(workers, timeout=30)
     inside = most = 0
     lock = threading.Lock()
@@ -130,7 +131,8 @@ def test_workers_that_claim_at_once_do_not_wait_for_each_other(
                         "select a.application_name, l.locktype, left(a.query, 200)"
                         " from pg_locks l join pg_stat_activity a using (pid)"
                         " where not l.granted and a.datname = current_database()"
-                        # Two that make the table longer at once, for microseconds.
+                        # Two sessions that extend the table at once wait for
+                        # microseconds.
                         " and l.locktype <> 'extend'"
                     ).fetchall()
                 )
@@ -142,7 +144,7 @@ def test_workers_that_claim_at_once_do_not_wait_for_each_other(
         watcher = threading.Thread(target=look)
         watcher.start()
         wait_for(lambda: count(admin, "jobs") == 0, timeout=120, what="all ran")
-        # Half a take-over: a claim passes by the origin that is locked.
+        # This is half of a take-over: a claim passes by the locked origin.
         takeover = connect()
         takeover.execute(
             "select from jobs_lib.origins where origin = 'local/1' for update"
@@ -163,7 +165,7 @@ def test_workers_that_claim_at_once_do_not_wait_for_each_other(
 
 
 def make_other(database_url, app):
-    """Another pod's app, with the same handlers."""
+    """The app of another pod, with the same handlers."""
     other = make_app(database_url)
     other.jobs.update(app.jobs)
     return other

@@ -72,7 +72,7 @@ heavy = {
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
 
-# Pydantic reads the signatures, so that a wrong one is refused at its declaration.
+# Pydantic reads the signatures, so that a declaration refuses a wrong one.
 DECLARE = """
 import sys
 from jobs_lib import App, Job, Rate, Record
@@ -147,7 +147,7 @@ def test_a_program_that_only_enqueues_and_sends_loads_no_kafka_client(database_u
 
 def test_a_run_of_pytest_that_uses_no_fixture_of_ours_loads_nothing_of_ours(tmp_path):
     (tmp_path / "test_it.py").write_text(PLUGIN)
-    # As its entry point does, without other plugins that load a driver themselves.
+    # Its entry point runs so, without other plugins that load a driver themselves.
     done = run(
         *("-m", "pytest", "-q", "-p", "jobs_lib.testing.plugin", "test_it.py"),
         cwd=tmp_path,

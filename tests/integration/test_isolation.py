@@ -1,4 +1,4 @@
-"""The library works where the default isolation is stricter."""
+"""The library works where the default isolation level is stricter."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def strict_url(request, database_url, admin) -> str:
 
 @pytest.fixture
 def in_thread():
-    """A function that starts another one and returns its future."""
+    """A function that runs another one in a thread, and returns its future."""
     with ThreadPoolExecutor() as threads:
         yield threads.submit
 
@@ -183,7 +183,7 @@ def test_jobs_run_once_and_in_order_while_owners_change(
 
 @pytest.mark.guarantee("FP22")
 def test_a_default_that_cannot_be_changed_behind_pgbouncer_is_refused(strict_url):
-    # No PgBouncer is needed: it hands on the server's default.
+    # No PgBouncer is needed here, since it passes the server's default on.
     database = Database(strict_url, pgbouncer=True)
     with pytest.raises(ConfigurationError, match="alter role ROLE set"):
         database.connect("test")

@@ -1,4 +1,4 @@
-"""Jumps: how a claim gets past rows that cannot run, and past nothing else."""
+"""Jumps: a claim gets past rows that cannot run, and past no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE = (None, "available", 0, 0)
 
 @pytest.fixture
 def passed():
-    """The rows that the last jump has passed over for their value alone."""
+    """The rows that the last jump has passed over only because of their value."""
     return []
 
 
@@ -72,7 +72,7 @@ def jump(database_url, admin, passed):
         # A claim returns a suspect, and lets it run alone.
         ([*BLOCKED, ("h", "available", 0, 1)], [2]),
         ([*BLOCKED, (None, "available", 0, 1)], [2]),
-        # Other priorities have windows of their own; what stands behind them waits.
+        # Other priorities have windows of their own; jobs behind them in a group wait.
         ([(None, "available", 1, 0), ("h", "available", -1, 0), FREE], [2]),
         ([("h", "available", 1, 0), ("h", "available", 0, 0)], []),
         ([(None, "scheduled", 0, 0), *BLOCKED], []),
@@ -98,7 +98,7 @@ def test_a_jump_finds_the_newer_last_only_job_behind_a_failed_one(jump, cursor):
 def test_a_jump_passes_over_groups_in_flight_and_starts_at_floors(jump):
     rows = [("h", "available", 0, 0)] * 3
     assert jump([*rows, FREE], groups=["h"]) == ([3], 3, 4)
-    # Up to its floor nothing of a group is there: so it says, and is believed.
+    # The start says that no job of the group lies below it, and the jump trusts it.
     assert jump(rows, cursor=1, floors=[("h", 0)]) == ([1], 2, 2)
 
 
@@ -119,7 +119,7 @@ def test_a_jump_reads_no_more_than_its_limit(jump):
 def test_jobs_behind_many_that_cannot_run_are_reached_and_so_are_urgent_ones(
     database_url, admin, wait_for
 ):
-    """More rows than one jump may read, of blocked groups, before the only free one."""
+    """Blocked groups have more rows than a jump may read; a free row lies behind."""
     app = make_app(database_url)
     ran = []
 

@@ -109,7 +109,7 @@ def test_drain_runs_due_jobs_in_order_and_the_jobs_they_enqueue(jobs: Jobs, outb
     assert jobs.enqueued() == []
     with jobs.transaction() as conn:
         assert len(conn.execute("select from placed").fetchall()) == 2
-        # As after an executor: nothing is left, and the history has it.
+        # As after an executor, no job is left, and the history has it.
         kept = conn.execute("select outcome, attempt from jobs_lib.history").fetchall()
     assert kept == [("completed", 1)] * 5
     outbox.assert_sent(orders, key="2", value={"order": 2})
@@ -185,7 +185,8 @@ def test_travel_moves_the_clock_of_scheduled_jobs(jobs: Jobs):
     assert jobs.drain() == 0
     jobs.travel(600)
     assert jobs.drain() == 1
-    # Each at its time: what the first one has enqueued is due before the second.
+    # Each runs at its time: the job that the first one has enqueued is due before the
+    # second.
     assert jobs.drain(until=datetime.now(UTC) + timedelta(minutes=90)) == 2
     assert ran == [("remind", 1), ("remind", 11), ("remind", 2)]
     due = jobs.assert_enqueued(remind, n=3).run_at
@@ -252,7 +253,7 @@ def test_a_failed_assertion_shows_what_there_is(jobs: Jobs, outbox):
     assert "enqueued are\n  ship(customer='ada', order=1, to=None)" in str(failed.value)
     with pytest.raises(AssertionError, match="should be enqueued, but"):
         jobs.assert_not_enqueued(ship)
-    # A misspelt field is no reason to hold.
+    # A misspelt field is no reason to hold the row.
     with pytest.raises(PayloadError, match="and no ordr"):
         jobs.assert_not_enqueued(ship, ordr=1)
     with pytest.raises(AssertionError, match=r"sent were\n  orders key='1'"):
@@ -276,7 +277,7 @@ def test_inline_runs_a_job_in_the_transaction_that_enqueues_it(jobs: Jobs):
     conn = jobs.connect()
     with jobs.inline():
         place.enqueue(conn, order=1)
-        # Chained, and not committed yet.
+        # The jobs are chained, and nothing is committed yet.
         assert ran == [("ship", "ada", 1, 1)]
         assert jobs.enqueued() == []
         later = datetime.now(UTC) + timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""The newest state gets out through every enqueue, failure and rollback."""
+"""The newest state is sent after every enqueue, failure and rollback."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
     sent = 0
     first = time.monotonic()
     with executing(app, HOME), connect() as connection:
-        # 200 a second, each with a change of the state; never 0.2 s of quiet.
+        # The state changes 200 times a second, so there are never 0.2 s of quiet.
         for sent in itertools.count(1):
             connection.execute("update state set version = %s", (sent,))
             publish.enqueue(connection, n=sent, group="g")
@@ -53,14 +53,15 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
         last = time.monotonic()
         wait_for(lambda: is_empty(admin), what="it has come to rest")
     starts = [first, *(start for start, *_ in runs)]
-    # More than the maximum, on a busy machine, but far from the whole stream.
+    # On a busy machine a gap may exceed the maximum, but it is far shorter than the
+    # stream.
     gaps = [after - before for before, after in itertools.pairwise(starts)]
     assert max(gaps) < MAX_WAIT + 2.0, gaps
-    # Merged: not more often than the maximum wait asks for, with the debounce's last.
+    # Runs are merged: at most one for each maximum wait, and the last by the debounce.
     if waits:
         assert len(runs) <= STREAM_SECONDS / MAX_WAIT + 3
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(runs))
-    # Each saw what was enqueued before it, and the last one saw it all.
+    # Each run saw the states enqueued before it, and the last one saw all.
     assert all(version >= n for _, _, n, version in runs)
     assert (runs[-1][2], runs[-1][3]) == (sent, sent)
     assert runs[-1][0] < last + MAX_WAIT + 2.0
@@ -89,7 +90,7 @@ def test_a_burst_runs_once_after_a_time_of_quiet(app, admin, connect, wait_for):
     assert ran[0][0] - enqueued >= 0.29
 
 
-# What a history is made of, one letter for each step:
+# The steps of a history, one letter for each:
 #   e  enqueue a new state, and commit
 #   u  the same, but leave the transaction open: c commits it, r rolls it back
 #   t  another enqueuer comes meanwhile; it waits for the open one, and commits
@@ -100,7 +101,7 @@ LONGER = ["eubscbs", "eubfcbs", "ebutrfbs", "ebuscbs"]
 
 
 def histories(done: str = "", *, opened: str = "", busy: bool = False, due: int = 0):
-    """All sequences of steps that can happen, and end with nothing open."""
+    """Find all possible sequences of steps that end with nothing open."""
     if done and not opened and not busy:
         yield done
     if len(done) == LENGTH:
@@ -131,9 +132,9 @@ class History:
     def __init__(self, group: str, connect, job_type) -> None:
         self.committed: list[int] = []
         self.seen: list[tuple[int, int]] = []
-        """Of each run that succeeded: what its job says, and the state it saw."""
+        """For each run that succeeded: the number in its job, and the state it saw."""
         self.most = 0
-        """Runs at once."""
+        """The most runs at once."""
         self._group = group
         self._connect = connect
         self._type = job_type
@@ -146,7 +147,7 @@ class History:
         self._is_over = False
 
     def step(self, move: str) -> None:
-        """Do one step."""
+        """Make one step."""
         if move == "b":
             assert self._busy.acquire(timeout=20)
         elif move in "sf":
@@ -173,13 +174,13 @@ class History:
                 other.join()
 
     def end(self) -> None:
-        """From now on every run succeeds."""
+        """Let every run succeed from now on."""
         self._is_over = True
         self._told.append("s")
         self._verdict.release()
 
     def run(self, job: Job, version: int) -> None:
-        """Do what the handler does."""
+        """Act as the handler."""
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
@@ -236,7 +237,7 @@ def test_the_last_run_sees_the_last_committed_state_under_every_interleaving(
             if not history.committed:
                 assert history.seen == [], group
                 continue
-            # The last run saw the last state; what was rolled back never ran.
+            # The last run saw the last state; rolled-back states never ran.
             assert history.seen[-1] == (max(history.committed),) * 2, group
             assert {version for version, _ in history.seen} <= set(history.committed)
             assert len(history.seen) <= len(history.committed), group

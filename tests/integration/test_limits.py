@@ -28,7 +28,7 @@ class Runs:
 
     @contextmanager
     def run(self, value: str = "", note: object = None):
-        """A handler runs."""
+        """Count a handler while it runs."""
         with self._lock:
             self.now[value] += 1
             self.most[value] = max(self.most[value], self.now[value])
@@ -274,7 +274,7 @@ def test_a_living_process_keeps_its_slot_while_its_job_runs(
             ).fetchone()[0],
             what="the other process waits for the slot",
         )
-        # Longer than a process is silent that counts as dead.
+        # This is longer than the silence after which a process counts as dead.
         time.sleep(app.settings.stale_after * 1.5)
         assert len(runs.order) == 1
         gate.set()
@@ -286,7 +286,7 @@ def test_a_living_process_keeps_its_slot_while_its_job_runs(
 def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
     app, admin, connect, wait_for, runs, gate
 ):
-    """Act as others do that took it for dead after the server's clock was set."""
+    """Act like processes that took it for dead after the server's clock was set."""
 
     @app.job(limit=1)
     def call(job: Job, n: int) -> None:
@@ -298,7 +298,7 @@ def test_slots_that_were_taken_from_a_process_do_not_count_for_it(
         call.enqueue(connection, n=0)
     with executing(app, HOME):
         wait_for(lambda: runs.now[""] == 1, what="one runs")
-        # Alive for an hour, as far as anybody sees.
+        # Every other process takes this one for alive for another hour.
         other = add_owner(admin, origin="elsewhere/0", silent=-3_600)
         admin.execute("update jobs_lib.slots set owner = %s, wanted = false", (other,))
         time.sleep(0.5)  # five looks at the slots

@@ -30,7 +30,7 @@ def work(job: Job, n: int) -> None:
 
 @pytest.fixture
 def run(tmp_path, database_url, admin, connect, run_process, wait_for):
-    """Run two jobs by a command, one of them failing; return what it logs."""
+    """Run two jobs by a command, one of which fails; return its log."""
     (tmp_path / "shop_of_logs.py").write_text(APP)
     app = make_app(database_url)
 

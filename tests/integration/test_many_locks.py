@@ -1,4 +1,4 @@
-"""A transaction that touches very many groups or keys, one by one."""
+"""A transaction touches very many groups or keys, one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MANY = 3_000
 ENOUGH = 700
-"""Locks, where 500 are taken one by one, and one for each origin or shard."""
+"""Locks: 500 are taken one by one, and then one for each origin or shard."""
 ENQUEUE = (
     "select jobs_lib.enqueue('work', '{}', \"group\" => 'g' || n, notify => false)"
     " from generate_series(1, %s) n"
@@ -29,7 +29,7 @@ SEND = (
 
 @pytest.fixture
 def in_thread():
-    """A function that starts another one and returns its future."""
+    """A function that runs another one in a thread, and returns its future."""
     with ThreadPoolExecutor() as threads:
         yield threads.submit
 
@@ -87,7 +87,7 @@ def test_groups_that_come_again_are_counted_once(connect):
     with connect() as connection, connect() as other:
         for _ in range(30):
             connection.execute(ENQUEUE, (100,))
-        # No origin is taken alone: another transaction's groups do not wait.
+        # No origin is taken alone, so another transaction's groups do not wait.
         other.execute("set lock_timeout = '2s'")
         other.execute(ENQUEUE.replace("'g'", "'other'"), (100,))
 
@@ -109,14 +109,14 @@ def test_a_group_behind_coarse_locks_keeps_its_order(
 ):
     large, small = connect(), connect()
     large.execute(ENQUEUE, (MANY,))
-    # No lock of its own: the lock of its origin keeps the order.
+    # It has no lock of its own: the lock of its origin keeps the order.
     waiting = in_thread(
         lambda: small.execute(
             "select jobs_lib.enqueue('work', '{}', \"group\" => %s)", (f"g{MANY}",)
         )
     )
     wait_for(lambda: is_waiting(admin, small), what="the small transaction waits")
-    # The small one blocks nothing of the large one meanwhile.
+    # Meanwhile the small transaction blocks nothing of the large one.
     large.execute(ENQUEUE, (MANY,))
     large.commit()
     waiting.result(timeout=30)
@@ -159,7 +159,7 @@ def test_a_large_transaction_takes_bounded_locks_beside_one_that_holds_a_group(
     large.execute(ENQUEUE.replace("'g'", "'other'"), (1_500,))
     held = locks(large)
     assert 500 < held < 500 + 16 + 200
-    # Its number is bounded, too: in the end the large transaction waits.
+    # The number of its locks is limited, too: in the end the large transaction waits.
     going_on = in_thread(
         lambda: large.execute(ENQUEUE.replace("'g'", "'more'"), (40_000,))
     )
@@ -189,7 +189,7 @@ def test_a_bulk_call_that_waits_for_one_group_does_not_stop_a_large_transaction(
     statement = ENQUEUE if how == "enqueue_many" else SEND
     large, small, third = connect(), connect(), connect()
     large.execute(statement, (1,))
-    # It has a group in each origin, and so the large one goes on one by one.
+    # The third one has a group in each origin, so the large one continues one by one.
     third.execute(statement.replace("'g'", "'third'"), (100,))
     waiting = in_thread(write, small)
     wait_for(lambda: is_waiting(admin, small), what="the small transaction waits")

@@ -1,4 +1,4 @@
-"""Middleware around enqueue and run, and the context that comes along."""
+"""Middleware runs around enqueue and run, and its context travels with the job."""
 
 from __future__ import annotations
 

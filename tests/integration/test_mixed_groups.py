@@ -127,7 +127,7 @@ def test_a_job_enqueued_while_the_group_is_busy_supersedes_older_ones(
         ran.append(n)
 
     with connect() as connection:
-        # Both are there when the group is claimed.
+        # Both jobs exist when the group is claimed.
         book.enqueue(connection, entity="e")
         publish.enqueue(connection, entity="e", n=0)
     with executing(app, HOME):
@@ -241,7 +241,8 @@ def test_a_failed_last_only_job_keeps_its_pause_without_a_newer_one(
         connection.commit()
         assert begun.wait(30)
         book.enqueue(connection, entity="e")
-        # In another group: once it is through, what the failure leads to is, too.
+        # Jobs of another group follow: once these have run, so have the failure's
+        # effects.
         with heard("jobs.retried") as retried:
             connection.commit()
             go_on.set()

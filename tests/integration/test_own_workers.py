@@ -87,7 +87,7 @@ def test_types_with_equal_workers_share_them(app, connect, wait_for, gate):
             daily.enqueue(connection)
     with executing(app, HOME):
         wait_for(lambda: len(running) == 2, what="both workers are busy")
-        time.sleep(0.2)  # a third would have started by now
+        time.sleep(0.2)  # a third one would have started by now
         assert len(running) == 2
         gate.set()
         wait_for(lambda: len(running) == 10, what="all have run")

@@ -73,19 +73,20 @@ def test_three_pods_enqueue_each_tick_once_through_both_changes_of_the_clock(
     clock = FakeClock(begin)
     expected: Counter[str] = Counter()
     with scheduling(clock, *pods):
-        # Over a boundary of minutes, in steps that do not meet the ticks.
+        # The clock passes the minutes in steps that do not meet the ticks.
         for seconds in (0.5, 0.6, 299, 1):
             clock.set(clock.time + timedelta(seconds=seconds))
             clock.settle(3)
         expected.update(["01:05+0100", "01:10+0100"])
         assert Counter(f"{t:%H:%M%z}" for t in enqueued(admin)) == expected
-        # 2:00 to 3:00 is left out: what it held at a time of day runs at its end.
+        # 2:00 to 3:00 does not exist: a tick with a time of day within it comes at its
+        # end.
         for hour, minute in [(1, 59), (3, 0), (3, 4), (3, 7)]:
             clock.set(datetime(2025, 3, 30, hour, minute, tzinfo=ZURICH))
             clock.settle(3)
         expected.update(["01:55+0100", "03:00+0200", "03:00+0200", "03:05+0200"])
         assert Counter(f"{t:%H:%M%z}" for t in enqueued(admin)) == expected
-        # 2:00 to 3:00 comes twice, and the time of day counts the first time.
+        # 2:00 to 3:00 comes twice: a time of day counts the first time.
         admin.execute("delete from jobs_lib.jobs")
         admin.execute("update jobs_lib.schedules set ticked_at = '2025-10-26 01:55+02'")
         for fold in (0, 1):
@@ -105,7 +106,7 @@ def test_a_new_schedule_and_a_changed_one_start_from_now(database_url, admin):
     with scheduling(clock, periodic_app(database_url, "0 3 * * *", missed="all")):
         pass
     assert enqueued(admin) == []
-    # A week later the next release wants one each minute: none of the week's.
+    # A week later the next release has a tick each minute, but none of that week's.
     week = MIDDAY + timedelta(days=7, seconds=30)
     clock.set(week)
     newer = periodic_app(database_url, "* * * * *", missed="all")
@@ -212,7 +213,7 @@ def test_a_pod_that_is_stopped_inside_a_tick_does_not_keep_it_from_the_others(
     (started,) = admin.execute("select ticked_at from jobs_lib.schedules").fetchone()
     start_process("scheduler", database_url, cron=EACH)
     wait_for(lambda: enqueued(admin), timeout=30, what="the others tick")
-    # It comes back to a transaction that the server has ended, and goes on.
+    # The server has ended its transaction meanwhile; it continues.
     stopped.resume()
     wait_for(lambda: "loop.failed" in stopped.output, what="it finds out")
     seen = len(enqueued(admin))
@@ -226,7 +227,8 @@ def test_ticks_follow_the_clock_of_the_database_where_it_differs_from_the_pods(
     database_url, admin, wait_for, shift
 ):
     (name,) = admin.execute("select current_database()").fetchone()
-    # Named before pg_catalog, this function stands for the server's own.
+    # This function comes before pg_catalog in the path, so it replaces the server's
+    # own.
     admin.execute(
         "create schema clock;"
         " create function clock.clock_timestamp() returns timestamptz language sql"
@@ -281,11 +283,11 @@ def test_a_service_runs_its_schedules_and_stops(database_url, admin, wait_for):
     assert all(
         tick.utcoffset() == tick.astimezone(ZURICH).utcoffset() for tick in ticks
     )
-    # A service without an executor could not run them, and enqueues none.
+    # A service without an executor could not run them, so it enqueues none.
     admin.execute("delete from jobs_lib.schedules")
     app.topic("events")
     idle = Service(app, ["relay"])
-    with heard("loop.failed"):  # there is no Kafka here, which it does not wait for
+    with heard("loop.failed"):  # there is no Kafka here, and it does not wait for Kafka
         idle.start()
         idle.stop()
     assert admin.execute("select * from jobs_lib.schedules").fetchall() == []

@@ -52,7 +52,7 @@ def test_every_attempt_of_a_job_carries_the_same_key(
             app.jobs[kind].options(origin="local/1").enqueue(connection)
     with executing(app, HOME):
         assert inside.wait(20)
-        # The third attempt of one of them is cut off by a take-over.
+        # A take-over cuts off the third attempt of one of them.
         with executing(app, HOME):
             wait_for(lambda: count(admin, "jobs") == 0, what="all ended")
             taken.set()
@@ -62,20 +62,20 @@ def test_every_attempt_of_a_job_carries_the_same_key(
 
 
 class Broken(Exception):
-    """One that is retried by a policy of its own."""
+    """An error that is retried by a policy of its own."""
 
 
 class Worse(Broken):
-    """One that is closer to another rule."""
+    """An error that is closer to another rule."""
 
 
 class Withdrawn(Exception):
-    """One that ends a job without a trace of failure."""
+    """An error that ends a job without a trace of failure."""
 
 
 @pytest.mark.guarantee("J8")
 def test_gaps_follow_the_formula(app, admin, connect, wait_for):
-    # So long that of a thousand none comes again while the others are awaited.
+    # The delay is so long that none of a thousand comes back while the test waits.
     @app.job(retry=exponential(first=1e6, factor=2, cap=2.5e6))
     def fail(job: Job) -> None:
         raise RuntimeError("always")
@@ -163,10 +163,10 @@ def test_each_outcome_does_what_it_says(app, admin, connect, wait_for):
 
 
 def distance_from_even(values: list[float], bound: float) -> float:
-    """How far the values are from being spread evenly over zero to the bound.
+    """How far the values are from an even spread over zero to the bound.
 
-    The largest difference of the two distribution functions; of 1,000 even draws it
-    exceeds 0.09 in one of ten million cases.
+    This is the largest difference of the two distribution functions. With 1,000 even
+    draws it exceeds 0.09 in one of ten million cases.
     """
     assert all(-0.1 <= value <= bound for value in values)
     n = len(values)

@@ -1,4 +1,4 @@
-"""All tables may be part of a publication, such as before a move to another server."""
+"""A publication may contain all tables, for example before a move to another server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_rows_of_every_table_may_be_updated_and_deleted_while_they_are_published
     assert len({table for table, _ in tables}) > 10
     for table, column in tables:
         names = {"table": sql.Identifier(table), "column": sql.Identifier(column)}
-        # PostgreSQL looks whether it may before it looks for rows.
+        # PostgreSQL checks this before it looks for rows.
         for statement in (
             "update jobs_lib.{table} set {column} = {column} where false",
             "delete from jobs_lib.{table} where false",

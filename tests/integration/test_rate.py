@@ -1,4 +1,4 @@
-"""Limits of rate: how many jobs of a type start, over all pods."""
+"""Rate limits: how many jobs of a type start, over all pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 @pytest.fixture
 def admin(connect):
-    """A connection to look with, and a table where jobs note when they start."""
+    """A connection for the test to look with, and a table of the jobs' starts."""
     admin = connect(autocommit=True)
     admin.execute("create table starts (at timestamptz, pod text, n int, attempt int)")
     return admin
@@ -45,7 +45,7 @@ def make_pod(url, name, rate, *, group=None, asynchronous=False):
 
 
 def seconds(admin):
-    """When each of the limited jobs has started, in order."""
+    """The time of each start of a limited job, in order."""
     rows = admin.execute("select extract(epoch from at)::float8 from starts order by 1")
     return [at for (at,) in rows]
 
@@ -72,7 +72,7 @@ def test_a_rate_holds_over_all_pods_and_burns_no_attempt(
         wait_for(lambda: not unfinished(admin, "limited"), timeout=60, what="all ran")
     at = seconds(admin)
     assert len(at) == jobs
-    # A second's worth more than the rate; a start is noted a little after it.
+    # One second's worth more than the rate; a start is noted a little after it.
     late = 0.25
     for first in range(jobs):
         for last in range(first, jobs):

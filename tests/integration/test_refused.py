@@ -19,14 +19,14 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 class Unknown:
-    """A class that has no JSON form."""
+    """A class without a form in JSON."""
 
     def __repr__(self) -> str:
         return "Unknown()"
 
 
 class Height(BaseModel):
-    """Pydantic writes a number that is none as null in such a one."""
+    """A model in which pydantic writes NaN as null."""
 
     metres: float
 
@@ -44,7 +44,7 @@ def note(database_url):
 
 @pytest.fixture
 def refused(connect, note):
-    """Checks that a call is refused, and that what came before it commits."""
+    """A function that checks that a call is refused, and that earlier work commits."""
     connection = connect()
     note.enqueue(connection, data="before")
 
@@ -143,7 +143,7 @@ def test_numbers_come_back_as_the_documentation_says(connect, note):
     values = note.payload.decode(row[0])["data"]
     assert values == {"big": 2**70, "b": 1.1, "a": 10**300}
     assert type(values["big"]) is int
-    # jsonb sorts the keys and keeps no trailing zero: it is no place for signed bytes.
+    # jsonb sorts keys and drops trailing zeros, so it does not suit signed bytes.
     assert row[0].startswith('{"data": {"a": 1000')
     assert '"b": 1.1,' in row[0]
 
@@ -207,7 +207,7 @@ def test_a_huge_payload_is_refused_and_a_large_one_reported_once(refused, note):
 def test_a_group_that_is_no_short_string_is_refused(database_url, refused, group):
     app = make_app(database_url)
 
-    # The function is free to return anything for any payload.
+    # The function may return anything for any payload.
     @app.job(group=lambda n: group if n else "fine")
     def free(job: Job, n: int) -> None: ...
 

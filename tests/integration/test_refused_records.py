@@ -21,20 +21,20 @@ LONGEST = "k" * 1_000
 
 @dataclasses.dataclass
 class Position:
-    """A state with numbers that may be none."""
+    """A state with numbers that may be NaN."""
 
     height: float
     speed: float | None = None
 
 
 class Model(BaseModel):
-    """The same, by pydantic."""
+    """The same state as a model of pydantic."""
 
     height: float
 
 
 class Lenient(BaseModel):
-    """It says itself how such a number is written."""
+    """A model that says by itself how NaN is written."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
     height: float

@@ -1,4 +1,4 @@
-"""The migrations: beside other people's, in any schema, several at once."""
+"""The migrations run beside others, in any schema, and several at once."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_number_of_shards_is_chosen_once(empty_url):
             migrate(empty_url, shards=wrong)
     migrate(empty_url, shards=1)
     assert read() == (1,)
-    # Another pod, or a later release: as they are.
+    # Another pod, or a later release, leaves these values unchanged.
     migrate(empty_url, shards=1)
     migrate(empty_url)
     run = CliRunner(env={"JOBS_LIB_DATABASE_URL": empty_url}).invoke
@@ -182,7 +182,7 @@ def test_a_users_own_migration_can_call_ours_in_its_transaction(empty_url):
     with engine.connect() as connection:
         connection.execute(text("create table mine (id int)"))
         upgrade(connection)
-        # The caller's search path is as it was: this lands in public.
+        # The caller's search path is unchanged: this table lands in public.
         connection.execute(text("create table also_mine (id int)"))
         assert installed_version(connection) == latest_version()
         connection.rollback()
@@ -235,14 +235,14 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
         database.check_version(latest_version())
 
 
-# Before the first release a version was a number alone. One sorts below ours, one above
-# them, and Alembic takes one for short of one of ours.
+# Before the first release a version was only a number. One of these sorts below our
+# versions, one above them, and Alembic takes one for the short form of one of ours.
 @pytest.mark.parametrize("number", ["0001", "0005", "0034"])
 @pytest.mark.guarantee("U4")
 def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, number):
     admin = connect(autocommit=True)
     admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = %s", (number,))
-    # As the oldest of them had it.
+    # The oldest of these versions had no such column.
     admin.execute("alter table jobs_lib.installation drop compatible_from")
     engine = create_engine(sqlalchemy_url(database_url))
 

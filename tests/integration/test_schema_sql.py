@@ -1,4 +1,4 @@
-"""The migrations as SQL: what psql makes of it is what `migrate` makes."""
+"""The migrations as SQL: psql makes the same tables of it as `migrate`."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from jobs_lib.settings import default_settings, load_settings
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease
 
-# The wheel of the server has none.
+# The server's wheel has no psql.
 PSQL = shutil.which("psql")
 OLDER = "0008_enqueue"
-"""A version that is not the latest: some tables are there, some are not."""
+"""A version before the latest: some tables exist, and some do not."""
 VALUES = "select shards, environment, topic_template from {}.installation"
 
 
 def dump(url):
-    """All that a database has, but for its rows; and those of the first table."""
+    """All that a database has except its rows, and the rows of the first table."""
     text = subprocess.run(
         [str(wheel_bin() / "pg_dump"), "--schema-only", url],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    # A key of each dump's own.
+    # Each dump has a key of its own.
     return re.sub(r"(?m)^\\(un)?restrict .*\n", "", text)
 
 
 class Refused(Exception):
-    """The server does not take a script; the text says why."""
+    """The server does not accept a script; the text says why."""
 
 
 def run_by_psql(url, text):
@@ -89,7 +89,7 @@ def execute(request):
 
 
 def install(url, version):
-    """Bring the tables to a version that is not the latest."""
+    """Bring the tables to a version before the latest."""
     engine = create_engine(sqlalchemy_url(url))
     with engine.begin() as connection:
         config = Config()
@@ -126,7 +126,7 @@ def test_printed_sql_makes_what_migrate_makes(
         query = psycopg.sql.SQL(VALUES).format(psycopg.sql.Identifier(schema))
         expected = other.execute(query).fetchone()
         assert one.execute(query).fetchone() == expected == (4, "dev", "dev.{name}")
-    # And it is found as it is.
+    # The tables are found as they are.
     assert migrate(empty_url, schema, settings) == latest_version()
 
 
@@ -158,7 +158,7 @@ def test_every_way_to_the_next_release_ends_in_the_same_schema(
 ):
     before = migrate(other_url)
     migrate(empty_url)
-    # The release changes existing objects, and does not only add some.
+    # The release changes existing objects, and does not only add new ones.
     later = NextRelease(
         tmp_path,
         [
@@ -184,7 +184,7 @@ def test_a_script_of_another_version_changes_nothing(empty_url, execute, tmp_pat
     with pytest.raises(Refused, match="not the version that"):
         execute(empty_url, write_sql(since=OLDER))
     assert dump(empty_url) == before
-    # Of functions alone, which nothing else would refuse.
+    # It changes only functions, which nothing else would refuse.
     replace = """
     create or replace function count_resumes() returns trigger
     language plpgsql as $function$ begin return null; end $function$;
@@ -207,7 +207,7 @@ def test_alembic_prints_the_same_sql_as_the_library(monkeypatch, capsys):
 def test_invalid_options_of_printed_sql_are_refused(monkeypatch):
     with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001_\w+ to"):
         write_sql(since="9999")
-    # Alembic by itself would take it for short of `0008_enqueue`.
+    # Alembic alone would take it for the short form of `0008_enqueue`.
     with pytest.raises(SchemaVersionError, match="no version '0008'"):
         write_sql(since="0008")
     with pytest.raises(ConfigurationError, match="fixed when the tables are installed"):

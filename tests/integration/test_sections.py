@@ -1,4 +1,4 @@
-"""Sections claim by themselves, and tell each other where a group goes on."""
+"""Sections claim separately, and tell each other where a group continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORIGIN, EPOCH = HOME[0], 7
 
 
 class Side:
-    """One section's claims, sent when the test says so."""
+    """The claims of one section, sent when the test says so."""
 
     def __init__(self, claimer: Claimer, round_trip: RoundTrip) -> None:
         self.claimer = claimer
@@ -43,7 +43,7 @@ class Side:
         return sorted(self.claimer.in_flight.jobs.keys() - before)
 
     def end(self, admin: Any) -> None:
-        """All that it has in flight has ended."""
+        """End all jobs that it has in flight."""
         flight = self.claimer.in_flight
         admin.execute("delete from jobs_lib.jobs where id = any (%s)", [[*flight.jobs]])
         for job in [*flight.jobs.values()]:
@@ -60,7 +60,7 @@ class Side:
 
 @pytest.fixture
 def sides(app, admin, connect):
-    """The sections of ``book`` and of ``send``, and how to enqueue: ids in order."""
+    """The sections of ``book`` and of ``send``, and a function that enqueues jobs."""
 
     @app.job(group="key")
     def book(job: Job, key: str) -> None: ...
@@ -93,7 +93,7 @@ def test_a_section_reports_a_group_to_the_section_that_has_its_next_job(sides, a
     booking, sending, enqueue, (book, send) = sides
     first, second, third = enqueue(book, send, book)
     assert booking.claim(looks=True) == [first]
-    # Its head is not this one's business.
+    # The head belongs to the other section.
     assert sending.claim(looks=True) == []
     booking.end(admin)
     assert booking.claim() == []
@@ -111,7 +111,7 @@ def test_a_section_reports_a_job_behind_anothers_head_when_that_head_ends(sides,
     booking, sending, enqueue, (book, send) = sides
     (first,) = enqueue(send)
     assert sending.claim(looks=True) == [first]
-    # It comes when the lane before it has been claimed already.
+    # The job comes when the lane before it has been claimed already.
     (second,) = enqueue(book)
     assert booking.claim(looks=True) == []
     assert ("g", None) in booking.take_shared()

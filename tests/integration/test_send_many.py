@@ -1,4 +1,4 @@
-"""Many records by one call."""
+"""One call sends many records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the outbox from SQL, and by a trigger that captures changes."""
+"""Rows of the outbox come from SQL, and from a trigger that captures changes."""
 
 from __future__ import annotations
 

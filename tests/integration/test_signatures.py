@@ -55,7 +55,7 @@ def test_a_changed_signature_loses_no_queued_job(database_url, connect, wait_for
 
     with connect() as connection:
         for order, job_type in enumerate([ship, bill, ship, remind]):
-            # All for one customer: jobs behind a job that is kept wait with it.
+            # All are for one customer: jobs behind a kept job wait with it.
             job_type.enqueue(connection, customer="ada", order=order)
         remind.enqueue(connection, customer="bob", order=4)
     with executing(broken, HOME), heard("jobs.retried") as kept:

@@ -1,4 +1,4 @@
-"""Claims and completions cost statements by the batch, and idling costs few."""
+"""Claims and completions cost statements by the batch, and an idle executor few."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
         work.enqueue_many(connection, [{"group": f"g{n % 300}"} for n in range(JOBS)])
     with executing(app, HOME, batch=400), heard("jobs.claimed") as claimed:
         wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all ran")
-        # Handlers that ask for nothing cause no statement: not even a connection.
+        # Handlers that need nothing cause no statement, and not even a connection.
         others = admin.execute(
             "select count(*) from pg_stat_activity"
             " where application_name like 'jobs_lib handlers%'"
@@ -62,7 +62,7 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
         Counter("claim" if name == "claim_plain" else name for name in trip)
         for trip in sent
     ]
-    # One statement each for a batch, and both in one round trip where both are due.
+    # A batch costs one statement of each kind; two that are due share a round trip.
     assert all(trip["claim"] <= 1 and trip["complete"] <= 1 for trip in trips)
     busy = [trip for trip in trips if trip["claim"] or trip["complete"]]
     assert any(trip["claim"] and trip["complete"] for trip in busy)
@@ -70,16 +70,16 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
     total = sum(trips, Counter())
     known = {"claim", "complete", "end_claims", "look", "horizon", "sweep", "promote"}
     known |= {"forget_claims", "trim_claims", "jump"}
-    # Once for each connection.
+    # These run once for each connection.
     known |= {"keep_claims", "find_overtaken", "read_server"}
     assert total.keys() <= known
     assert total["read_server"] < 5
-    # Batches, not jobs: a small part of a statement for each of these.
+    # The count follows batches, not jobs: each job costs a small part of a statement.
     assert total["claim"] + total["complete"] < JOBS / 10
 
 
 def spread(admin, partitions: int) -> list[str]:
-    """Give the home topic so many partitions, and return its origins."""
+    """Give the home topic this many partitions, and return its origins."""
     admin.execute("update jobs_lib.topics set partitions = %s", (partitions,))
     return [f"local/{n}" for n in range(partitions)]
 
@@ -135,7 +135,7 @@ def test_idling_on_a_thousand_partitions_costs_next_to_nothing(
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+    """The CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.expects("fenced")
 
 PODS = [[f"local/{n}" for n in range(8)], [f"local/{n}" for n in range(8, 16)]]
 TWO = ["local/1", "local/9"]
-"""An origin of each pod."""
+"""One origin of each pod."""
 WITHIN = 1.0
 
 
 @pytest.fixture
 def app(database_url):
-    """An app without Kafka, with the usual pace of looking."""
+    """An app without Kafka that looks at the usual pace."""
     return make_app(database_url, poll_interval=0.05)
 
 
 @pytest.fixture
 def pods(app):
-    """A context manager in which two executors run, half of the origins each."""
+    """A context manager in which two executors run, with half of the origins each."""
 
     def start() -> ExitStack:
         stack = ExitStack()
@@ -80,7 +80,7 @@ def test_a_pending_job_is_cancelled_and_a_running_one_stops_within_a_second(
     with pods():
         for _ in running:
             assert inside.acquire(timeout=10)
-        # While its origin is paused it is pending for certain.
+        # While its type is paused, the job is pending for certain.
         pause(database, "type", "never")
         threading.Event().wait(0.6)
         with connect() as connection:
@@ -138,7 +138,7 @@ def test_a_pause_holds_on_all_pods_within_a_second_until_resumed(
         wait_for(lambda: len(ran) == 4, what="nothing is paused yet")
         for name in held:
             assert pause(database, kind, name).changed
-        # The longest look of an idle pod that hears of nothing.
+        # This is the longest time between looks of an idle pod that gets no hints.
         threading.Event().wait(WITHIN)
         for n in range(5):
             send()

@@ -1,4 +1,4 @@
-"""An unavailable database is reported with the whole reason and the way out."""
+"""An unavailable database is reported with the whole reason and a way out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AWAY = "postgresql://me:hunter2@127.0.0.1:1,127.0.0.1:2/orders"
-"""Two addresses at which no server is."""
+"""Two addresses without a server."""
 
 
 def told_by(way: Callable[[], object]) -> str:
@@ -34,7 +34,7 @@ def told_by(way: Callable[[], object]) -> str:
 
 
 def begin(url: str) -> None:
-    """Begin a transaction of an application."""
+    """Begin a transaction, as an application does."""
     app = make_app(url)
     try:
         with app.transaction():
@@ -44,7 +44,7 @@ def begin(url: str) -> None:
 
 
 def begin_async(url: str) -> None:
-    """The same on an event loop."""
+    """Do the same on an event loop."""
 
     async def run() -> None:
         app = make_app(url)

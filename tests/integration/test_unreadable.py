@@ -1,4 +1,4 @@
-"""JSON that SQL has written and Python cannot read: it stops nothing else."""
+"""JSON that SQL has written and Python cannot read stops nothing else."""
 
 from __future__ import annotations
 

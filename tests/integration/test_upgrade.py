@@ -1,4 +1,4 @@
-"""Upgrades: two releases side by side, and tables that change under load."""
+"""Upgrades: two releases run side by side, and tables change under load."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_release(url, name, *, knows_fresh):
                 (job.id, job.type, name, job.attempt),
             )
 
-    # So many groups that there are some in every origin.
+    # There are so many groups that every origin has some.
     @app.job(group=lambda n: f"g{n % 64}")
     def known(job: Job, n: int) -> None:
         note(job)
@@ -65,7 +65,7 @@ class Writers:
     def __init__(self, connect, app) -> None:
         self.ids: list[int] = []
         self.stalls: list[float] = []
-        """Seconds that each transaction took."""
+        """The seconds that each transaction took."""
         self._numbers = count()
         self._stopping = threading.Event()
         self._threads = [
@@ -132,7 +132,7 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
                 wait_for(lambda: ran("old") > before + 20, what="the old one works on")
                 pods.enter_context(running(new, "executor"))
                 wait_for(lambda: ran("new") > 20, what="the new one works beside it")
-            # A pod of the old release that starts again has its place, too.
+            # A pod of the old release that starts again finds its place, too.
             with running(old, "executor"):
                 before = ran("old")
                 wait_for(lambda: ran("old") > before + 20, what="it works again")
@@ -201,7 +201,7 @@ def test_newer_tables_serve_the_releases_that_they_say(
     with later.installed():
         migrate(database_url)
     if serves:
-        # An init container of the old release may start once more.
+        # An init container of the old release may start again.
         assert migrate(database_url) == later.version
         assert database.check_version(latest_version()) == later.version
         return

@@ -1,4 +1,4 @@
-"""A broker of these tests alone, which they may kill, and stages on it."""
+"""A broker that these tests alone use and may kill, and stages on it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def broker_of_run() -> Iterator[brokers.OwnBroker]:
 
 @pytest.fixture
 def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
-    """A broker that may be killed; the test that does so starts it again.
+    """A broker that a test may kill; such a test starts it again.
 
-    Its proxy passes everything on once more when the test ends, however it ends.
+    However the test ends, the broker's proxy then passes everything on again.
     """
     yield broker_of_run
     broker_of_run.proxy.restore()
@@ -34,8 +34,8 @@ def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
 def make_stage(own_broker, run_process) -> Iterator[Callable[..., Stage]]:
     """A function that makes a stage on that broker, with topics of its own.
 
-    `make_stage(url, partitions, config=None, **settings)`: see `Stage`; `config` is
-    the topics'.
+    `make_stage(url, partitions, config=None, **settings)`: see `Stage`. `config` is the
+    configuration of the topics.
     """
     made: list[Stage] = []
 

@@ -1,4 +1,4 @@
-"""A deployment against a real schema registry."""
+"""A deployment with a real schema registry."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ NOTE = {"name": "note", "type": "string", "default": ""}
 
 @pytest.fixture(scope="module")
 def apicurio():
-    """A registry of these tests alone; its data are thrown away."""
+    """A registry that only these tests use; its data are deleted at the end."""
     with Apicurio() as registry:
         yield registry.address
 
 
 @pytest.fixture
 def deploy(apicurio, run_process, tmp_path):
-    """A function that registers what a release declares; exit code and output."""
+    """A function that registers a release's schemas; returns exit code and output."""
 
     def deploy(topic: str, *fields: Any) -> tuple[int, str]:
         text = SERVICE.format(topic=topic, fields=[*fields])
@@ -63,7 +63,7 @@ def deploy(apicurio, run_process, tmp_path):
 
 @pytest.fixture
 def client(apicurio):
-    """The registry's client, past the library."""
+    """A client of the registry that does not use the library."""
     with SchemaRegistryClient({"url": apicurio, "timeout": 30}) as client:
         yield client
 
@@ -75,7 +75,7 @@ def test_a_schema_that_does_not_go_with_every_version_fails_the_deployment(
 ):
     topic = "aircraft-state"
     subject = f"{topic}-value"
-    # Versions 2 and later would all go with either of the two that are refused.
+    # All versions from 2 on would fit either of the two refused schemas.
     optional_seats = {**SEATS, "default": 0}
     assert deploy(topic, TAIL, SEATS)[0] == 0
     assert deploy(topic, TAIL, optional_seats)[0] == 0
@@ -84,7 +84,7 @@ def test_a_schema_that_does_not_go_with_every_version_fails_the_deployment(
     assert client.get_versions(subject) == [1, 2, 3]
     added = {"name": "engines", "type": "int"}
     for fields, field, versions in (
-        # `seats` is required in version 1 only.
+        # Only version 1 requires `seats`.
         ([TAIL, GATE], "seats", {"1"}),
         ([TAIL, optional_seats, GATE, added], "engines", {"1", "2", "3"}),
     ):

@@ -17,7 +17,7 @@ SYMBOLS = ["UNKNOWN", "PARKED", "TAXIING", "CLIMBING", "CRUISING", "LOST"]
 
 
 def make_schema(version: int) -> dict[str, Any]:
-    """Each version has one more symbol and one more field, with a default."""
+    """Make a version: each has one more symbol and one more field, with a default."""
     status = {
         "type": "enum",
         "name": "Status",
@@ -36,7 +36,7 @@ def make_schema(version: int) -> dict[str, Any]:
 
 
 class Status(enum.Enum):
-    """The value as version 1 knows it."""
+    """The values that version 1 knows."""
 
     UNKNOWN = "UNKNOWN"
     PARKED = "PARKED"
@@ -44,7 +44,7 @@ class Status(enum.Enum):
 
 @dataclass
 class Aircraft:
-    """Version 1."""
+    """The class of version 1."""
 
     tail: str
     status: Status
@@ -73,7 +73,7 @@ def release(database_url, bootstrap_servers, registry):
 
 @pytest.fixture
 def relay(admin, wait_for):
-    """A function that sends all that is in the outbox."""
+    """A function that sends all rows of the outbox."""
 
     def relay(app):
         with running(app, "relay"):
@@ -86,7 +86,7 @@ def relay(admin, wait_for):
 
 @pytest.fixture
 def five_versions(release, relay, connect, topic):
-    """A topic with a record of each of five versions; its name."""
+    """A topic with one record of each of five versions; returns its name."""
     name = topic(1)
     for version in range(1, 6):
         app = release()
@@ -211,7 +211,7 @@ def test_a_transaction_feeds_both_topics_until_the_old_one_is_closed(
         send(connection, "N2", old, new)
         connection.rollback()
         send(connection, "N3", old, new)
-    # The next release declares the new topic alone; rows of the old one still wait.
+    # The next release declares only the new topic; rows of the old one still wait.
     closed = release()
     (new_alone,) = declare(closed, second)
     with connect() as connection:
@@ -238,7 +238,7 @@ def test_a_row_that_is_no_avro_is_held_and_never_sent(
     with connect() as connection:
         states.send(connection, key="before", value=value)
         states.send(connection, key="N1", value=value)
-        # From SQL it is JSON, even for a topic with a schema.
+        # SQL writes JSON, even for a topic with a schema.
         connection.execute("select jobs_lib.send(%s, 'N1', '{}')", (name,))
         connection.execute("select jobs_lib.send(%s, null, '{}')", (name,))
         states.send(connection, key="N1", value=value)
@@ -275,7 +275,7 @@ def test_bytes_that_are_no_avro_stop_their_partition_alone(
     records = [("k", good), ("k", unknown), ("k", good)]
     produce(bootstrap_servers, states.name, records)
     with heard("record.failed") as failed, running(app, "consumers"):
-        wait_for(lambda: failed, timeout=30, what="the record is told")
+        wait_for(lambda: failed, timeout=30, what="the record is reported")
         assert seen == ["N1"]
         ((_, fields), *_) = failed
         assert fields["offset"] == 1
@@ -301,7 +301,7 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
     with heard("record.failed", "loop.failed") as failed:
         registry.status = 503
         with running(reader, "consumers"):
-            wait_for(lambda: failed, timeout=30, what="the outage is told")
+            wait_for(lambda: failed, timeout=30, what="the outage is reported")
             assert seen == []
             registry.status = 0
             wait_for(lambda: seen == ["N1"], timeout=30, what="it goes on")

@@ -1,4 +1,4 @@
-"""Only calls under way are made twice when a fault hits a pod."""
+"""When a fault hits a pod, only the calls under way are made twice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KEYS = [f"key-{n}" for n in range(24)]
 
 
 class Calls:
-    """A server that counts the calls for each job; those of one pod it holds."""
+    """A server that counts the calls for each job, and holds those of one pod."""
 
     def __init__(self, held: str) -> None:
         self.held = held
         self.let_go = threading.Event()
         self.made: list[tuple[str, int]] = []
-        """(pod, job), in order."""
+        """The pod and the job of each call, in order."""
         calls = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ class Calls:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -45,11 +45,11 @@ class Calls:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def of(self, pod: str) -> list[int]:
-        """The jobs that a pod has called for."""
+        """The jobs for which a pod has called."""
         return [job for caller, job in list(self.made) if caller == pod]
 
     def close(self) -> None:
-        """Let all go, and stop."""
+        """Release all calls, and stop."""
         self.let_go.set()
         self._server.shutdown()
         self._server.server_close()
@@ -111,7 +111,8 @@ def test_only_calls_under_way_at_a_fault_are_made_twice(
         else:
             own_broker.proxy.hold()
         wait_for(lambda: shares().get("other") == PARTITIONS, timeout=60, what=output)
-        # A living owner hears of it by its next heartbeat, and the other begins then.
+        # A living owner learns of it by its next heartbeat, and the new owner begins
+        # then.
         wait_for(
             lambda: {*calls.of("struck")} <= {*calls.of("other")},
             timeout=60,
@@ -122,7 +123,7 @@ def test_only_calls_under_way_at_a_fault_are_made_twice(
         if fault == "frozen":
             struck.resume()
         wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what=output)
-        # Its memory still holds jobs that others took, until it is back among them.
+        # Until it is back, its memory still holds jobs that others took.
         proxy.release()
         own_broker.proxy.release()
         wait_for(lambda: shares() == even, timeout=60, what=output)

@@ -73,7 +73,7 @@ def test_pods_come_and_go_under_load(
         with connect() as connection:
             while not stop.wait(0.01):
                 done = admin.execute("select count(*) from effects").fetchone()[0]
-                # However slow the machine is, it ends soon after the last job.
+                # However slow the machine is, this ends soon after the last job.
                 for group in GROUPS if sum(counts.values()) - done < 500 else ():
                     outside.jobs["work"].enqueue(
                         connection, group=group, n=counts[group]
@@ -134,5 +134,5 @@ def test_pods_come_and_go_under_load(
             'select n from effects where "group" = %s order by place', (group,)
         )
         assert [row[0] for row in rows] == list(range(count))
-    # No pod was cut off: one that leaves in order burns no attempt.
+    # No pod was cut off: a pod that leaves properly costs no attempt.
     assert not admin.execute("select from jobs_lib.history where attempt > 1").rowcount

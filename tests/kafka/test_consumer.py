@@ -64,7 +64,7 @@ def test_a_service_handles_records_inline_and_by_jobs(
     with running(app):
         wait_for(lambda: len(by_job) == 80, timeout=40, what="all jobs ran")
     inline = dict(admin.execute("select key, partition from inline").fetchall())
-    # The producer's choice, the group's origin and the record's origin are one.
+    # The producer, the group and the record all choose the same partition.
     assert inline == {key: choose_partition(key, 6) for key in keys}
     expected = sorted((f"{name}/{inline[key]}", key) for key in keys)
     assert sorted(o for o in by_job if o[1]) == expected
@@ -108,7 +108,8 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
     produce(bootstrap_servers, name, [(f"k{n % 10}", n) for n in range(200)])
 
     def agree() -> None:
-        # A fold that a repeat or a gap would change, in one snapshot with the offset.
+        # A repeat or a gap would change this sum, which is read in one snapshot with
+        # the offset.
         rows = admin.execute(
             "select o.partition, coalesce(o.next_offset, 0), coalesce(s.n, 0)"
             " from jobs_lib.offsets o left join sums s using (partition)"
@@ -158,7 +159,7 @@ def test_a_blocks_changes_and_its_offset_are_written_in_one_transaction(
     produce(bootstrap_servers, name, [("k", n) for n in range(3)])
     with running(app, "consumers"):
         wait_for(lambda: offsets(admin, name) == {0: 3}, timeout=30, what="all is in")
-    # The server's own mark on each row: which transaction wrote it.
+    # The server's mark on each row shows the transaction that wrote it.
     last = admin.execute("select xmin::text from model where n = 2").fetchone()
     stored = admin.execute(
         "select xmin::text from jobs_lib.offsets where topic = %s", (name,)
@@ -291,7 +292,7 @@ def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
         (f"{name}/0", 5)
     }
     assert "cannot be read" in failed[0][1]["error"]
-    # A release that takes the bytes as they are.
+    # This release takes the bytes unchanged.
     with running(make(bytes), "consumers"):
         wait_for(
             lambda: offsets(admin, name) == {0: 9, 1: 9},
@@ -377,7 +378,8 @@ def test_a_broker_that_is_down_is_waited_for(database_url, admin, connect, wait_
                     lambda: handled == [1], timeout=60, what="the row came through"
                 )
                 failed.clear()
-                # And again, while it runs, for longer than a transaction may take.
+                # The broker goes away again during the run, for longer than a
+                # transaction may take.
                 broker.kill()
                 send(2)
                 wait_for(

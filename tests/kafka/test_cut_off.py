@@ -1,4 +1,4 @@
-"""A pod that loses Kafka alone begins nothing that another pod has taken over."""
+"""A pod that loses only Kafka begins nothing that another pod has taken over."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def test_jobs_in_the_memory_of_a_pod_without_kafka_do_not_run_twice(
         own_broker.proxy.release()
     ids = {job for job, _, _ in begun["cut off"]}
     twice = [job for job, _, _ in begun["other"] if job in ids]
-    # No more than ran there, one for each worker; and what it begins later is new.
+    # At most the jobs that ran there, one for each worker; it begins only new jobs
+    # later.
     assert len(twice) <= 4
     assert all(at < taken_at or job not in twice for job, _, at in begun["cut off"])

@@ -1,4 +1,4 @@
-"""Another relay than ours reads the same table."""
+"""A foreign relay reads the same table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 60
 
 @dataclass
 class Server:
-    """The database of a test, as a stage wants it."""
+    """The database of a test, in the form that a stage needs."""
 
     url: str
     admin: psycopg.Connection
@@ -35,7 +35,7 @@ class Server:
 
 @pytest.fixture
 def stage(database_url, admin, kafka_broker, topic):
-    """A database and a topic; skipped where Debezium cannot be had."""
+    """A database and a topic; skipped if Debezium cannot be installed."""
     try:
         install()
     except DebeziumError as error:
@@ -76,7 +76,7 @@ def test_the_outbox_is_relayed_by_debezium_or_by_a_thread_of_the_service(
             what="Debezium has sent all",
         )
         assert found() == expected
-    # It deletes nothing: the rows stay for the next relay.
+    # Debezium deletes nothing: the rows stay for the next relay.
     with running(app, "relay"):
         wait_for(
             lambda: admin.execute("select from jobs_lib.outbox").rowcount == 0,

@@ -1,4 +1,4 @@
-"""Each environment has its own topics, and touches no other one's."""
+"""Each environment has its own topics, and touches none of the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_topics_and_groups_are_the_environments_own(
 ):
     app = make_of("dev")
     adopt(app)
-    # For this test alone: topics of the fixture `topic` have no prefix.
+    # This topic is for this test alone: topics of the fixture `topic` have no prefix.
     bare = topic()
     name = f"dev.{bare}"
     states = app.topic(bare, value=int, compacted=True)

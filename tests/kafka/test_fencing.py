@@ -1,6 +1,6 @@
-"""A relay that wakes up after others have sent newer states overwrites none of them.
+"""A relay wakes up after others have sent newer states, and overwrites none of them.
 
-How many rounds the slow runs have can be set: FENCING_ROUNDS=100.
+FENCING_ROUNDS=100 sets how many rounds the slow runs make.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stage(database_url, make_stage):
 
 
 def write(stage: Stage, number: int, version: int) -> None:
-    """A change of each entity of a round, which no other round touches."""
+    """Change each entity of a round once; no other round touches these."""
     with psycopg.connect(stage.url) as connection:
         for n in range(KEYS):
             key, value = f"{number}-{n}", {"version": version}
@@ -45,9 +45,10 @@ def write(stage: Stage, number: int, version: int) -> None:
 
 
 def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
-    """Have a relay struck, and write until it is; returns the version written last.
+    """Let a signal strike a relay; write until it does.
 
-    At a full queue, which it may have at once: of what was written before.
+    Returns the last version written. The signal strikes when the relay's queue is full.
+    That may be at once, with rows that were written before.
     """
     struck = count_struck(worker)
     worker.signal(signal.SIGUSR2)
@@ -64,7 +65,7 @@ def write_until_struck(stage: Stage, worker: Worker, number: int) -> int:
 
 
 def await_replaced(stage: Stage, pod: str, number: int, version: int) -> None:
-    """Others have its shards, and have sent newer states of all entities."""
+    """Wait until others have its shards, and have sent newer states of all entities."""
     stage.await_replaced(pod)
     for newer in range(version + 1, version + 4):
         write(stage, number, newer)
@@ -110,20 +111,20 @@ def test_records_that_a_frozen_network_delivers_late_are_refused(
     with Proxy.before(stage.url) as database:
         away = stage.start_relay(
             "away",
-            at_full="SIGCONT",  # the signal comes, and nothing happens
+            at_full="SIGCONT",  # the signal has no effect
             kafka_bootstrap_servers=own_broker.proxied,
             database_url=database.url(stage.url),
         )
         stage.start_relay("here")
         for number in range(rounds):
             stage.await_owners("away", "here")
-            # Afterwards it has a producer for each of its shards.
+            # After this it has a producer for each of its shards.
             write(stage, number, 1)
             stage.await_empty()
             fenced = stage.count_lines("^fenced by kafka")
             own_broker.proxy.freeze()
             version = write_until_struck(stage, away, number)
-            # It would keep its shards while PostgreSQL hears of it.
+            # It would keep its shards as long as its heartbeats reach PostgreSQL.
             database.freeze()
             stage.explain("silences", 2 * SENDERS)
             await_replaced(stage, "away", number, version)

@@ -1,4 +1,4 @@
-"""A first start names what is missing in one line, with the way out."""
+"""A first start names each missing part in one line, with a way out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LOADING = (
 
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch, caplog):
-    """No test before this one has said the same."""
+    """Let no warning of an earlier test suppress one here."""
     monkeypatch.setattr(telemetry, "_lines", {})
     caplog.set_level(logging.INFO, "jobs_lib")
 
 
 def warnings(caplog) -> list[str]:
-    """The lines about trouble, the library's and librdkafka's."""
+    """The lines about trouble, from the library and from librdkafka."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -35,7 +35,7 @@ def warnings(caplog) -> list[str]:
 
 
 def declare(app, topic: str) -> None:
-    """A read model, another one, and something to relay."""
+    """Declare two read models, and a topic to relay."""
     app.topic(topic)
     app.topic(f"{topic}-too")
     for name in (topic, f"{topic}-more"):
@@ -55,7 +55,7 @@ def test_a_service_without_kafka_logs_one_line_for_all_parts(
             timeout=60,
             what=lambda: f"the start and two shards have failed: {failed}",
         )
-        # For each ten seconds of an outage there is another one.
+        # Each ten seconds of an outage may bring another one.
         most = 1 + (time.monotonic() - began) / 10
         lines = [line for line in warnings(caplog) if "Kafka" in line]
     assert 1 <= len(lines) <= most, lines
@@ -102,7 +102,7 @@ def test_a_line_of_the_client_is_kept_where_nothing_else_says_it(
     caplog, kind, broker, text, lines
 ):
     logger = logging.getLogger("jobs_lib.kafka")
-    # Each client has its own thread for each broker, and says the same.
+    # Each client has a thread for each broker, and each logs the same.
     for _ in range(3):
         logger.warning("%s %s%s", kind, PREFIX.format(broker), text)
     assert len(warnings(caplog)) == lines

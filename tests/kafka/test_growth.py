@@ -66,17 +66,26 @@ def done(admin):
 
 @pytest.fixture
 def send(bootstrap_servers, home, done):
-    """Records come, as fast as they are done; a function ends it, and counts them."""
+    """Send records as fast as they are handled; a function ends this and counts."""
     counts = dict.fromkeys(KEYS, 0)
     stop = threading.Event()
 
     def produce() -> None:
+<<<<<<< HEAD
         # Idempotent: a retry of the first records must not come behind the next ones.
         producer = make_producer(bootstrap_servers)
+=======
+        # It is idempotent: a retry of the first records must not come after the next
+        # ones.
+        producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True}
+        )
+>>>>>>> wP
         while not stop.wait(0.005):
-            # However slow the machine is, it ends soon after the last record.
+            # However slow the machine is, this ends soon after the last record.
             for key in KEYS if sum(counts.values()) - done() < 500 else ():
-                # To where the key went before, as a producer that knows no better does.
+                # A producer that does not know the new partitions sends each key where
+                # it went before.
                 partition = KEYS.index(key) % BEFORE
                 value = json.dumps(counts[key])
                 producer.produce(home, value, key, partition=partition)

@@ -1,4 +1,4 @@
-"""A refused record is held with the later rows of its key, and all others flow."""
+"""A refused record is held with the later rows of its key; all others are sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def narrow(app, topic):
-    """A topic that takes records of a hundred kilobytes."""
+    """A topic that accepts records of a hundred kilobytes."""
     name = topic(
         1, config={"max.message.bytes": str(LIMIT), "compression.type": "uncompressed"}
     )
@@ -45,7 +45,7 @@ def narrow(app, topic):
 
 @pytest.fixture
 def widen(kafka_admin, narrow):
-    """A function that makes the topic take larger ones."""
+    """A function that makes the topic accept larger records."""
 
     def widen() -> None:
         entry = ConfigEntry(
@@ -64,7 +64,7 @@ def widen(kafka_admin, narrow):
 
 @pytest.fixture
 def await_left(admin, database, wait_for):
-    """A function that waits until a number of rows are left, all of them held."""
+    """A function that waits until this many rows are left, all of them held."""
 
     def await_left(rows: int) -> None:
         def tell() -> str:
@@ -93,7 +93,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
     app, database, admin, narrow, connect, bootstrap_servers, await_left, widen, size
 ):
     too_large = VALUE.encode() + b"x" * size
-    # Past Python's door, which refuses what is larger than the client takes.
+    # Python refuses values larger than the client accepts, so this goes past it.
     write = (
         "insert into jobs_lib.outbox (shard, topic, key, value) values (%s,%s,%s,%s)"
     )
@@ -109,7 +109,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
         narrow.send(connection, key=None, value=b"small")
     with running(app, "relay"):
         await_left(17 + 13 + 1)
-        # Later rows of the key wait behind it, and nothing else does.
+        # Later rows of the key wait behind it, and no other rows do.
         with connect() as connection:
             narrow.send(connection, key="b", value=b"20")
             narrow.send(connection, key="a", value=b"20")
@@ -128,7 +128,7 @@ def test_a_record_that_is_too_large_is_held_with_its_key_alone(
         assert all("SIZE_TOO_LARGE" in hold.error for hold in holds.values())
         if size > 10 * LIMIT:
             return
-        # None is tried by itself meanwhile, so all three are left to the command.
+        # Meanwhile the relay tries none of them, so the command handles all three.
         admin.execute("update jobs_lib.holds set retry_at = now() + interval '9 min'")
         widen()
         assert operating.retry_holds(database) == 3
@@ -157,7 +157,7 @@ def test_a_record_as_large_as_its_topic_is_declared_is_sent(
 def test_a_record_without_a_key_is_held_alone_where_kafka_wants_one(
     app, database, topic, connect, bootstrap_servers, await_left
 ):
-    # Python's door asks for a key; SQL does not know which topics are compacted.
+    # Python requires a key; SQL does not know which topics are compacted.
     states = app.topic(topic(1, config={"cleanup.policy": "compact"}), value=int)
     write = "select jobs_lib.send(%s, %s, %s)"
     with connect() as connection:
@@ -183,7 +183,7 @@ def test_a_relay_replaced_while_it_looks_for_refused_records_sends_nothing(
     make = ShardProducers._make
 
     def replaced(self, shard):
-        # Between the broker's refusal and the next producer another relay takes over.
+        # Another relay takes over between the broker's refusal and the next producer.
         made[shard] += 1
         if made[shard] == 2:
             admin.execute(
@@ -223,7 +223,7 @@ def test_the_rows_of_a_missing_topic_wait_for_it(
         (hold,) = operating.list_holds(database)
         assert (hold.topic, hold.key, hold.rows) == (missing.name, None, 100)
         assert "UNKNOWN_TOPIC" in hold.error
-        # However many shards have found it missing before they knew of the hold.
+        # There is one attempt, however many shards missed the topic before the hold.
         assert hold.attempts == 1
         support.create_topic(kafka_admin, missing.name, 4, None)
         try:
@@ -233,7 +233,7 @@ def test_the_rows_of_a_missing_topic_wait_for_it(
         finally:
             support.delete_topics(kafka_admin, [missing.name])
     for n in range(20):
-        # Rows tried alone may come once more; none is missing or out of order.
+        # Rows that are tried singly may come again; none is missing or out of order.
         assert [int(v) for v in found[f"k{n}"]] == list(range(n, 100, 20))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that change something and tell it: both or neither, through every outage."""
+"""Jobs make a change and send a message: both or neither, through every outage."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
                     f"{admin.execute(_WAITING).fetchall()}"
                 ),
             )
-        # Each change is there once, each message is there, and no other is.
+        # Each change and each message exist once, and no others exist.
         rows = slot.read()
     assert admin.execute("select distinct n from entities").fetchall() == [(jobs / 3,)]
     assert len(rows) == jobs
@@ -118,8 +118,8 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
             changed = connection.execute(
                 "update entities set n = %s where key = %s and n <> %s", (n, key, n)
             )
-            # Told only where it was a change: who came this far before, and failed,
-            # must come here again.
+            # Send a message only for a change. An attempt that comes this far and fails
+            # must change the row again the next time.
             if changed.rowcount:
                 events.send(connection, key=key, value=n, version=n)
             if n % 5 == 0 and job.attempt <= 2:
@@ -145,7 +145,7 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
             timeout=40,
-            what="the first ones are told",
+            what="the first ones are sent",
         )
         rows = slot.read()
         calm = judge(rows, read())
@@ -180,7 +180,8 @@ def test_no_message_is_sent_while_the_database_refuses_the_change(
     events = app.topic(topic(1), value=int)
     admin.execute(ENTITIES)
     admin.execute("insert into entities values ('a', 0)")
-    # One refuses the statement, and one, after all has been written, the commit.
+    # One of them refuses the statement; the other refuses the commit, after all is
+    # written.
     admin.execute("alter table entities add constraint small check (n < 1)")
     admin.execute(
         "create function refuse() returns trigger language plpgsql as"
@@ -222,7 +223,7 @@ def test_no_message_is_sent_while_the_database_refuses_the_change(
         admin.execute("alter table entities drop constraint small")
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
-            what="all is told",
+            what="all is sent",
         )
     assert {*values(bootstrap_servers, events.name)["a"]} == {1, 2, 3}
     assert len(read_topic(bootstrap_servers, events.name)) == 3

@@ -1,4 +1,4 @@
-"""Rows committed late are sent in order, from any place a relay begins to read."""
+"""Rows that are committed late are sent in order, wherever a relay begins to read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(monkeypatch):
 
 @pytest.fixture
 def emptied(admin, wait_for):
-    """A function that waits until nothing waits in the outbox."""
+    """A function that waits until the outbox is empty."""
     return lambda: wait_for(
         lambda: apps.count(admin, "outbox") == 0, timeout=30, what="all is sent"
     )
@@ -58,13 +58,14 @@ def emptied(admin, wait_for):
 def test_rows_that_are_committed_late_leave_in_order(
     app, events, made, connect, bootstrap_servers, emptied, monkeypatch
 ):
-    # As if an old snapshot made each poll slow; rows without a lock are late at once.
+    # Every poll counts as slow, as beside an old snapshot; rows without a lock are late
+    # at once.
     monkeypatch.setattr("jobs_lib.outbox.starts._QUICK", -1.0)
     monkeypatch.setattr("jobs_lib.outbox.starts._MARGIN", 0.0)
     chance = random.Random(19)
     writers = [connect() for _ in range(WRITERS)]
     keys: dict[int, str | None] = {}
-    """Of the rows that are not committed yet, by writer."""
+    """The keys of the rows that are not committed yet, by writer."""
     values = count()
     written: dict[int, int] = {}
     committed: defaultdict[str | None, list[int]] = defaultdict(list)
@@ -87,7 +88,7 @@ def test_rows_that_are_committed_late_leave_in_order(
             if number in keys:
                 key = keys[number]
                 end(number, lost=chance.random() < 0.2)
-                # The next one of the key is there at once, and must not leave first.
+                # The next row of the key follows at once, and must not leave first.
                 write(number, key)
                 end(number, lost=False)
             else:
@@ -112,7 +113,7 @@ def test_rows_that_are_committed_late_leave_in_order(
 def test_a_new_connection_forgets_which_ids_were_settled(
     app, events, made, admin, connect, bootstrap_servers, emptied, monkeypatch
 ):
-    # No look by itself is a complete one.
+    # No look is a complete one by itself.
     monkeypatch.setattr("jobs_lib.outbox.starts._QUICK", math.inf)
     sent = "select pid from pg_stat_activity where application_name like %s"
     with running(app, "relay"):
@@ -121,7 +122,8 @@ def test_a_new_connection_forgets_which_ids_were_settled(
         emptied()
         for starts in made:
             starts._starts = {n: Start(10**9, 10**9, starts._server) for n in range(16)}
-        # By its id it was sent before: a server that lacks commits gives it again.
+        # A server that lacks commits draws this id again; by its id the row was sent
+        # before.
         with connect() as connection:
             events.send(connection, key="k", value=2)
         pids = [pid for (pid,) in admin.execute(sent, ["jobs_lib relay %"])]

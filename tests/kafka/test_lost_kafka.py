@@ -1,4 +1,4 @@
-"""All pods lose Kafka, and PostgreSQL is there."""
+"""All pods lose Kafka, while PostgreSQL is there."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_executors_that_lose_kafka_stop_in_time_and_go_on_when_it_is_back(
             )
             with heard("loop.failed") as failed:
                 broker.kill()
-                # A group that was not heard of for a session may have moved on.
+                # A group that was silent for a session may have moved on.
                 wait_for(
                     lambda: owned("member") == owned("follow") == 0,
                     timeout=30,

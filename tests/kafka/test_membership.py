@@ -34,7 +34,7 @@ def home(topic):
 
 @pytest.fixture
 def make(database_url, bootstrap_servers, home):
-    """A function that makes the app of a pod; it notes the records it has handled."""
+    """A function that makes the app of a pod; the app notes its handled records."""
 
     def make(pod: str, *, url: str = database_url, **settings):
         app = make_app(
@@ -59,7 +59,7 @@ def make(database_url, bootstrap_servers, home):
 
 @pytest.fixture
 def owned(admin):
-    """A function that says how many origins each pod consumes and executes."""
+    """A function that counts the origins that each pod consumes and executes."""
 
     def owned(role: str) -> dict[str, int]:
         rows = admin.execute(
@@ -75,7 +75,7 @@ def owned(admin):
 
 @pytest.fixture
 def await_owned(owned, wait_for):
-    """A function that waits until each pod has its number of origins, in both roles."""
+    """A function that waits until each pod has this many origins in both roles."""
 
     def await_owned(expected: dict[str, int], timeout: float = 40) -> None:
         wait_for(
@@ -88,7 +88,7 @@ def await_owned(owned, wait_for):
 
 
 def send_all(bootstrap_servers: str, home: str, first: int) -> range:
-    """Twenty numbered records for the topic."""
+    """Send twenty numbered records to the topic."""
     numbers = range(first, first + 20)
     produce(bootstrap_servers, home, [(f"k{n}", str(n)) for n in numbers])
     return numbers
@@ -120,7 +120,7 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
             await_owned({"pod-a": 3, "pod-b": 3})
             send_all(bootstrap_servers, home, 0)
             wait_for(lambda: handled() == [*range(20)], what="all were handled")
-        # A member that does not leave is missed after the session timeout.
+        # A member that does not leave is missed only after the session timeout.
         await_owned({"pod-a": 6}, timeout=60)
         send_all(bootstrap_servers, home, 20)
         wait_for(lambda: handled() == [*range(40)], what="all were handled")
@@ -177,8 +177,8 @@ def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
         taken.clear()
         proxy.hold()
         await_owned({"pod-a": 6})
-        # Three for each role, and nothing that had not been the other's.
-        wait_for(lambda: len(taken) == 2, what=lambda: f"both are told: {taken}")
+        # Three move for each role, and none that the other pod did not have.
+        wait_for(lambda: len(taken) == 2, what=lambda: f"both are taken: {taken}")
         assert [len(fields["origins"]) for _, fields in taken] == [3, 3]
         proxy.release()
         await_owned({"pod-a": 3, "pod-b": 3})
@@ -211,7 +211,7 @@ def test_a_handler_that_is_busy_for_long_does_not_cost_the_pod_its_partitions(
         with app.transaction() as connection:
             spin.enqueue(connection)
         wait_for(busy.is_set, what="it spins")
-        # And a record whose handler waits as long for a lock.
+        # The handler of one record also waits for a lock for this long.
         with app.transaction() as connection:
             connection.execute("lock table handled in exclusive mode")
             send_all(bootstrap_servers, home, 0)

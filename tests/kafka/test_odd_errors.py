@@ -1,4 +1,4 @@
-"""Odd errors of handlers of records, of loaders, and of hooks around enqueue."""
+"""Odd errors of record handlers, of loaders, and of hooks around enqueue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def app(database_url, bootstrap_servers):
 
 
 def living(name: str) -> int:
-    """Threads of this name."""
+    """Count the threads of this name."""
     return sum(thread.name.startswith(name) for thread in threading.enumerate())
 
 
@@ -86,7 +86,7 @@ def test_an_odd_error_of_a_loader_holds_its_key_and_no_other(
 @pytest.mark.guarantee("FJ19")
 def test_an_odd_error_of_a_hook_loses_no_tick(database_url, admin, wait_for):
     app = make_app(database_url)
-    # One in a second. The driver itself fails at some of these.
+    # One tick in a second. The driver itself fails for some of these errors.
     few = [Untold, NoClass, Denied, SystemExit]
     odd = iter(few)
 
@@ -111,6 +111,6 @@ def test_an_odd_error_of_a_hook_loses_no_tick(database_url, admin, wait_for):
         scheduler.stop()
     loops = [fields["loop"] for event, fields in events if event == "loop.failed"]
     assert loops == len(few) * ["schedule work"]
-    # Nothing of an attempt that failed is in.
+    # Nothing of a failed attempt is committed.
     ticks = [fields["ticks"] for event, fields in events if event == "ticks.enqueued"]
     assert count(admin, "jobs") == sum(map(len, ticks))

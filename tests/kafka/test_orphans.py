@@ -147,7 +147,7 @@ def test_jobs_of_a_topic_that_is_deleted_run_and_those_of_the_others_stay(
     monkeypatch.setattr(orphans, "_ASK_EVERY", 0.2)
     with running(make("pod-a"), "consumers", "executor"):
         enqueue(admin, f"{home}/7")
-        # Kafka has two partitions, and says so twice.
+        # Kafka has two partitions, and reports this twice.
         wait_for(lambda: ran == [("pod-a", f"{home}/7")], what="it has run")
         delete_topics(kafka_admin, [home])
         wait_for(

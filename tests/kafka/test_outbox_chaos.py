@@ -1,7 +1,6 @@
 """The topics are right through many faults of relays and servers.
 
-How long the slow runs take can be set, and a run be repeated: CHAOS_SECONDS=1800,
-CHAOS_SEED=7.
+CHAOS_SECONDS=1800 sets how long the slow runs take, and CHAOS_SEED=7 repeats a run.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def server():
 @pytest.fixture
 def stage(server, own_broker, run_process):
     """A stage with servers that may both be killed."""
-    # By the broker's clock, which is the machine's: when each record was there.
+    # The broker's clock, which is that of the machine, stamps each record's arrival.
     config = {"message.timestamp.type": "LogAppendTime"}
     with Databases(server.url) as databases, databases.fresh() as url:
         stage = Stage(
@@ -83,7 +82,7 @@ class Faults:
         }
 
     def of_all(self, chance: random.Random) -> dict[str, Callable[[], None]]:
-        """Return the same, and the faults of servers and networks."""
+        """Return the same faults, and those of servers and networks."""
         seconds = chance.uniform(0, 4)
         return self.of_relays(chance) | {
             "kills of the database": partial(self.kill_database, seconds),
@@ -111,7 +110,7 @@ class Faults:
         self.broker.proxy.reset()
 
     def silence(self, seconds: float) -> None:
-        """Keep what a relay and the broker say to each other, and deliver it later."""
+        """Hold the bytes between a relay and the broker back, and deliver them late."""
         self.stage.explain("silences", SENDERS)
         self.broker.proxy.freeze()
         linger(seconds)
@@ -119,7 +118,7 @@ class Faults:
 
 
 def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) -> None:
-    """The topics are, and everything that was to happen did."""
+    """Check that the topics are right, and that each planned fault has happened."""
     print(f"{dict(stage.struck)} {dict(writers.counts)}\n{verdict}")
     for violation in verdict.violations[:3]:
         for row_id in re.findall(r"row (\d+)", violation.what):
@@ -136,7 +135,7 @@ def assert_right(stage: Stage, verdict: Verdict, writers: Writers, *kinds: str) 
         "fenced producers": stage.count_lines("^fenced by kafka"),
     }
     assert not find_missing(happened)
-    # Nothing is left, and nothing keeps the dead rows.
+    # No row is left, and nothing keeps the dead rows.
     assert stage.count_left() == 0
     assert stage.measure_outbox() < 2**20
 
@@ -151,14 +150,14 @@ def test_topics_get_all_committed_rows_in_order_through_every_fault(
     with Writers(stage.url, stage.states, stage.events, seed=1) as writers:
         wait_for(lambda: writers.counts["committed"] > 40, timeout=30)
     stage.await_empty()
-    # Nothing has happened yet: nothing comes twice.
+    # No fault has happened yet, so nothing comes twice.
     calm = stage.judge()
     assert not calm.violations, str(calm)
     assert stage.explained == calm.repeats == 0
     with Writers(stage.url, stage.states, stage.events, seed=2) as writers:
         stage.kill_after_send("r0")
         stage.await_owners("r0", "r1")
-        # They would not hear so of a broker that is gone.
+        # A broker that is gone could not refuse them.
         stage.pause_until_fenced("r1", "r0", "r1", "r0", "r1")
         faults.cut()
         faults.kill_database(0)
@@ -195,7 +194,8 @@ def test_faults_at_random_leave_the_topics_right(stage, server, own_broker, what
         stage.url, stage.states, stage.events, seed=seed, pause=0.03
     ) as writers:
         while time.monotonic() < until:
-            # In turns, so that none is forgotten; each in another order.
+            # Each kind has its turn, so that none is left out; each turn has another
+            # order.
             kinds = [*choose(chance)]
             for kind in chance.sample(kinds, len(kinds)):
                 print(f"{until - time.monotonic():7.1f} s left: {kind}")

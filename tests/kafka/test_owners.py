@@ -145,7 +145,7 @@ def test_a_live_view_follows_until_it_is_stopped(app, admin, wait_for):
         process.send_signal(signal.SIGINT)
 
         def has_ended() -> bool:
-            # Its last lines go only as fast as the terminal is read.
+            # Its last lines only come as fast as the terminal is read.
             says(b"")
             return process.poll() is not None
 

@@ -75,7 +75,7 @@ def test_two_pods_claim_only_what_each_is_assigned(
             pod(both, "pod-b")
             settled(6, 6)
             check(5)
-        # The other way: what pod-a gave back is pod-b's.
+        # In the other direction: pod-b has the origins that pod-a gave back.
         settled(12)
         check(5)
     assert read_owners(admin, "execute") == {}

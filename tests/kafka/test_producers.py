@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def destroyed(monkeypatch):
-    """The unanswered records of each sending producer at its destruction."""
+    """How many records of each sending producer had no answer at its destruction."""
     found: list[int] = []
 
     class Watched(Producer):
@@ -59,10 +59,10 @@ def make():
 
 @pytest.fixture
 def cut_off(own_broker, make, destroyed):
-    """Producers; one has sent records and was dropped before any answer."""
+    """Producers; one of them has sent records and was dropped before any answer."""
     topic = own_broker.create(4)
     producers = make(own_broker.proxied)
-    # A coordinator that is still loading may take longer than a producer waits.
+    # A coordinator that still loads may take longer than a producer waits.
     wait_for(lambda: not producers.fence_off({0}), timeout=30)
     producers.send(0, block(topic), lambda: None)
     own_broker.proxy.freeze()
@@ -86,7 +86,7 @@ def block(topic: str) -> list[OutboxRecord]:
 
 
 def let_go(producers: ShardProducers, destroyed: list[int]) -> list[int]:
-    """What a sender's round does; and what an error may still hold goes, too."""
+    """Do what a sender's round does, and drop what an error may still hold."""
     producers.keep(())
     gc.collect()
     return destroyed
@@ -178,7 +178,7 @@ def test_producers_of_several_shards_do_not_fence_one_another(
     bootstrap_servers, topic, make
 ):
     name = topic(4)
-    # Of two relays, as they share the shards.
+    # These are the producers of two relays, which share the shards.
     relays = [(make(bootstrap_servers), {0, 2}), (make(bootstrap_servers), {1, 3})]
     for producers, shards in relays:
         wait_for(partial(is_ready, producers, shards), timeout=30)

@@ -1,4 +1,4 @@
-"""Read models: no record, however late or often it comes, takes a key back."""
+"""Read models: no record brings a key back, however late or often it comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = range(40)
 
 @pytest.fixture
 def make(database_url, bootstrap_servers):
-    """A function that makes an app which keeps the model, as some consumer group."""
+    """A function that makes an app which keeps the model, in a given consumer group."""
 
     def make(topic: str, group: str, consumer_block: int = 3):
         app = make_app(
@@ -39,7 +39,7 @@ def make(database_url, bootstrap_servers):
 
 @pytest.fixture
 def model(admin):
-    """The model's table; each row that is written is noted in another one."""
+    """The model's table; another table notes each row that is written."""
     admin.execute("create table model (id int primary key, version bigint, n int)")
     admin.execute("create table written (at bigserial, id int, version bigint)")
     admin.execute(
@@ -101,7 +101,7 @@ def test_the_version_of_a_key_never_falls_and_a_deleted_key_stays_deleted(
     rng = random.Random(26)
     streams = {}
     for key in KEYS:
-        # Late ones, repeats, and here and there an end that is the newest of all.
+        # There are late ones and repeats, and sometimes the end is the newest of all.
         last = rng.randint(3, 9)
         versions = [*range(1, last + 1), *rng.choices(range(1, last + 1), k=3)]
         rng.shuffle(versions)
@@ -127,7 +127,7 @@ def test_the_version_of_a_key_never_falls_and_a_deleted_key_stays_deleted(
         ]
         assert written[key] == sorted(set(written[key])), key
         assert {*written[key]} <= {*records}, key
-    # All of it once more, beside what runs: nothing is written at all.
+    # All records come again during the run: nothing is written at all.
     before = admin.execute("select count(*) from written").fetchone()
     with running(make(name, "again"), "consumers"):
         await_read(admin, name, "again", len(order), wait_for)
@@ -139,7 +139,7 @@ def test_a_deleted_key_comes_back_with_a_newer_version(
     make, model, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
-    # The second is the end.
+    # The second record is the end.
     send(bootstrap_servers, name, [(1, version) for version in (1, 2, 3, 4)])
     with running(make(name, "g"), "consumers"):
         await_read(admin, name, "g", 4, wait_for)
@@ -163,12 +163,12 @@ def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
         await_read(admin, name, "g", len(records), wait_for)
         query = "select id, version from model"
         assert admin.execute(query).fetchall() == [(1, 6)]
-        # Each record comes once more, alone and in any order.
+        # Each record comes again, one by one and in any order.
         again = random.Random(4).sample(records, len(records))
         send_each(bootstrap_servers, name, again)
         await_read(admin, name, "g", 2 * len(records), wait_for)
         assert admin.execute(query).fetchall() == [(1, 6)]
-        # And each of them goes on.
+        # Each key also continues.
         more = [(1, 7, end), (2, 6, state), (3, 7, state)]
         send_each(bootstrap_servers, name, more)
         await_read(admin, name, "g", 2 * len(records) + len(more), wait_for)

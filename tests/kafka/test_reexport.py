@@ -27,7 +27,7 @@ class Item:
 
 @pytest.fixture
 def shop(database_url, bootstrap_servers, topic, admin):
-    """An app with an entity, its table, and a topic that tells the append time."""
+    """An app with an entity, its table, and a topic that shows the append time."""
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     name = topic(
         4,
@@ -61,7 +61,7 @@ def fill(admin, count: int) -> None:
 
 
 def newest(records) -> dict[str, object]:
-    """The topic as compaction would leave it: the last record of each key."""
+    """The topic after compaction: the last record of each key."""
     last = {record.key: record.json for record in records}
     return {key: value for key, value in last.items() if value is not None}
 
@@ -144,7 +144,7 @@ def test_a_state_that_changes_while_it_is_read_never_goes_back(
     entity = shop.entities["items"]
 
     def load_late(connection, keys):
-        # The relay has read the live rows: two more come, then the state is read.
+        # The relay has read the live rows. Two more come, and then it reads the state.
         for version in (2, 3):
             with connect() as other:
                 item = Item(1, f"item {version}", version)
@@ -285,7 +285,8 @@ def test_a_key_that_is_gone_becomes_a_tombstone(
     shop, database, topic, admin, bootstrap_servers, wait_for
 ):
     fill(admin, 10)
-    # States without versions: of others an end needs one, which nobody knows any more.
+    # These states have no version. For others an end would need one, which nothing
+    # knows now.
     names = shop.topic(topic(1), value=dict[str, str], compacted=True)
 
     @shop.entity(names, source="items", key="id", name="names")

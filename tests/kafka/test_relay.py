@@ -1,4 +1,4 @@
-"""The relay: all that was committed reaches the topic in order, and nothing else."""
+"""The relay: all committed rows reach the topic in order, and nothing else does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def app(database_url, bootstrap_servers):
 
 @pytest.fixture
 def states(app, topic):
-    """A topic that sends every state, not the last one alone."""
+    """A topic that sends every state, not only the last one."""
     return app.topic(topic(4), value=State, compacted=True, partitions=4, merge=False)
 
 
@@ -92,7 +92,7 @@ def test_rows_that_are_moved_while_they_are_sent_are_deleted_all_the_same(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
     with connect() as connection:
-        # Room before the rows: a rewrite of the table moves them there.
+        # Make room before the rows: a rewrite of the table moves them there.
         states.send(connection, key="k", value=State("k", 0, 0), version=0)
         connection.rollback()
         for n in range(50):
@@ -168,7 +168,7 @@ def test_a_hint_of_new_rows_wakes_the_relay_before_its_next_poll(
     admin.execute("create table things (id text)")
     capture_changes(admin, "things", topic=states.name, key="id")
     with running(app, "relay"):
-        # From here on it listens: a hint reaches it for every write.
+        # From here on the relay listens: every write sends it a hint.
         wait_for(
             lambda: (
                 admin.execute(
@@ -227,8 +227,8 @@ def test_a_value_or_key_that_does_not_fit_the_topic_is_refused(states, connect):
 def test_a_row_that_appears_during_the_send_survives_the_delete(
     app, admin, states, connect, bootstrap_servers, wait_for
 ):
-    # A row with a lower id than the block's is committed while the block is in Kafka
-    # and not yet deleted.
+    # While the block is in Kafka and not yet deleted, a row with a lower id is
+    # committed.
     late = connect()
     states.send(late, key="late", value=State("late", 1, 1))
     produced, go_on = threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ def test_a_row_that_appears_during_the_send_survives_the_delete(
             assert go_on.wait(10)
 
     with connect() as connection:
-        # In the same shard: the key is chosen so.
+        # The key is chosen so that it lies in the same shard.
         for n in range(200):
             states.send(connection, key=f"k{n}", value=State("x", n, 1))
         connection.execute("update jobs_lib.outbox set shard = 0")
@@ -351,7 +351,7 @@ def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
         repeats += len(versions) - len(firsts)
         assert firsts == expected
         assert versions[-1] == expected[-1]
-        # A repeat replays the sequence; it never goes back for good.
+        # A repeat replays the sequence; the sequence never goes back for good.
         assert all(a < b or b == expected[0] for a, b in pairwise(versions))
     assert repeats > 0
 

@@ -1,4 +1,4 @@
-"""A relay dies or waits in vain; one relay alone; and what leaves first."""
+"""A relay dies or waits in vain; one relay is alone; some rows leave first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stage(single_url, make_stage):
 
 
 def write(stage: Stage, count: int, first: int = 1) -> None:
-    """So many changes of five entities, a transaction each; versions from ``first``."""
+    """Make this many changes of five entities, one a transaction, from ``first`` on."""
     with psycopg.connect(stage.url) as connection:
         for n in range(first, first + count):
             key, value = f"k{n % 5}", {"n": n}
@@ -83,7 +83,7 @@ def test_rows_without_a_confirmed_delivery_are_sent_again(stage, own_broker):
     doomed = stage.start_relay("doomed", strikes={"full": "SIGKILL"})
     assert doomed.wait() == -signal.SIGKILL
     assert stage.count_left() == before
-    # And it waits in vain.
+    # This relay waits in vain.
     waiting = stage.start_relay(
         "waiting",
         strikes={"full": "SIGSTOP"},
@@ -114,7 +114,8 @@ def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
     stage.await_empty()
     own_broker.proxy.hold()
     write(stage, 40, first=41)
-    # It has PostgreSQL, and beats: as a process it is as live as the other.
+    # It reaches PostgreSQL and sends heartbeats: as a process it seems as alive as the
+    # other.
     stage.await_owners("near")
     stage.await_empty()
     own_broker.proxy.release()
@@ -145,7 +146,7 @@ def test_relays_that_all_lose_kafka_go_on_when_it_is_back(
 
 
 def count_sent(stage: Stage) -> dict[str, int]:
-    """The blocks that each relay has sent."""
+    """Count the blocks that each relay has sent."""
     return {
         pod: sum(line.startswith("sent") for line in list(worker.lines))
         for pod, worker in stage.relays.items()
@@ -165,11 +166,11 @@ def find_sender(stage: Stage) -> tuple[str, int]:
             wait_for(
                 lambda: sum(count_sent(stage).values()) > sum(before.values()) + 5,
                 timeout=30,
-                what=lambda: f"somebody sends: {stage.output}",
+                what=lambda: f"a relay sends: {stage.output}",
             )
             after = count_sent(stage)
             if not owned or connection.execute(query).fetchall() != owned:
-                # A process that has just joined may be the one to have it.
+                # A process that has just joined may be the owner.
                 return None
             ((pod, epoch),) = owned
             assert [one for one in after if after[one] > before[one]] == [pod]
@@ -181,7 +182,7 @@ def find_sender(stage: Stage) -> tuple[str, int]:
 
 
 @pytest.mark.guarantee("W9")
-# The broker may take long to abort what the killed one has left open.
+# The broker may take long to abort the transaction that the killed one has left open.
 @pytest.mark.expects("loop.failed")
 def test_one_of_several_relays_sends_a_shard_until_it_ends(stage):
     for pod in ("r0", "r1"):
@@ -265,10 +266,10 @@ def test_a_live_row_leaves_in_the_next_block_despite_a_re_export_backlog(
                 what="it is read",
             )
             seconds = time.monotonic() - at
-            # One block may have been read, and not told, when it was committed.
+            # At its commit, one block may have been read without its event.
             place = next(n for n, rows in enumerate(blocks()) if row_id in rows)
             assert place <= 1
-            # And it is in front of what is in the block beside it.
+            # It also comes before the other rows of its block.
             assert blocks()[place][0] == row_id
             return seconds
 

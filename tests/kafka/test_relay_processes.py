@@ -1,4 +1,4 @@
-"""Several relay processes under one parent."""
+"""Several relay processes run under one parent."""
 
 from __future__ import annotations
 

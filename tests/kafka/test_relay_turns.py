@@ -1,4 +1,4 @@
-"""The trouble of one entity or one shard is not that of the others."""
+"""The trouble of one entity or one shard does not reach the others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_loader_that_always_fails_is_not_asked_for_each_key(
     with connect() as connection:
         for key in keys:
             broken.send_current(connection, key=key)
-    # Held ones are tried by themselves later on.
+    # Held rows are tried one by one later.
     with running(app, "relay"):
         wait_for(
             lambda: count(admin, "held_rows") == len(keys), timeout=60, what="held"
@@ -117,7 +117,8 @@ def test_a_shard_that_costs_the_connection_does_not_come_first_every_time(
     broken = declare(load)
     good = app.topic(topic(1), value=dict[str, int])
     with connect() as connection:
-        # Of all shards; a sender comes to the one that costs its connection first.
+        # All shards have rows; a sender reaches the row that costs its connection
+        # first.
         for n in range(200):
             good.send(connection, key=f"k{n}", value={"n": n})
         broken.send_current(connection, key=key_of_shard(broken.name, 0))
@@ -154,7 +155,7 @@ def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
     with connect() as connection:
         for n in range(200):
             good.send(connection, key=f"k{n}", value={"n": n})
-        # Of one sender: it learns from the first of the shards.
+        # Both rows belong to one sender: it learns from the first of their shards.
         broken.send_current(connection, key=key_of_shard(broken.name, 0))
         broken.send_current(connection, key=key_of_shard(broken.name, 4))
     with running(app, "relay"):
@@ -163,7 +164,7 @@ def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
             timeout=60,
             what="all but two rows left, from their own shards, too",
         )
-        # Later rows wait for none of it, and no block tries the loader out.
+        # Later rows do not wait for the loader, and no block tries it.
         sent = len(killed)
         with connect() as connection:
             for n in range(200):
@@ -174,7 +175,7 @@ def test_a_loader_that_always_costs_the_connection_holds_its_own_keys_alone(
         assert all(len(keys) == 1 for keys in killed[sent:])
         errors = {hold.error for hold in operating.list_holds(database)}
         assert all("keeps costing the relay its connection" in one for one in errors)
-        # A held row tries it out, again and again.
+        # A held row tries it repeatedly.
         wait_for(lambda: len(killed) > sent, timeout=60, what="it was tried again")
         killing.clear()
 
@@ -194,7 +195,7 @@ def test_a_loader_that_lost_its_connection_once_is_asked_again(
     def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
         asked.append(keys)
         if len(asked) % 2:
-            # As when a server restarts.
+            # A restart of the server does the same.
             pid = connection.info.backend_pid
             admin.execute("select pg_terminate_backend(%s)", [pid])
             connection.execute("select 1")

@@ -22,7 +22,7 @@ SESSION = 6.0
 
 @pytest.fixture
 def make_pods(database_url, bootstrap_servers, topic):
-    """A function that makes the pods of a service with a number of partitions."""
+    """A function that makes the pods of a service with this many partitions."""
 
     def make(partitions: int) -> Pods:
         home = topic(partitions)
@@ -179,7 +179,7 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
             timeout=SESSION + 30,
             what="each job runs in a sidecar",
         )
-        # One that ran, and whose end was not committed, would run again after a kill.
+        # A job that ran, and whose end was not committed, would run again after a kill.
         wait_for(lambda: not count(admin, "jobs"), what="all have ended")
 
     first, beside_first = start("pod-a", "beside_sidecar"), start("pod-a", "sidecar")
@@ -191,7 +191,7 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
     assert not first.lines
     assert not second.lines
 
-    # A sidecar alone is replaced: its service has the partitions all the time.
+    # Only the sidecar is replaced: its service has the partitions all the time.
     beside_first.kill()
     replaced = start("pod-a", "sidecar")
     await_all(pods, "pod-a", "pod-b")
@@ -203,5 +203,5 @@ def test_service_and_sidecar_of_one_pod_are_two_processes(
     enqueue_and_await(beside_second)
     over = time.monotonic() - killed - SESSION
     print(f"taken over {over:.2f} s after the session's end")
-    # The rebalance, two reads of the follower, a claim: on a busy machine.
+    # This allows for the rebalance, two reads of the follower and a claim, if busy.
     assert over < 10

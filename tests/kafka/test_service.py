@@ -1,4 +1,4 @@
-"""A service with all its parts: what goes wrong in a job is the job's alone."""
+"""A service with all its parts: a failure in a job stays with that job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_hung_call_holds_up_its_own_group_and_not_the_consumer(
         workers=2,
     )
     ran: list[str] = []
-    # It accepts, and never answers.
+    # This server accepts, and never answers.
     endpoint = socket.create_server(("127.0.0.1", 0))
     calls: list[int] = []
 
@@ -100,7 +100,7 @@ def test_a_hung_call_holds_up_its_own_group_and_not_the_consumer(
                 lambda n=n: len(ran) == 20 * (n + 1), timeout=20, what="others run"
             )
             assert next_offset(admin, name) == 2 + 20 * (n + 1)
-        # Its time is limited, so it is tried again; its group waits for it.
+        # Its time is limited, so it is tried again, and its group waits for it.
         wait_for(lambda: len(calls) > 3, what="it has been tried again")
         assert calls[:4] == [1, 2, 3, 4]
         assert "hung" not in ran
@@ -149,8 +149,8 @@ def test_a_single_process_consumes_runs_jobs_and_sends(
         timeout=60,
         what=lambda: f"record, job and message went through\n{service.output}",
     )
-    # No process beside it but the shell that ends it together with the tests, and
-    # nothing installed in the server.
+    # The only process beside it is the shell that ends it together with the tests. The
+    # server has nothing installed.
     beside = [
         Path(f"/proc/{pid}/comm").read_text().strip()
         for pid in os.listdir("/proc")
@@ -212,7 +212,7 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
     found = []
     for runs in range(1, 4):
         found.append(run_once(runs))
-        # librdkafka's own threads close their sockets when they have ended.
+        # librdkafka's own threads close their sockets when they end.
         wait_for(
             lambda: len(os.listdir("/proc/self/fd")) <= found[0][1],
             timeout=10,

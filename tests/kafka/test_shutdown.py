@@ -97,7 +97,7 @@ def test_a_pod_finishes_its_running_jobs_and_ends_at_once_when_asked_twice(
     groups = kafka_admin.describe_consumer_groups([f"{home}-service"])
     members = groups[f"{home}-service"].result().members
     assert [member.client_id for member in members] == ["second"]
-    # Long before the group would have missed it.
+    # This is long before the group would have missed it.
     wait_for(
         lambda: owned("second") == PARTITIONS, timeout=40, what="the other has it all"
     )

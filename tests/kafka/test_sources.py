@@ -1,4 +1,4 @@
-"""Every source of ownership keeps the same promises."""
+"""Every source of ownership keeps the same guarantees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Pods:
 
     @contextlib.contextmanager
     def running(self, pod: str, wanted: range) -> Iterator[None]:
-        """A pod; ``wanted`` are the partitions of its list, where it has one."""
+        """Run a pod; ``wanted`` are the partitions of its list, if it has one."""
         if self._kind == "member":
             with running(self.make(pod), "consumers", "executor"):
                 yield
@@ -82,7 +82,7 @@ def pods(request, database_url, bootstrap_servers, topic, admin):
 
 @pytest.fixture
 def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
-    """A function that tells the owner and the epoch of each origin."""
+    """A function that returns the owner and the epoch of each origin."""
 
     def owners() -> dict[str, tuple[str, int]]:
         rows = admin.execute(

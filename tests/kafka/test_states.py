@@ -1,4 +1,4 @@
-"""States: merged, collected for a while, or read only when they leave."""
+"""States are merged, collected for a while, or read only when they leave."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def aircraft(app, topic, admin):
 
 @pytest.fixture
 def relay(app, admin, bootstrap_servers, wait_for):
-    """A function that relays what there is, and returns a topic's records."""
+    """A function that relays all rows, and returns the records of a topic."""
 
     def relay(states, by=app):
         with running(by, "relay"):
@@ -91,13 +91,13 @@ class Feed:
         return [(one[1], one[2]) for one in found if one]
 
     def advance(self) -> None:
-        """Tell it that all up to the last peek is done."""
+        """Confirm all changes up to the last peek."""
         self._admin.execute(
             "select pg_replication_slot_advance(%s, %s)", (self._slot, self._seen)
         )
 
     def drop(self) -> None:
-        """Let go of the log."""
+        """Drop the slot in the log."""
         self._admin.execute("select pg_drop_replication_slot(%s)", (self._slot,))
 
 
@@ -126,7 +126,7 @@ def test_of_what_leaves_together_the_last_state_is_sent(aircraft, connect, relay
             aircraft.send(connection, key=tail, value=state, version=n)
         aircraft.tombstone(connection, key="N0", version=101)
     records = relay(aircraft)
-    # One of each key, and not the last of a hundred.
+    # There is one record for each key, and not only the last of a hundred.
     assert sorted(r.key for r in records) == [f"N{n}" for n in range(10)]
     found = {r.key: (r.json, r.headers["ce_version"]) for r in records}
     assert found == {
@@ -219,7 +219,7 @@ def test_a_deleted_key_is_a_tombstone_and_disappears_after_compaction(
             versions = iter(range(1, 1_000))
 
             def compacted() -> bool:
-                # Only what lies behind the newest segment is compacted.
+                # Only segments before the newest one are compacted.
                 send("other", next(versions))
                 keys = {record.key for record in read_topic(servers, "aircraft")}
                 return "gone" not in keys and "kept" in keys
@@ -253,7 +253,7 @@ def test_a_burst_is_collected_into_one_record(
             prompt.send(connection, key="a", value=1)
             connection.commit()
             waiting = "outbox where topic = '{}'"
-            # A row that settles holds up no other.
+            # A row that still settles delays no other one.
             wait_for(
                 lambda: count(admin, waiting.format(prompt.name)) == 0,
                 timeout=20,
@@ -281,7 +281,7 @@ def test_a_row_sent_by_its_id_carries_the_state_at_the_time_of_sending(
         change(connection, "N2")
         aircraft.send_current(connection, key="N2")
         connection.commit()
-    # Behind the back of the application: no row, and yet it is what is sent.
+    # The application does not see this change: there is no row, and yet it is sent.
     admin.execute("update aircraft set seats = 99 where tail = 'N1'")
     admin.execute("delete from aircraft where tail = 'N2'")
     found = {r.key: (r.json, r.headers.get("ce_version")) for r in relay(aircraft)}
@@ -304,7 +304,7 @@ def test_a_feed_of_changes_chooses_the_keys_to_send(
         connection.rollback()
 
     def follow() -> list[str]:
-        """Write a row for each change that the feed tells of."""
+        """Write a row for each change in the feed."""
         with connect() as connection:
             tails = [tail for _, tail in feed.peek()]
             for tail in tails:
@@ -313,7 +313,7 @@ def test_a_feed_of_changes_chooses_the_keys_to_send(
 
     changed = ["N1", "N2", "N3", "N2", "N3"]
     assert follow() == changed
-    # As if it died before it advanced the feed: all comes again.
+    # If it dies before it advances the feed, all changes come again.
     assert follow() == changed
     feed.advance()
     change(admin, "N1")
@@ -349,7 +349,7 @@ def test_ids_that_are_not_merged_are_no_tombstones(app, topic, connect, relay):
     with connect() as connection:
         for key in ("a", "gone", "a"):
             states.send_current(connection, key=key)
-    # Keys may lie in different shards, which go by themselves.
+    # The keys may lie in different shards, which are sent independently.
     found = sorted((r.key, r.json) for r in relay(states))
     assert found == [("a", 7), ("a", 7), ("gone", None)]
 
@@ -367,7 +367,7 @@ def test_send_current_is_refused_for_a_topic_without_an_entity(app, connect):
 def test_headers_name_the_type_source_time_and_version_of_a_record(
     app, topic, admin, connect, relay
 ):
-    # The time is written in UTC, in any zone of the session.
+    # The time is written in UTC, whatever the session's zone is.
     here = sql.Identifier(admin.info.dbname)
     admin.execute(
         sql.SQL("alter database {} set timezone = 'Europe/Berlin'").format(here)

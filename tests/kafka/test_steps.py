@@ -1,4 +1,4 @@
-"""A service that reads, handles, stores and produces, killed at each of the steps."""
+"""A service reads, handles, stores and produces; it is killed at each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_block_is_read_handled_stored_and_answered_whatever_dies_meanwhile(
     place = {
         "home": source,
         "kafka_bootstrap_servers": bootstrap_servers,
-        # The same member again, so that a restart need not wait for the group.
+        # It is the same member again, so that a restart need not wait for the group.
         "kafka": {"group.instance.id": source},
     }
     admin = connect(autocommit=True)

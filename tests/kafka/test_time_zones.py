@@ -13,13 +13,13 @@ from tests.support.waiting import wait_for
 
 HOUR = 3_600
 AGES = range(-120, 121, 15)
-"""Minutes from now; the clocks are changed half an hour ago."""
+"""Minutes from now; the clocks changed half an hour ago."""
 
 
 def make_zone(*, summer: bool) -> str:
     """A zone whose clocks went forward, or back, half an hour ago, by POSIX's rules."""
     change = datetime.now(UTC) - timedelta(minutes=30)
-    # Winter is UTC. The end of summer is given in summer time.
+    # Winter time is UTC. The end of summer is given in summer time.
     forward = change if summer else change - timedelta(days=120)
     back = (change if not summer else change + timedelta(days=120)) + timedelta(hours=1)
     rules = [f"{at.timetuple().tm_yday - 1}/{at:%H:%M:%S}" for at in (forward, back)]
@@ -28,7 +28,7 @@ def make_zone(*, summer: bool) -> str:
 
 @pytest.fixture(params=["UTC", "forward", "back", "Pacific/Kiritimati"])
 def zone(request, admin, connect):
-    """A zone that all sessions have that begin from now on."""
+    """A time zone for all sessions that begin from now on."""
     name = request.param
     if name in ("forward", "back"):
         name = make_zone(summer=name == "forward")
@@ -64,12 +64,12 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
             calm.send(connection, key=f"{minutes}", value=minutes)
             at = datetime.now(UTC) + timedelta(minutes=minutes + 5)
             work.options(run_at=at).enqueue(connection, minutes=minutes)
-        # Other sessions wrote these in any zone: a moment is a moment.
+        # Sessions in other zones wrote these times: each is the same moment everywhere.
         connection.execute(
             "update jobs_lib.outbox set created_at ="
             " clock_timestamp() + make_interval(mins => key::int + 5)"
         )
-    # A time ahead is from before the clock was set back, and has settled.
+    # A time ahead comes from before the clock was set back, and counts as settled.
     settled = [minutes for minutes in AGES if not -60 < minutes + 5 <= 0]
     due = [minutes for minutes in AGES if minutes + 5 <= 0]
     with running(app, "relay"), executing(app, HOME):
@@ -78,7 +78,7 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
             what="what has settled is sent",
         )
         wait_for(lambda: len(ran) >= len(due), what="what is due has run")
-        # Behind all that was chosen so far, in every shard.
+        # These come behind all that were chosen so far, in every shard.
         with connect() as connection:
             work.enqueue(connection, minutes=0)
             for n in range(64):

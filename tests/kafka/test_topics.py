@@ -86,7 +86,7 @@ def test_the_declared_topics_are_created_once(
         f"{name}-events",
         f"{name}-work",
     ]
-    # A broker tells of a topic some time after it has made it.
+    # A broker shows a new topic some time after it has made it.
     wait_for(lambda: plan_topics(app) == [], what="Kafka names them")
     assert apply_topics(app) == []
     for created, partitions in (
@@ -125,7 +125,7 @@ def test_a_plan_applies_all_differences_of_a_topic_except_its_partitions(
     planned = plan_topics(app)
     assert {(c.what, c.found, c.wanted, c.applies) for c in planned} == expected
     assert apply_topics(app) == planned
-    # Keys would move: the operator decides the number of partitions.
+    # Keys would move, so the operator decides the number of partitions.
     wait_for(
         lambda: [change.what for change in plan_topics(app)] == ["partitions"],
         what="all else is as declared",

@@ -1,4 +1,4 @@
-"""Unreadable records stop their partition alone."""
+"""Unreadable records stop only their partition."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_unreadable_records_are_reported_and_other_topics_go_on(
         wait_for(
             lambda: {fields["origin"] for _, fields in failed} == set(expected),
             timeout=60,
-            what="each of them is told",
+            what="each of them is reported",
         )
         produce(bootstrap_servers, fine, [("k", 1)])
         rows = "select topic, next_offset from jobs_lib.offsets where next_offset > 0"

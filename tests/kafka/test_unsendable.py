@@ -1,4 +1,4 @@
-"""A row that Kafka's client cannot take is held alone: SQL writes what it likes."""
+"""A row that Kafka's client cannot accept is held alone; SQL may write any row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def app(database_url, bootstrap_servers):
 
 
 def write(admin, topic: str, key: str | None, value: bytes, headers=None) -> None:
-    """Write a row past all doors, to the one shard that all of these share."""
+    """Write a row past all checks, to the one shard that all of these share."""
     admin.execute(
         "insert into jobs_lib.outbox (shard, topic, key, value, headers)"
         " values (%s, %s, %s, %s, %s)",
@@ -59,7 +59,7 @@ def test_headers_that_are_no_text_hold_their_key_alone(
         write(admin, name, key, value, more)
     with running(app, "relay"):
         wait_for(
-            # The last row of a state says it all, so nothing is wrong with its key.
+            # The last row of a state replaces the others, so its key is good.
             lambda: count_unsent(admin) == ((0, 1) if merge else (0, 3)),
             timeout=30,
             what=lambda: f"good rows have left: {operating.list_holds(database)}",

@@ -1,4 +1,4 @@
-"""Each record of a state and its end have a version, by every way of sending."""
+"""Each record of a state and its end have a version, in every way of sending."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def states(app, topic, admin):
 
 @pytest.fixture
 def relayed(app, states, admin, bootstrap_servers, wait_for):
-    """A function that relays what there is, and returns keys, versions and ends."""
+    """A function that relays all rows, and returns keys, versions and ends."""
 
     def relayed() -> list[tuple[str, str | None, bool]]:
         with running(app, "relay"):
@@ -103,7 +103,7 @@ def test_a_captured_delete_has_the_version_that_follows_the_rows(
 def test_the_version_grows_when_a_change_is_sent_after_the_delete(
     app, topic, admin, connect, bootstrap_servers, wait_for
 ):
-    # Nothing is merged here: the record of the update finds the row gone, too.
+    # Nothing is merged here, so the record of the update finds the row gone, too.
     admin.execute("create table things (id text primary key, edition bigint)")
     each = app.topic(topic(1), value=dict, compacted=True, merge=False)
 
@@ -263,7 +263,7 @@ def test_the_end_of_a_soft_deleted_row_has_the_version_of_that_change(
 def test_a_key_that_comes_back_is_in_the_read_models_again(
     app, states, admin, connect, wait_for, way
 ):
-    # A sequence gives the row that comes back the version that its end has had.
+    # A sequence gives the row that comes back the version that its end had.
     admin.execute("create sequence versions")
     admin.execute("alter table aircraft alter version set default nextval('versions')")
     capture_changes(admin, "aircraft", topic=states.name, key="tail")
@@ -297,7 +297,8 @@ def test_a_key_that_comes_back_is_in_the_read_models_again(
                 admin.execute(change)
                 wait_for(is_read, timeout=60, what="it is read")
         wait_for(is_read, timeout=60, what="it is read")
-        # Nor does a re-export of the key bar it, whether it finds the row or not.
+        # A re-export of the key does not block it either, whether it finds the row or
+        # not.
         admin.execute("delete from aircraft")
         wait_for(is_read, timeout=60, what="it is gone")
         reexport(admin, states, "N1")
@@ -314,7 +315,7 @@ def test_a_column_that_holds_no_version_costs_no_change(states, admin, relayed):
         admin.execute("insert into aircraft values (%s, %s)", (f"N{n}", version))
     admin.execute("delete from aircraft")
     ends = {key: version for key, version, _ in relayed()}
-    # The last bigint has no successor.
+    # The highest bigint has no successor.
     numbers = {"N4": "9223372036854775807", "N6": "13"}
     assert ends == {**{f"N{n}": None for n in range(6)}, **numbers}
 
@@ -327,6 +328,6 @@ def test_a_tombstone_without_a_version_is_refused_where_states_have_one(
         connection.execute("select 1")
         with pytest.raises(PayloadError, match="give version=, one more"):
             states.tombstone(connection, key="N1")
-        # The transaction goes on.
+        # The transaction continues.
         states.tombstone(connection, key="N1", version=1)
         app.topic("plain", value=int, compacted=True).tombstone(connection, key="a")

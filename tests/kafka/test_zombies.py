@@ -1,4 +1,4 @@
-"""A pod that others believe dead, and that goes on later, does no harm."""
+"""A pod that others believe dead continues later, and does no harm."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     first.pause()
     admin.execute("insert into may_end values ('pod-b')")
     second = start("pod-b")
-    # It waits for the session timeout, and for no transaction of the one that stands,
-    # which has locked rows that these jobs need.
+    # The other pod waits for the session timeout. It waits for no transaction of the
+    # pod that stands still, which has locked rows that these jobs need.
     wait_for(
         lambda: effects() == [(job, "pod-b") for job in ids],
         timeout=40,
@@ -122,7 +122,7 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     assert not refused
     assert effects() == [(job, "pod-b") for job in ids]
     assert first.running
-    # It is a pod like any other again.
+    # It is again a pod like any other.
     more = enqueue()
     wait_for(
         lambda: sorted(job for job, _ in effects()) == ids + more,

@@ -1,1 +1,1 @@
-"""Random histories against a plain model of what jobs may do."""
+"""Random histories, compared with a plain model of the allowed states of jobs."""

@@ -1,4 +1,4 @@
-"""What the histories of one test share."""
+"""Everything that the histories of one test share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLES = [
 
 
 class Bench:
-    """What the histories of one test share: a database, its connections, two types."""
+    """The database, connections and two job types for the histories of a test."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -35,17 +35,17 @@ class Bench:
         self.handlers = database.pool("handlers", 30)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all connections."""
         self.handlers.close()
         for connection in (self.admin, *self.pods, *self.enqueuers):
             connection.close()
 
     def clear(self) -> None:
-        """Forget the history before."""
+        """Delete the history before."""
         for table in TABLES:
             self.admin.execute(f"delete from jobs_lib.{table}")
         self.admin.execute("delete from effects")
 
 
 def handle(job: Job, group: str | None = None) -> None:
-    """Never called: the machine says how it ends."""
+    """Never called: the machine decides how the job ends."""

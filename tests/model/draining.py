@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def drain(machine: Jobs) -> None:
-    """Everything is committed, resumed, due and owned: then all must end."""
+    """Commit, resume, make due and own everything: then all jobs must end."""
     admin = machine.bench.admin
     for through in list(machine.drafts):
         machine.end_transaction(through, commit=True)
@@ -48,7 +48,7 @@ def drain(machine: Jobs) -> None:
     assert sorted(i for (i,) in discarded) == sorted(
         known.id for known in machine.world.jobs.values() if known.end == "discarded"
     )
-    # Those whose own transaction was committed, and no other: each is a key.
+    # Only jobs whose own transaction was committed are here; each is a key.
     effects = admin.execute("select job from effects").fetchall()
     assert {i for (i,) in effects} == machine.world.effects
     for pod in machine.world.pods:

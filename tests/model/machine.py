@@ -1,4 +1,4 @@
-"""Steps that may happen in any order, each compared with the model."""
+"""Steps that may happen in any order; each is compared with the model."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Jobs(RuleBasedStateMachine):
         self.bench = bench
         self.world = World()
         self.drafts: dict[int, list[Known]] = {}
-        """Jobs of open transactions, by enqueuer."""
+        """The jobs of open transactions, by enqueuer."""
         self.late: list[tuple[BookedPod, ClaimedJob]] = []
-        """Attempts whose time is over, and whose transactions are still open."""
+        """The attempts whose time is over, and whose transactions are still open."""
         bench.clear()
 
     @initialize()
@@ -88,7 +88,7 @@ class Jobs(RuleBasedStateMachine):
     ) -> None:
         others = [j for k, d in self.drafts.items() if k != through for j in d]
         if any(j.group == group and j.ordered for j in others):
-            ordered = False  # it would wait for that transaction
+            ordered = False  # an ordered one would wait for that transaction
         origin = GROUPS[group] if group else ORIGINS[place % 3]
         connection = self.bench.enqueuers[through]
         if through not in self.drafts:
@@ -151,7 +151,7 @@ class Jobs(RuleBasedStateMachine):
                 self.start_one(one, place * n % len(one.startable))
 
     def happen(self, place: int) -> None:
-        """What others do while a round is under way."""
+        """Let others act while a round is under way."""
         opened = self.opened
         if opened and place % 2:
             self.commit_own(*opened[place % len(opened)])
@@ -177,7 +177,7 @@ class Jobs(RuleBasedStateMachine):
 
     @property
     def idle(self) -> list[tuple[BookedPod, ClaimedJob]]:
-        """Running handlers without a transaction."""
+        """The running handlers without a transaction."""
         return [
             (p, j) for p in self.world.pods for j in p.running if j.id not in p.open
         ]
@@ -254,7 +254,7 @@ class Jobs(RuleBasedStateMachine):
         if what == "crash":
             self.crash(pod)
         elif what == "take over":
-            # From a dead one, or from one that lives on and does not know it yet.
+            # The owner before may be dead, or may live on and not know it yet.
             self.take(self.world.pods[pod], origin)
         elif what == "take back":
             self.world.pods[pod].dispatcher._take_back()
@@ -274,7 +274,7 @@ class Jobs(RuleBasedStateMachine):
         if owner and owner[0] is pod:
             return
         if origin in pod.claimer.cursors:
-            pod.leave(origin, hurried=True)  # it notices what it has lost
+            pod.leave(origin, hurried=True)  # it notices which origins it has lost
         pod.take_over(origin)
 
     def hand_over(self, pod, origin, hurried) -> None:

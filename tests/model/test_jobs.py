@@ -1,7 +1,7 @@
 """Random histories of jobs: every step is compared with the model.
 
-Set MODEL_EXAMPLES to a number for a run with so many histories, new each time, and
-MODEL_SHRINKS to get a short one where one fails.
+Set MODEL_EXAMPLES to a number to run this many histories, new ones each time. Set
+MODEL_SHRINKS to shorten a history that fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_random_histories_of_jobs_keep_to_the_model(database):
                 stateful_step_count=50,
                 derandomize=not longer,
                 database=None,
-                # A history is shown whole: to shorten it takes minutes.
+                # A history is shown in full, since to shorten it takes minutes.
                 phases=[Phase.generate, Phase.shrink][: 2 if shrinks else 1],
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -1,4 +1,4 @@
-"""The model: what must be true of the jobs, in plain Python."""
+"""The model of the jobs' true states, in plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDS = {
 
 @dataclass(eq=False)
 class Known:
-    """A job as the model knows it, once its enqueue is committed."""
+    """A job, as the model knows it once its enqueue is committed."""
 
     id: int
     type: str
@@ -39,7 +39,7 @@ class Known:
 
 @dataclass(eq=False)
 class Ended:
-    """An attempt that has ended, and is not written yet."""
+    """An attempt that has ended and is not written yet."""
 
     job: ClaimedJob
     result: Result
@@ -48,7 +48,7 @@ class Ended:
 
 
 class World:
-    """The jobs, who owns their origins, and what has ended unwritten."""
+    """The jobs, the owners of their origins, and unwritten ends."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, Known] = {}
@@ -57,10 +57,10 @@ class World:
         self.pauses: set[tuple[str, str]] = set()
         self.pods: list[BookedPod] = []
         self.effects: set[int] = set()
-        """Jobs whose own transaction is in."""
+        """The jobs whose own transaction is committed."""
 
     def is_live(self, pod: Pod, job: ClaimedJob) -> bool:
-        """Whether what the pod does with the job still counts."""
+        """Whether the pod's actions on the job still count."""
         return self.owners.get(job.origin) == (pod, job.lane.epoch)
 
     def is_paused(self, job: Known | ClaimedJob) -> bool:
@@ -70,7 +70,7 @@ class World:
     # What a take-over, a round and a handler change
 
     def note_taken(self, pod: Pod, origins: Mapping[str, int]) -> None:
-        """What the owner before had claimed was cut off: each counts a crash."""
+        """Note a take-over: each job that the last owner had claimed counts a crash."""
         for origin, epoch in origins.items():
             if before := self.owners.get(origin):
                 claimer = before[0].claimer
@@ -82,7 +82,7 @@ class World:
             self.owners[origin] = (pod, epoch)
 
     def write(self, pod: Pod, ended: list[Ended]) -> None:
-        """A round wrote these."""
+        """Note what a round has written."""
         for one in ended:
             known = self.jobs[one.job.id]
             if known.end is not None or not self.is_live(pod, one.job):
@@ -102,7 +102,7 @@ class World:
         return self.is_live(pod, job) and known.end is None and job.attempt == attempt
 
     def note_commit(self, job: ClaimedJob, done: list[ClaimedJob]) -> None:
-        """The job's own transaction is in, and with it what ran before in its lane."""
+        """Note the commit of the job's transaction, and of earlier jobs in its lane."""
         self.effects.add(job.id)
         for one in (*done, job):
             self.jobs[one.id].end = self.jobs[one.id].end or "completed"
@@ -110,7 +110,7 @@ class World:
         assert not early, f"{job} took effect before {early} ended"
 
     def before(self, job: ClaimedJob) -> list[Known]:
-        """The jobs that were enqueued before it in its group."""
+        """The jobs of its group that were enqueued before it."""
         mine = self.jobs[job.id]
         if not mine.ordered or job.group is None:
             return []
@@ -123,10 +123,10 @@ class World:
     # What must hold
 
     def check_start(self, pod: Pod, job: ClaimedJob) -> None:
-        """A handler is called: may it be?"""
+        """Check that a handler may be called."""
         assert job.id in self.jobs, f"{job} was never committed"
         for other in pod.running:
-            # Live or not: what this process runs still, it does not run once more.
+            # Live or not: a process does not run a job again that it still runs.
             assert other is job or other.id != job.id, f"{job} runs beside itself"
             same = other is not job and job.group is not None
             assert not (same and (other.origin, other.group) == (job.origin, job.group))
@@ -159,7 +159,7 @@ class World:
             assert not (same and suspects), f"{job} beside {other}, both suspects"
 
     def compare(self, rows: list[tuple[Any, ...]]) -> None:
-        """The table holds exactly the unfinished jobs."""
+        """Check that the table holds exactly the unfinished jobs."""
         found = {row[0]: row[1:] for row in rows}
         unfinished = {k.id: k for k in self.jobs.values() if k.end is None}
         assert found.keys() == unfinished.keys(), (
@@ -175,14 +175,14 @@ class World:
 
 
 class BookedPod(Pod):
-    """A pod that tells the world what it does."""
+    """A pod that tells the world about its actions."""
 
     def __init__(self, world: World, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.world = world
 
     def take(self, origins: Mapping[str, int]) -> None:
-        """Take, and say so."""
+        """Take origins, and tell the world."""
         self.world.note_taken(self, origins)
         super().take(origins)
 
@@ -191,7 +191,7 @@ class BookedPod(Pod):
         before: Callable[[], object] = nothing,
         after: Callable[[], object] = nothing,
     ) -> None:
-        """A round: it writes what had ended before, and claims nothing paused."""
+        """Make a round: it writes earlier ends, and claims nothing that is paused."""
         ended = self.world.ended.pop(self, [])
         flying = set(self.claimer.in_flight.jobs)
         groups = {name for kind, name in self.world.pauses if kind == "group"}
@@ -212,7 +212,7 @@ class BookedPod(Pod):
                 assert not told, f"{job} was claimed, though paused"
 
     def note_end(self, job: ClaimedJob, outcome: Outcome | None, *, due: bool) -> None:
-        """A handler has ended."""
+        """Note that a handler has ended."""
         result = Result.COMPLETED if outcome is None else outcome.result
         if result is not Result.COMMITTED:
             self.world.ended[self].append(Ended(job, result, due))

@@ -1,1 +1,1 @@
-"""Tests of what an operator does with jobs."""
+"""Tests of an operator's actions on jobs."""

@@ -1,4 +1,4 @@
-"""Things that are set up wrong, a function each; it returns what the check is given."""
+"""Wrong set-ups, a function for each; it returns the arguments of the check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
 
 @dataclass
 class Bench:
-    """What a fault is made on; `undo` takes back what outlives the database."""
+    """The place of a fault; `undo` removes what would outlive the database."""
 
     admin: psycopg.Connection[Any]
     database: Database
@@ -46,7 +46,7 @@ class Bench:
 
     def fill(self, jobs: int, delete: str = "false") -> None:
         """Add jobs of one type to one origin, and delete some."""
-        # A session tells the server what it has changed when it ends, at the latest.
+        # A session reports its changes to the server at its end, at the latest.
         with psycopg.connect(self.database.url) as connection:
             connection.execute(
                 "insert into jobs_lib.jobs (origin, type, payload)"
@@ -56,7 +56,7 @@ class Bench:
             connection.execute(f"delete from jobs_lib.jobs where {delete}")
 
     def keep_dead_rows(self) -> None:
-        """Keep autovacuum from mending what is to be found."""
+        """Keep autovacuum from repairing the fault before the check finds it."""
         self.admin.execute("alter table jobs_lib.jobs set (autovacuum_enabled = off)")
 
 
@@ -192,7 +192,7 @@ def types_apart(bench: Bench) -> None:
 
 
 def old_multixacts(bench: Bench) -> dict[str, Any]:
-    # Hundreds of millions take hours: the limit goes down instead.
+    # Hundreds of millions would take hours, so the limit is lowered instead.
     return {"limits": Limits(multixacts=-1.0)}
 
 
@@ -282,7 +282,8 @@ def pgbouncer(
     file.write_text("\n".join(lines))
     options = ["-q"]
     if os.geteuid() == 0:
-        # It refuses to run as root, and must reach its file as another user.
+        # PgBouncer refuses to run as root, and the other user must be able to read its
+        # file.
         options += ["-u", "nobody"]
         for path in (file, users, *folder.parents[:2], folder):
             path.chmod(path.stat().st_mode | 0o055)

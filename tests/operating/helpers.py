@@ -1,4 +1,4 @@
-"""Jobs, owners and claims, put there by hand."""
+"""Jobs, owners and claims, inserted by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_job(connection: psycopg.Connection[Any], **columns: Any) -> int:
-    """Insert a job, of type `work` in `local/3` unless said otherwise; its id."""
+    """Insert a job, by default of type `work` in `local/3`; return its id."""
     values: dict[str, Any] = {
         "origin": "local/3",
         "type": "work",
@@ -28,7 +28,7 @@ def add_job(connection: psycopg.Connection[Any], **columns: Any) -> int:
 
 
 def add_discarded(connection: psycopg.Connection[Any], **columns: Any) -> int:
-    """Move a new job to the discarded ones, as a failure does; its id."""
+    """Move a new job to the discarded ones, as a failure does; return its id."""
     error = columns.pop("error", "boom")
     job = add_job(connection, **columns)
     connection.execute(
@@ -51,7 +51,7 @@ def add_owner(
     silent: float = 0.0,
     role: str = "execute",
 ) -> UUID:
-    """A process, `pod-x`, that owns an origin at epoch 7; its id."""
+    """Add a process, `pod-x`, that owns an origin at epoch 7; return its id."""
     owner = uuid4()
     connection.execute(
         "insert into jobs_lib.processes"

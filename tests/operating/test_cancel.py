@@ -1,4 +1,4 @@
-"""A cancel removes waiting jobs, asks running ones, and waits for claims."""
+"""A cancel removes waiting jobs, asks running jobs to stop, and waits for claims."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     admin, executor = connect(autocommit=True), connect()
     job = add_job(admin)
     owner = add_owner(admin)
-    # The statement of a claim, held open before its commit.
+    # This is the statement of a claim, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     add_claim(executor, owner, job)
     became: dict[int, str] = {}

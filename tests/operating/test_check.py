@@ -1,4 +1,4 @@
-"""The check: each thing made wrong once, and named with the way out."""
+"""The check: it names each wrong set-up, with a way out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOW = Limits(dead_rows=1_000, index_bytes=200_000, unanalyzed_rows=1_500, behind
 def findings(
     database: Database, *, settings: Any = None, **given: Any
 ) -> list[Finding]:
-    """Return the faults; wait for a server or pooler that is starting."""
+    """Return the faults; wait for a server or pooler that is still starting."""
     with contextlib.suppress(UnavailableError):
         found = check(database, settings or load_settings(), **given)
         return [one for one in found if one.level != "ok"]

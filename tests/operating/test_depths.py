@@ -1,4 +1,4 @@
-"""The depths are read at a price that does not grow with them."""
+"""Reading the depths costs the same, however deep they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discarded jobs: listed, shown, retried and deleted, one and many."""
+"""Discarded jobs are listed, shown, retried and deleted, one and many."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_a_retried_job_is_the_first_of_its_group_again(
     first = add_discarded(admin, group="g")
     second = add_job(admin, group="g")
     assert retry(database, [first]).retried == 1
-    # Due now: so executors find it at once, though their cursors are far beyond it.
+    # They are due now, so executors find them at once, though their cursors are far
+    # beyond.
     assert admin.execute(
         "select attempt, errors is not null, state, run_at <= clock_timestamp()"
         " from jobs_lib.jobs where id = %s",
@@ -113,7 +114,7 @@ def test_a_retried_job_runs_at_once_although_its_id_is_behind_the_cursor(
         later = [add_job(admin, group="g") for _ in range(3)]
         wait_for(lambda: ran == later, what="the others ran")
         retry(database, [late])
-        # Well before a sweep of everything, once a minute, would find it.
+        # This is well before the sweep of everything, once a minute, would find it.
         wait_for(lambda: ran == [*later, late], timeout=5, what="it ran")
 
 

@@ -1,4 +1,4 @@
-"""Why a job does not run: each reason, with its values."""
+"""The reasons for which a job does not run, each with its values."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_running_service_says_which_types_it_knows(
     with executing(app, ["local/3"]):
         wait_for(
             lambda: explain(database, job).codes == ["unknown_type"],
-            what=lambda: f"it is told: {explain(database, job)}",
+            what=lambda: f"it is explained: {explain(database, job)}",
         )
     cancel(database, [job])
     assert explain(database, job).codes == ["finished"]

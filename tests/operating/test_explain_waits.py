@@ -1,4 +1,4 @@
-"""Why a job waits that nothing but other jobs keeps: workers and limits."""
+"""The reasons of a job that only other jobs keep waiting: workers and limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def app(database_url):
 
 @pytest.fixture
 def await_reason(app, wait_for):
-    """A function that waits until a job has a reason, and returns its text."""
+    """A function that waits until a job has a reason, and returns the reason's text."""
 
     def await_reason(job_id: int, code: str) -> str:
         found: list[str] = []

@@ -1,4 +1,4 @@
-"""The history: days made ahead, dropped whole, and never in the way of completions."""
+"""The history: its days are made ahead, dropped whole, and never delay completions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def today(connection):
 
 
 def partitions(connection) -> dict[str, int]:
-    """The partitions of the history, and how many rows each holds."""
+    """The partitions of the history, and the number of rows in each."""
     names = connection.execute(
         "select relname from pg_inherits join pg_class on oid = inhrelid"
         " where inhparent = 'jobs_lib.history'::regclass"
@@ -51,7 +51,7 @@ def partitions(connection) -> dict[str, int]:
 
 
 def backdate(connection, days: int) -> str:
-    """Make a partition as it was made some days ago; returns its day."""
+    """Make a partition like one that was made some days ago; return its day."""
     day = today(connection) - timedelta(days=days)
     name = f"{day:%Y%m%d}"
     connection.execute(
@@ -189,7 +189,7 @@ def test_old_claims_of_unknown_processes_are_deleted(database, connect):
     add_claim(admin, known, 1)
     add_claim(admin, uuid4(), 2)
     admin.execute("update jobs_lib.claims set claimed_at = now() - interval '2 h'")
-    # Its process may be about to start.
+    # The process of this claim may be about to start.
     add_claim(admin, uuid4(), 3)
     maintain(database)
     left = admin.execute("select ids from jobs_lib.claims order by ids").fetchall()
@@ -210,7 +210,7 @@ def test_the_drop_of_a_day_costs_the_same_for_any_number_of_rows(database, conne
                 "select pg_current_wal_insert_lsn() - %s::pg_lsn", (before,)
             ).fetchone()[0]
         )
-    # To delete the rows would write more than 50 bytes for each.
+    # Deleting the rows would write more than 50 bytes for each.
     assert written[1] < written[0] + 1_000_000, written
 
 
@@ -349,7 +349,7 @@ def test_a_transaction_that_stays_open_is_reported_by_its_pid(
     maintenance = Maintenance(database, KEEP, interval=0.05, limits=Limits(0.3))
     with heard("transaction.old") as told:
         maintenance.start()
-        wait_for(lambda: told, what="it has been told")
+        wait_for(lambda: told, what="it has been reported")
         wait_for(lambda: "transaction.old" in caplog.text, what="and logged")
         maintenance.stop()
     assert {fields["who"] for _, fields in told} == {pid}

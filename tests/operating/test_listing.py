@@ -1,4 +1,4 @@
-"""Lists of jobs in every state, one job in full, and how much is read for it."""
+"""Lists of jobs in every state, one job in full, and how much each reads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.plans.test_plans import Plans, emptied, few_groups, full
 
 
 def one_of_each(admin) -> dict[str, int]:
-    """A job in each state; the ids by state."""
+    """One job in each state; the ids by state."""
     running = add_job(admin)
     retried = add_job(admin, state="scheduled", run_at="2999-01-01")
-    # The claim's row still names a job that has been retried since.
+    # The row of the claim still names a job that has been retried since.
     add_claim(admin, add_owner(admin), running, retried)
     ids = {
         "running": running,
@@ -115,7 +115,7 @@ def test_a_job_is_shown_with_all_that_is_known(database, connect, command):
         command("jobs", "list").output,
         command("jobs", "explain", str(job)).output,
     ):
-        # The text of a payload or an error must not steer the operator's terminal.
+        # The text of a payload or an error must not control the operator's terminal.
         assert "\x1b" not in text
     assert "[bold]" in command("jobs", "show", str(job)).output
     missing = command("jobs", "show", "4711")
@@ -154,7 +154,7 @@ def test_a_look_up_by_id_never_reads_the_table(database, monkeypatch, state):
         assert not re.search(r"Seq Scan on jobs", plan), plan
         for index in re.findall(r"using (\w+) on jobs", plan):
             assert index in {"jobs_pkey", "jobs_of_group", "jobs_due"}, plan
-        # Every look starts at an origin, but for the first one of all.
+        # Every look starts at an origin, except the first look of all.
         looks = r"Index (Only )?Scan using \w+ on jobs\b.*\n *(.*)"
         for only, condition in re.findall(looks, plan):
             if condition.startswith(("Index Cond", "Filter")) or not only:
@@ -162,7 +162,7 @@ def test_a_look_up_by_id_never_reads_the_table(database, monkeypatch, state):
 
 
 def look_up(database, job: int) -> None:
-    """Every statement that finds jobs by their ids, and the lists."""
+    """Run every statement that finds jobs by their ids, and the lists."""
     show_job(database, job)
     explain(database, job)
     list_jobs(database)
@@ -208,7 +208,7 @@ def test_a_page_of_a_million_jobs_is_there_within_a_second(database, connect):
         lambda: explain(database, 900_000),
         lambda: explain(database, 1_900_000),
     ):
-        # The best of three: the machine may be busy with other work.
+        # The best of three counts: the machine may be busy with other work.
         took = []
         for _ in range(3):
             begun = time.monotonic()

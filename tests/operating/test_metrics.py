@@ -1,4 +1,4 @@
-"""Metrics: their totals equal what the database has, and labels are few."""
+"""Metrics: their totals equal those of the database, and labels are few."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS |= {"sqlstate", "le", "version"}
 
 
 def scrape(port: int) -> dict[str, Metric]:
-    """Return the answer of a process by the names of the metrics."""
+    """Return the metrics of a process by their names."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         families = text_string_to_metric_families(answer.read().decode())
@@ -121,7 +121,7 @@ def test_scrapes_show_the_depths_and_rarely_query_them(
     app = make_app(database_url, probes_port=port)
     app.job(name="work")(lambda job: None)
     with running(app, "executor"):
-        # The first scrape asks for the first look.
+        # The first scrape requests the first look.
         assert not looks
         scrape(port)
         wait_for(lambda: looks, what="it has looked")
@@ -179,7 +179,7 @@ def test_a_consumer_counts_the_records_that_it_has_applied(
     app = make_app(
         database_url, probes_port=port, kafka_bootstrap_servers=bootstrap_servers
     )
-    # The first one may be that of a block, and tell of no record.
+    # The first failure may be that of a block, and name no record.
     failures = iter([LookupError("not yet")] * 2)
 
     @app.consumer(name, group=f"{name}-g")

@@ -1,4 +1,4 @@
-"""Pauses: noted for every pod to see, listed, and taken back."""
+"""Pauses are written for every pod to see, listed, and removed."""
 
 from __future__ import annotations
 

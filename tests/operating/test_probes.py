@@ -22,7 +22,7 @@ V4, V6 = "127.0.0.1", "::1"
 
 
 def has_ipv6() -> bool:
-    """Tell whether this machine has IPv6 switched on."""
+    """Tell whether this machine has IPv6 enabled."""
     try:
         socket.create_server((V6, 0), family=socket.AF_INET6).close()
     except OSError:
@@ -32,8 +32,8 @@ def has_ipv6() -> bool:
 
 @contextlib.contextmanager
 def answering(is_ready=lambda: True):
-    """Probes on some free port; gives the port."""
-    # Any port: the kernel chooses one for all addresses at once.
+    """Answer probes on some free port; yield the port."""
+    # For port 0 the kernel chooses a port that is free for all addresses.
     one = Probes(0, is_ready)
     one.start()
     try:
@@ -43,7 +43,7 @@ def answering(is_ready=lambda: True):
 
 
 def ask(port: int, path: str, host: str = V4, method: str = "GET") -> tuple[int, str]:
-    """The status and the text."""
+    """The status and the text of an answer."""
     where = f"[{host}]" if ":" in host else host
     request = urllib.request.Request(f"http://{where}:{port}{path}", method=method)
     try:
@@ -167,5 +167,5 @@ def test_the_probes_cost_few_megabytes():
         [sys.executable, "-c", RSS], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
-    # By a web framework it was 17.
+    # With a web framework it was 17.
     assert float(run.stdout) < 4

@@ -1,4 +1,4 @@
-"""Retrying now: jobs in backoff by id and by filter, and why a job is left."""
+"""Retry now: jobs in backoff by id and by filter, and the reason if one is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_failed(
     at: datetime | None = None,
     **columns: Any,
 ) -> int:
-    """A job in backoff until tomorrow; its id."""
+    """Add a job in backoff until tomorrow; return its id."""
     at = at or datetime.now(UTC) - timedelta(seconds=1)
     errors = [{"attempt": 2, "at": at.isoformat(), "error": error}]
     return add_job(
@@ -40,7 +40,7 @@ def add_failed(
 
 
 def find_due(connection: psycopg.Connection[Any]) -> list[int]:
-    """The jobs that were scheduled and are due."""
+    """Find the jobs that were scheduled and are due."""
     rows = connection.execute(
         "select id from jobs_lib.jobs where state = 'scheduled'"
         " and run_at <= clock_timestamp() order by id"
@@ -91,7 +91,7 @@ def test_a_filter_takes_jobs_in_backoff_beside_discarded_ones_and_no_others(
     delayed = add_job(admin, state="scheduled", run_at=LATER)
     snoozed = add_failed(admin, "Snooze: they open at nine", attempt=0)
     limited = add_failed(admin, "RateLimited: 5 in 60 s", attempt=0)
-    # A batch of one job each: the next one goes on where the last one ended.
+    # Each batch has one job: the next one continues where the last one ended.
     assert retry(database, filter=Filter(type="work"), batch=1).retried == 6
     assert find_due(admin) == [*taken, again]
     assert not {other, delayed, snoozed, limited} & set(find_due(admin))
@@ -186,7 +186,7 @@ def test_the_retry_command_names_the_jobs_it_left_and_why(command, connect):
 def test_a_retry_neither_waits_for_a_promotion_nor_stops_it(database, connect):
     admin, executor = connect(autocommit=True), connect()
     held, free = add_failed(admin), add_failed(admin)
-    # The statement of a promotion, held open before its commit.
+    # This is the statement of a promotion, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     executor.execute(
         "update jobs_lib.jobs set state = 'available' where id = %s", (held,)

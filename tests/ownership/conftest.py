@@ -1,4 +1,4 @@
-"""A process that has been silent for long."""
+"""A process that has been silent for a long time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def silent(admin) -> UUID:
-    """The id of the owner of `t/1`; its last heartbeat is long ago."""
+    """The id of the owner of `t/1`; its last heartbeat was long ago."""
     process = uuid4()
     admin.execute(
         "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"

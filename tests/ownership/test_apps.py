@@ -1,4 +1,4 @@
-"""Several apps on the same tables: each runs the jobs of the types that it knows."""
+"""Several apps share the same tables: each runs the jobs of the types that it knows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.expects("fenced")
 
 
 def make_app(url: str, **settings: Any) -> App:
-    """An app with pods that never count as dead, so that a busy machine adds no run."""
+    """An app whose pods never count as dead, so that a busy machine adds no run."""
     return make_quick_app(url, **{"stale_after": 20.0, **settings})
 
 
@@ -84,7 +84,7 @@ def test_two_apps_run_the_jobs_of_their_own_types(
         wait_for(lambda: second.process.foreign == {"a"}, what="it knows the others")
         wait_for(lambda: first.process.foreign == {"b"}, what="it knows the others")
         told = len(unknown)
-        # Jobs of the other one are no news from now on.
+        # From now on, jobs of the other app are no reason to look.
         enqueue(one, connect)
         enqueue(two, connect)
         wait_for(lambda: len(ran_one) + len(ran_two) == 80, what="these run, too")
@@ -105,7 +105,7 @@ def test_a_group_of_two_apps_is_one_line(database_url, admin, connect, wait_for)
     ship = two.job(name="ship", group="customer")(run)
     with connect() as connection:
         for n in range(12):
-            # Two of one app, two of the other one.
+            # Two jobs are of one app, and two of the other.
             (bill if n % 4 < 2 else ship).enqueue(connection, customer="7", n=n)
     with running(one, "executor"), running(two, "executor"):
         wait_for(lambda: not count(admin, "jobs"), timeout=60, what="all have run")
@@ -196,7 +196,7 @@ def test_the_check_fails_when_no_live_executor_knows_a_type(
         wait_for(lambda: ran_one == ["a"], what="its job runs")
         (found,) = find_errors(one, "types")
         assert re.search("type b wait in .* no executor that is alive knows", found)
-        # Alive again, held back by a pause alone: all is well.
+        # Its app is alive again, and only a pause holds the job back: all is well.
         admin.execute("insert into jobs_lib.pauses (kind, name) values ('type', 'b')")
         with running(two, "executor"):
             wait_for(
@@ -233,7 +233,7 @@ def test_jobs_of_another_app_do_not_hold_up_jobs_behind_them(
     admin.execute("insert into jobs_lib.pauses (kind, name) values ('type', 'b')")
     with running(two, "executor"), running(one, "executor") as first:
         wait_for(lambda: first.process.foreign == {"b"}, what="it knows the others")
-        # So many that nothing behind them is found by looking at each.
+        # There are so many jobs that looks at each find nothing behind them.
         admin.execute(
             "insert into jobs_lib.jobs (origin, type, payload)"
             " select 'local/3', 'b', '{}' from generate_series(1, 100000)"
@@ -284,7 +284,7 @@ def test_a_job_claimed_by_another_app_stays_available_behind_a_cancelled_head(
     two, _ = make_pod(database_url, "b", name="shipping")
     owner = add_owner(admin, types=["b"], role="execute:shipping")
     with connect() as connection:
-        # The head came late, while the one behind it was claimed already.
+        # The head was committed late, while the job behind it was claimed already.
         head, behind = (
             two.jobs["b"].options(origin="local/3").enqueue(connection, customer="7")
             for _ in range(2)
@@ -394,7 +394,7 @@ def test_types_that_another_app_runs_are_refused_with_the_way_out(
         enqueue(one, connect)
         wait_for(lambda: len(ran) == 40, what="the first one goes on")
     assert not count(admin, "processes")
-    # Once its executors are gone, a type may have moved.
+    # Once its executors are gone, another app may have the type.
     with running(two, "executor"):
         pass
 
@@ -431,7 +431,7 @@ def test_an_app_of_the_same_name_with_other_types_is_refused_with_the_way_out(
             pass
         wait_for(lambda: len(ran) == 20, what="its own jobs run")
     assert not count(admin, "processes")
-    # Its jobs were not touched, and run as soon as the other one is gone.
+    # Its jobs were not touched, and run as soon as the other app is gone.
     with running(two, "executor"):
         wait_for(lambda: len(ran_two) == 20, timeout=30, what="these run, too")
 
@@ -478,13 +478,13 @@ def test_a_release_with_more_or_fewer_types_is_not_reported(database_url, types)
 def test_an_app_shares_origins_with_its_pods_of_an_earlier_release(
     database, alive, role
 ):
-    # A release that knows no apps: its executors have the one role that there was.
+    # This is a release without apps: all its executors have the same role.
     old = Process(database, "old", [EXECUTE], 60.0, types=alive or ())
     if alive:
         old.start()
     try:
         assert find_role(database, "billing", ["a", "b"], 5.0) == role
-        # It stays so through later runs; and no other app gets the same.
+        # It keeps the role through later runs, and no other app gets that role.
         assert find_role(database, "billing", ["x"], 5.0) == role
         assert find_role(database, "shipping", ["y"], 5.0) == "execute:shipping"
     finally:

@@ -1,4 +1,4 @@
-"""Which member of a group a sidecar takes for its service's."""
+"""The member of a group that a sidecar takes for its service's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = "g"
 def member(
     client_id: str, *partitions: int, instance: str = "", host: str = "/1.2.3.4"
 ):
-    """A member as the coordinator describes it."""
+    """A member, in the form in which the coordinator describes it."""
     return SimpleNamespace(
         client_id=client_id,
         group_instance_id=instance or None,
@@ -33,7 +33,7 @@ def member(
 
 @pytest.fixture
 def source():
-    """A sidecar's source, of the pod `pod-a` on this host."""
+    """The source of a sidecar of the pod `pod-a` on this host."""
     settings = make_app(
         "postgresql://nobody@127.0.0.1:1/none",
         pod="pod-a",
@@ -44,7 +44,7 @@ def source():
 
 
 def wanted(source, *answers):
-    """Return what the source wants after these lists of members."""
+    """Return the origins that the source wants after these lists of members."""
     for members in answers:
         source._note(GROUP, members)
     source._expire()
@@ -72,7 +72,7 @@ def test_a_sidecar_follows_the_member_on_its_own_host_when_names_repeat(source):
 
 def test_two_members_with_one_pod_name_are_refused_when_both_stay(source, wait_for):
     answer = [member("pod-a", 1), member("pod-a", 2)]
-    # One of them may be what is left of a process that was killed.
+    # One of them may remain from a process that was killed.
     assert wanted(source, answer, answer) == set()
 
     said = []

@@ -1,4 +1,4 @@
-"""An origin changes hands while its jobs run: for so long, and no longer, it waits."""
+"""An origin changes hands while its jobs run: the hand-over waits up to a limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORIGIN = "local/3"
 
 @pytest.fixture
 def running_job(database_url, connect, wait_for):
-    """Let a job of the origin run, in a pod whose hand-overs last this long at most.
+    """Let a job of the origin run in a pod with this limit for hand-overs.
 
     `source, may_end = running_job(seconds)`: the job ends when `may_end` is set.
     """
@@ -89,14 +89,14 @@ def test_an_origin_is_free_once_its_running_job_has_ended_and_been_settled(
     source, may_end = running_job(60)
     with heard("origins.released") as released:
         source.revoke([ORIGIN])
-        # Ten times as long as the ownership needs to notice.
+        # The ownership notices within a tenth of this time.
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             assert not is_free(admin)
         may_end.set()
         wait_for(lambda: released, what="it is given up")
     assert is_free(admin)
-    # It need not run again: its outcome was stored before the origin was free.
+    # The job need not run again: its outcome was stored before the origin was free.
     assert outcomes(admin) == [("completed", 1)]
     assert [fields["late"] for _, fields in released] == [False]
 
@@ -118,5 +118,5 @@ def test_an_origin_is_free_when_the_time_is_over_and_its_job_commits_nothing(
         may_end.set()
         wait_for(lambda: ran, what="its handler has ended")
     assert outcomes(admin) == []
-    # It waits for the next owner, with no attempt spent.
+    # The job waits for the next owner, and has lost no attempt.
     assert admin.execute("select attempt from jobs_lib.jobs").fetchall() == [(0,)]

@@ -1,4 +1,4 @@
-"""Another topic becomes the home: a group's jobs stay in one origin."""
+"""Another topic becomes the home: the jobs of a group stay in one origin."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def count_waiting(admin) -> int:
 
 @pytest.fixture
 def pods(database_url, connect, admin):
-    """Two pods: the first knows the home as it was before."""
+    """Two pods; the first one knows the old home."""
     (app, knows_old), (_, knows_new) = (make_pod(database_url) for _ in range(2))
     with connect() as connection:
         knows_old.enqueue(connection, group="g")
@@ -86,7 +86,7 @@ def test_enqueue_many_by_a_program_that_knows_the_old_home_uses_the_new_one(
     pods, admin, connect
 ):
     app, knows_old, _ = pods
-    # As many partitions as before: the number alone does not tell.
+    # The new home has as many partitions as the old one: the number does not show it.
     declare_topic(app, "orders", home=True, partitions=16)
     with connect() as connection:
         knows_old.enqueue_many(connection, [{"group": "g"}] * 3)
@@ -135,7 +135,7 @@ def test_a_home_is_adopted_while_jobs_wait_and_their_groups_move(
     expected |= {later: choose_origin("g", "orders", partitions)}
     expected |= {by_hand: "local/3", free: "local/5"}
     assert dict(admin.execute("select id, origin from jobs_lib.jobs")) == expected
-    # A pod of the release before enqueues behind them.
+    # A pod of the last release enqueues behind them.
     with connect() as connection:
         knows_old.enqueue(connection, group="g")
     assert count(admin, "jobs") == 34
@@ -155,7 +155,7 @@ def test_groups_stay_in_order_while_their_home_is_adopted(
         with job.transaction() as own:
             own.execute("insert into effects values (default, %s, %s)", (group, n))
 
-    # A pod without consumers shares all origins with jobs, of any topic.
+    # A pod without consumers shares all origins that have jobs, of any topic.
     with running(app, "executor"), connect() as connection:
         for n in range(60):
             for group in "abc":

@@ -37,7 +37,7 @@ def app(database_url):
 
 @pytest.fixture
 def waits(admin, wait_for):
-    """A function that waits until a number of backends wait for an advisory lock."""
+    """A function that waits until this many backends wait for an advisory lock."""
 
     def waits(backends: int = 1) -> None:
         wait_for(
@@ -47,7 +47,7 @@ def waits(admin, wait_for):
                 ).rowcount
                 >= backends
             ),
-            what="somebody waits for a lock",
+            what="a session waits for a lock",
         )
 
     return waits
@@ -96,7 +96,7 @@ def test_queued_jobs_move_with_their_groups_under_their_ids(app, admin, connect)
 def test_an_app_that_knows_the_old_number_enqueues_by_the_new_one(app, admin, connect):
     work = app.jobs["work"]
     with connect() as connection:
-        # From here on the app knows how many there are.
+        # From here on the app knows the number of partitions.
         work.enqueue(connection, group="g0")
         connection.commit()
         repartition(make_app(app.settings.database_url), AFTER)
@@ -176,7 +176,7 @@ def test_a_second_repartition_moves_the_jobs_that_the_first_one_moved(
     with connect() as early:
         work.enqueue_many(early, [{"group": g} for g in GROUPS])
         moves = []
-        # Back to what it was before: by then there are jobs in the new origins.
+        # Back to the number before: by then there are jobs in the new origins.
         for partitions in (AFTER, BEFORE):
             moves.append(threading.Thread(target=repartition, args=(app, partitions)))
             moves[-1].start()

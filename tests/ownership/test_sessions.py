@@ -1,4 +1,4 @@
-"""Locks of a silent process do not last."""
+"""The locks of a silent process do not last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def session(connect):
 
 @pytest.fixture
 def live(database):
-    """A process that beats."""
+    """A process that sends heartbeats."""
     process = Process(database, "pod", ["execute"], 0.1, stale_after=STALE_AFTER)
     process.start()
     yield process
@@ -46,7 +46,8 @@ def test_a_take_over_does_not_wait_for_a_silent_process(
     with contextlib.ExitStack() as standing:
         stopped = session(silent)
         if stands == "in a pipeline":
-            # Executed, and its end is not sent: no setting of the server counts this.
+            # The command has run, and its end is not sent: no setting of the server
+            # counts this.
             standing.callback(stopped.close)
             standing.enter_context(contextlib.suppress(psycopg.Error))
             standing.enter_context(stopped.pipeline())
@@ -72,6 +73,6 @@ def test_no_other_session_is_ended(silent, live, session, wait_for):
     assert ended[0][1] == {"process": silent, "sessions": 1}
     with pytest.raises(psycopg.OperationalError):
         of_dead.execute("select 1")
-    # The same look would have ended these.
+    # The same look would have ended these sessions.
     assert idle.execute("select 1").fetchone() == (1,)
     assert of_live.execute("select 2").fetchone() == (2,)

@@ -1,4 +1,4 @@
-"""Processes share origins over heartbeats, and leave followed ones to followers."""
+"""Processes share origins by heartbeats, and leave followed ones to followers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHERS = [f"others/{n}" for n in range(20)]
 
 @pytest.fixture
 def start(database, wait_for):
-    """A function that starts a process; returns what it wants, and how to stop it."""
+    """A function that starts a process; it returns its source, and a way to stop it."""
     with contextlib.ExitStack() as running:
 
         def start(
@@ -80,7 +80,7 @@ def test_a_process_wants_its_share_before_its_first_heartbeat_arrives(
         interval=0.02,
         stale_after=30.0,
     )
-    # After an outage it may look around before its first heartbeat is there.
+    # After an outage it may look around before its first heartbeat has arrived.
     source.start(lambda: None)
     try:
         wait_for(lambda: source.wanted == {*ORDERS}, what="it wants its share")

@@ -1,4 +1,4 @@
-"""Origins are taken and released as the database says, through every failure."""
+"""Origins are taken and released as the database decides, through every failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recorder:
         self.calls: list[tuple[str, frozenset[str]]] = []
         self.epochs: dict[str, int] = {}
         self.timeouts: list[float] = []
-        """How long each release may wait for what runs."""
+        """How long each release may wait for running jobs."""
 
     def lose(self, origins):
         self.calls.append(("lose", frozenset(origins)))
@@ -55,7 +55,7 @@ def holder():
 
 @pytest.fixture
 def own(database, holder):
-    """Start an ownership over a source; stopped at the end."""
+    """Start an ownership over a source; stop it at the end."""
     started: list[Ownership | Process] = []
 
     def start(
@@ -106,14 +106,14 @@ def test_a_failed_release_is_repeated_until_the_row_is_free(
     wait_for(lambda: gone in holder.calls, what="the holder has let go")
     if again:
         source.assign(["t/1"])
-        # The holder works on it again, under an epoch of its own.
+        # The holder works on it again, under a new epoch.
         wait_for(lambda: owners(admin) == {"t/1": 2, "t/2": 1}, what="it is taken")
         taken = ("take", frozenset({"t/1"}))
         wait_for(lambda: holder.calls[-1] == taken, what="the holder has it")
     admin.execute("drop trigger fail on jobs_lib.origins")
     source.revoke(["t/1"])
     wait_for(lambda: owners(admin) == {"t/2": 1}, what="the row is free")
-    # Told once each time: its jobs were handed over at the first.
+    # The holder was called once each time: the first call handed the jobs over.
     assert holder.calls.count(gone) == 1 + again
 
 
@@ -143,7 +143,7 @@ def test_an_owner_never_has_an_epoch_twice_even_if_the_database_forgets_one(
     own(source)
     source.assign(["t/1"])
     wait_for(lambda: holder.epochs == {"t/1": 1}, what="it is taken")
-    # As a standby has it that lacks the last commits.
+    # A standby that lacks the last commits has this state.
     admin.execute("update jobs_lib.origins set epoch = 0, owner = null")
     wait_for(lambda: holder.epochs == {"t/1": 2}, what="it is taken anew")
     assert owners(admin) == {"t/1": 2}
@@ -177,7 +177,7 @@ def test_origins_of_silent_owners_are_taken_later_after_a_database_outage(
     own, silent, admin, wait_for, was_away
 ):
     stale_after = 3.0
-    # The server of the tests may have been started for this one.
+    # The tests' server may have been started for this test.
     since_start = (
         "select clock_timestamp() - pg_postmaster_start_time() > interval '3 s'"
     )
@@ -209,7 +209,7 @@ def test_an_owner_that_beats_while_a_take_over_waits_keeps_its_origin(
         (silent,),
     )
     commit.rollback()
-    # It has gone on: after that it takes the origins without an owner.
+    # It continues: after that it takes the origins without an owner.
     source.replace(["t/1", "t/2"])
     wait_for(lambda: "t/2" in owners(admin), what="the other one is taken")
     assert owners(admin) == {"t/1": 1, "t/2": 1}
@@ -274,18 +274,18 @@ def test_an_origin_taken_from_a_live_owner_begins_once_that_owner_knows(
         )
 
     def look(origin: str) -> None:
-        """Let the taker look around: it has taken another origin since."""
+        """Let the taker look around: by this moment it has taken another origin."""
         source.assign([origin])
         wait_for(lambda: origin in holder.epochs, what="it has looked around")
 
     beat()
     source = Source()
     ownership = own(source, stale_after=60.0)
-    # As the group's coordinator does with a partition.
+    # The group's coordinator assigns a partition in the same way.
     source.assign(["t/1"])
     wait_for(lambda: owners(admin) == {"t/1": 2}, what="it is taken")
     look("t/2")
-    # The answer to the first one may be from before, and that to the second on its way.
+    # The first look may use an answer from before, and the second may be under way.
     beat()
     look("t/3")
     assert "t/1" not in holder.epochs

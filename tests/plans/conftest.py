@@ -9,6 +9,6 @@ from tests.plans.owner import Owner
 
 @pytest.fixture
 def owner(database, admin):
-    """An executor of its own, on a connection as executors have it."""
+    """An executor of its own, on the same kind of connection as executors use."""
     with database.connect("test", impatient=True) as connection:
         yield Owner(connection, database.queries, admin)

@@ -1,4 +1,4 @@
-"""An executor of its own, which looks and claims when a test tells it to."""
+"""An executor of its own that looks and claims when a test asks it to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.apps import HOME, make_app
 
 
 class Owner:
-    """An executor that owns all origins, and polls and claims on call."""
+    """An executor that owns all origins, and looks and claims on request."""
 
     def __init__(self, connection, queries, admin) -> None:
         owner = uuid4()
@@ -24,14 +24,14 @@ class Owner:
         self.claimer = Claimer(owner, UUID(int=1), types)
         self.claimer.take(dict.fromkeys(HOME, 1))
         for position in self.claimer.cursors.values():
-            # Or a claim of the plain kind would come first.
+            # Without this a claim of the plain kind would come first.
             position.all_plain = False
         self.poller = Poller(self.claimer, 0.01)
         self.connection, self.queries = connection, queries
         self.round_trip = RoundTrip(connection, queries, prepare=True)
 
     def look(self) -> int:
-        """Look once; returns how many rows the look has found."""
+        """Look once; return how many rows the look has found."""
         self.poller._next_at = 0.0
         batches = self.poller.prepare(busy=False, hinted=False)
         answers, failure = self.round_trip.exchange(*[b.statements for b in batches])
@@ -46,12 +46,12 @@ class Owner:
         return rows
 
     def claim(self) -> list[str]:
-        """Claim once; returns the groups of the jobs."""
+        """Claim once; return the groups of the jobs."""
         asked = self.claimer.prepare(100)
         return [] if asked is None else self.take(asked)
 
     def take(self, asked) -> list[str]:
-        """Send a claim; returns the groups of the jobs."""
+        """Send a claim; return the groups of the jobs."""
         before = {*self.claimer.in_flight.jobs}
         (answer,), failure = self.round_trip.exchange([asked])
         assert failure is None

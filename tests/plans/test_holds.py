@@ -1,4 +1,4 @@
-"""However many keys are held, a row looks for its own hold alone."""
+"""However many keys are held, a row looks only for its own hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from generate_series(1, 6000) n
 
 @pytest.fixture
 def relay(database, admin):
-    """The relay of two shards, which does nothing by itself."""
+    """A relay of two shards that does nothing by itself."""
     own_shards(admin, OWNER, [0, 1])
     return RelaySteps(make_app(database.url), OWNER)
 
@@ -77,14 +77,14 @@ def test_no_statement_of_the_relay_reads_all_holds(
         assert any(part in plan for plan in told), part
     for plan in told:
         assert not re.search(r"Seq Scan on (holds|held_rows|outbox)", plan), plan
-        # A hash of holds would hold them all.
+        # A hash of holds would contain all of them.
         for name in re.findall(r"Scan using (\w+) on holds", plan):
             assert name in {"holds_of", "holds_due", "holds_of_topics"}, plan
         assert not re.search(r"Hash.*\n.*Scan using \w+ on holds", plan), plan
 
 
 def use_holds(database, admin, connection, relay) -> None:
-    """Every statement of a relay that asks for holds."""
+    """Run every statement of a relay that reads holds."""
     block = relay.read(connection, 0)
     assert len(block.outgoing) == 5_000
     refused, behind = block.records[10:12]
@@ -100,7 +100,7 @@ def use_holds(database, admin, connection, relay) -> None:
     lifted = {"topic": topic, "key": key, "row_id": None}
     freed = connection.execute(database.queries["lift_hold"], lifted).fetchone()
     assert freed == (1,)
-    # The rows of the re-export as well, of which the first ones are held now.
+    # Read the rows of the re-export, too; the first of them are held now.
     few = relay.read(connection, 1)
     assert few.reexports
     assert len(few.outgoing) == 20
@@ -121,20 +121,20 @@ def test_a_row_reads_no_more_than_its_own_hold_however_many_there_are(
             connection.execute(f"set auto_explain.log_{setting} = on")
 
         def read(shard: int) -> int:
-            """The pages that it takes to read the live rows of a block."""
+            """Count the pages of the live rows of a block."""
             with plans.told(generic=True) as told:
                 relay.read(connection, shard)
             (plan,) = [one for one in told if "o.class = 0 and" in one]
             (found,) = re.findall(r"Buffers: shared (.*)", plan)[:1]
             return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", found)))
 
-        # Hints are set, and catalogues read.
+        # The first reads set hints and read catalogues.
         read(0), read(1)
         without = read(0), read(1)
         admin.execute(_HELD, {"holds": HOLDS})
         admin.execute("vacuum jobs_lib.holds")
         some = read(0), read(1)
-        # Its own hold is at the end of a path through an index, of three pages or four.
-        # A look through all holds would be thousands.
+        # Its own hold is at the end of a path of three or four pages through an index.
+        # A look through all holds would read thousands.
         assert some[0] - without[0] <= 4 * 2_500 + 100, (without, some)
         assert some[1] - without[1] <= 4 * 10 + 100, (without, some)

@@ -22,12 +22,12 @@ _GONE = (
     WRITE + "select n %% 4, 'gone', 'k' || n, '', n %% 2 from generate_series(1, %s) n"
 )
 FEW = 100
-"""Pages of a look that walks over nothing; PostgreSQL 15 reads more of the catalog."""
+"""Pages of a look that reads no row; PostgreSQL 15 reads more of the catalog."""
 
 
 @pytest.fixture
 def reader(database, admin):
-    """The reader of a relay that owns the shards, and does nothing by itself."""
+    """The reader of a relay that owns the shards and does nothing by itself."""
     own_shards(admin, OWNER, SHARDS)
     app = make_app(database.url)
     app.topic("calm", compacted=True, settle=60)
@@ -35,7 +35,7 @@ def reader(database, admin):
 
 
 class Eyes:
-    """Reads as a sender does, and counts the pages of the reading."""
+    """Reads as a sender does, and counts the pages."""
 
     def __init__(self, connection, starts, reader) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class Eyes:
         self.pages = 0
 
     def look(self, *, complete: bool = False) -> list[int]:
-        """Find the shards that have rows, as if it were time for a complete look."""
+        """Find the shards that have rows, as if a complete look were due."""
         self.starts.due_at = 0.0 if complete else math.inf
         with self._plans.told(generic=True) as told:
             pending = self.starts.find_pending(self._connection, SHARDS)
@@ -56,7 +56,7 @@ class Eyes:
         return [shard for shard, _ in pending]
 
     def read(self, shard: int) -> list[str | None]:
-        """The keys of the next block of a shard."""
+        """Read the keys of the next block of a shard."""
         with self._plans.told(generic=True) as told:
             block = self._reader.read(
                 self._connection, shard, 1, self.starts.get(shard)
@@ -65,14 +65,14 @@ class Eyes:
         return [record.key for record in block.records]
 
     def settle(self, *, seconds: float = 9.0) -> None:
-        """Pretend that so many seconds passed since the last mark, if there is one."""
+        """Pretend that the last mark, if there is one, is this many seconds old."""
         if self.starts._mark is not None:
             at = self.starts._mark.at - seconds
             self.starts._mark = self.starts._mark._replace(at=at)
         self.look(complete=True)
 
     def know(self, admin) -> None:
-        """Learn of the highest id, as the sender of a block does."""
+        """Learn the highest id, as the sender of a block does."""
         (top,) = admin.execute(
             "select last_value from jobs_lib.outbox_id_seq"
         ).fetchone()
@@ -86,7 +86,7 @@ def _count_pages(told: str) -> int:
 
 @pytest.fixture
 def eyes(database, reader, monkeypatch):
-    """A sender's eyes, to which no look is quick."""
+    """The eyes of a sender that takes no look for a quick one."""
     monkeypatch.setattr("jobs_lib.outbox.starts._QUICK", -1.0)
     with database.connect("test", impatient=True) as connection:
         eyes = Eyes(connection, Starts(database.queries), reader)
@@ -96,7 +96,7 @@ def eyes(database, reader, monkeypatch):
 
 @pytest.fixture
 def gone(admin, connect):
-    """Many rows have come and left, and a session would still see them."""
+    """Many rows have come and left, and a session could still see them."""
     admin.execute(_GONE, (ROWS,))
     holder = connect()
     holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -107,7 +107,7 @@ def gone(admin, connect):
 
 @pytest.fixture
 def write(connect):
-    """A function that writes a row in a transaction that it leaves open."""
+    """A function that writes a row in a transaction that stays open."""
 
     def write(key: str | None, shard: int = 0) -> psycopg.Connection:
         connection = connect()
@@ -135,7 +135,7 @@ def test_a_relay_does_not_walk_over_all_that_came_and_left(admin, eyes, gone):
     admin.execute(WRITE + "values (2, 'calm', 'k', '', 0), (3, 'e', 'k', '', 0)")
     assert eyes.look() == [2, 3]
     assert eyes.pages < FEW
-    # A young row of a topic that settles, and then those of re-exports behind it.
+    # The read meets a young row of a settling topic, and looks on for re-exports.
     assert eyes.read(2) == []
     assert eyes.pages < 100
     assert eyes.read(3) == ["k"]
@@ -152,14 +152,14 @@ def test_no_row_of_a_key_is_passed_over(admin, eyes, gone, write):
         eyes.settle()
     late.commit()
     write("k").commit()
-    # Not only by a complete look: the later row alone would leave first.
+    # A short look finds it, too: otherwise the later row alone would leave first.
     assert eyes.look() == [0]
     assert eyes.read(0) == ["k", "k"]
 
 
 def test_a_writer_of_the_release_before_is_waited_for_too(admin, eyes, gone, connect):
     late = connect()
-    # It holds a lock of its key alone.
+    # It holds only the lock of its key.
     late.execute("select pg_advisory_xact_lock(hashtextextended('k', 7603))")
     late.execute(WRITE + "values (1, 'events', 'k', '', 0)")
     eyes.know(admin)
@@ -185,7 +185,7 @@ def test_a_complete_poll_finds_a_late_row_without_a_key(admin, eyes, gone, write
     eyes.know(admin)
     eyes.settle()
     eyes.settle(seconds=1.0)
-    # Within two seconds even that is found at once.
+    # Within two seconds even such a row is found at once.
     late.commit()
     assert eyes.look() == [0]
     admin.execute("delete from jobs_lib.outbox")
@@ -205,7 +205,7 @@ def test_the_relay_finds_a_row_released_from_a_hold(admin, eyes, gone, many):
         "insert into jobs_lib.holds (topic, key, error, retry_at)"
         " values ('events', 'k', 'too large', now())"
     )
-    # Of many the oldest thousand are looked at, all of which lie in another shard.
+    # If there are many, the oldest thousand are read, and all lie in another shard.
     for shard, count in ((3, 1_000), (1, 1)) if many else ((1, 1),):
         admin.execute(
             "insert into jobs_lib.held_rows"
@@ -231,7 +231,7 @@ def test_marks_of_one_server_are_not_used_for_another(admin, eyes, gone):
     eyes.settle()
     starts = eyes.starts
     assert starts.get(0).live > ROWS
-    # Ids come again, and no server was started one microsecond after the epoch.
+    # Ids repeat, and no server was started one microsecond after the epoch.
     admin.execute("alter sequence jobs_lib.outbox_id_seq restart with 7")
     admin.execute(WRITE + "values (0, 'events', 'k', '', 0)")
     before = starts._starts[0]

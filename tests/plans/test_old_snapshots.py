@@ -46,7 +46,7 @@ def poller(admin):
 
 @pytest.fixture
 def look(database, poller):
-    """A function that looks once; returns how many pages the look has read."""
+    """A function that looks once; it returns how many pages the look has read."""
     with database.connect("test", impatient=True) as connection:
         round_trip = RoundTrip(connection, database.queries, prepare=True)
 
@@ -66,7 +66,7 @@ def look(database, poller):
 
 
 def count_pages(connection, query, parameters) -> int:
-    """Count the pages that a statement reads, with those of its parts."""
+    """Count the pages that a statement and its parts read."""
     explain = sql.SQL("explain (analyze, buffers, format json) ")
     ((((plan,),)),) = connection.execute(explain + query, parameters).fetchall()
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
@@ -74,7 +74,7 @@ def count_pages(connection, query, parameters) -> int:
 
 @pytest.fixture
 def gone(admin, connect, poller):
-    """Many jobs have come and gone, and a session would still see them."""
+    """Many jobs have come and gone, and a session could still see them."""
     admin.execute(_GONE, {"rows": ROWS})
     holder = connect()
     holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -82,12 +82,12 @@ def gone(admin, connect, poller):
     admin.execute("delete from jobs_lib.jobs")
     admin.execute("vacuum analyze jobs_lib.jobs")
     (top,) = admin.execute("select last_value from jobs_lib.jobs_id_seq").fetchone()
-    # As another executor's job, which it has just claimed, tells it.
+    # A job that another executor has just claimed would move the cursor there.
     poller._claimer.cursors[HOME[0]].at = top
 
 
 def settle_marks(poller, look) -> None:
-    """Pretend that two seconds passed since the last poll, and two more before it."""
+    """Pretend that two seconds have passed since the last poll, and two before it."""
     for _ in range(2):
         poller._depth._marks = (0.0, poller._depth._marks[1])
         look(complete=True)

@@ -1,4 +1,4 @@
-"""The plans of the hot statements, as they are really run, under many statistics."""
+"""The plans of the hot statements, as they really run, under many statistics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INDEXES = {
 
 
 class Plans:
-    """The plans that the server used, read from auto_explain's notices."""
+    """The plans that the server used, from the notices of auto_explain."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -50,7 +50,7 @@ class Plans:
 
     @contextlib.contextmanager
     def told(self, *, generic: bool) -> Iterator[list[str]]:
-        """The plans of what runs inside, with generic or custom plans."""
+        """Collect the plans of the statements inside, with generic or custom plans."""
         mode = "force_generic_plan" if generic else "force_custom_plan"
         self._connection.execute(f"set plan_cache_mode = {mode}")
         self._connection.execute("set auto_explain.log_nested_statements = on")
@@ -88,7 +88,7 @@ def analyze(connection) -> None:
 
 
 def emptied(connection) -> None:
-    """Analysed when almost empty, with many dead rows; then a few arrived."""
+    """The table was analysed almost empty, with many dead rows; then a few arrived."""
     connection.execute("alter table jobs_lib.jobs set (autovacuum_enabled = off)")
     connection.execute("alter table jobs_lib.outbox set (autovacuum_enabled = off)")
     fill(connection, 100, 50_000)
@@ -99,19 +99,19 @@ def emptied(connection) -> None:
 
 
 def full(connection) -> None:
-    """Many rows in many groups, fresh statistics."""
+    """The table has many rows in many groups, and fresh statistics."""
     fill(connection, 50_000, 150_000)
     analyze(connection)
 
 
 def few_groups(connection) -> None:
-    """Many rows in very few groups."""
+    """The table has many rows in very few groups."""
     fill(connection, 3, 60_000)
     analyze(connection)
 
 
 def uncounted(connection) -> None:
-    """Vacuumed and analysed while many rows were there that were not committed yet."""
+    """The table was vacuumed and analysed beside many uncommitted rows."""
     info = connection.info
     with psycopg.connect(info.dsn, password=info.password) as loading:
         fill(loading, 1_000, 50_000)
@@ -123,9 +123,9 @@ def uncounted(connection) -> None:
 @pytest.mark.parametrize(
     ("impatient", "state"),
     [
-        # Even where nothing keeps the planner from it, such as behind PgBouncer.
+        # This must hold even if no setting restricts the planner, as behind PgBouncer.
         *((False, state) for state in (emptied, full, few_groups)),
-        # As the loops have it.
+        # The loops have these settings.
         *((True, state) for state in (emptied, full, few_groups, uncounted)),
     ],
 )
@@ -143,7 +143,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
                 " select %s, unnest(%s::text[]), %s, 1",
                 (role, origins, OWNER),
             )
-        # Until PostgreSQL 17 a plan does not say what is compared with a list.
+        # Before PostgreSQL 17, a plan does not show what is compared with a list.
         compared = r"\|\| key\) = " if connection.info.server_version >= 170_000 else ""
         plans = Plans(connection)
         with plans.told(generic=generic) as told:
@@ -156,11 +156,11 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
         # Every look into the table starts at an origin or a shard.
         for index in re.findall(r"using (\w+) on (?:jobs|outbox)", plan):
             assert index in INDEXES, plan
-        # A backlog is walked along its index. What is sorted is hardly more than taken.
+        # The index gives a backlog its order. Hardly more rows are sorted than taken.
         sorts = r"Sort  \(cost=\S+ rows=(\d+) .*\n *Sort Key: [jo]"
         for rows in re.findall(sorts, plan):
             assert int(rows) < sorted_at_most, plan
-    # No row of a settling key scans all other rows of that key.
+    # For no row of a settling key are all other rows of that key read.
     reads = [plan for plan in told if "created_at <= statement_timestamp" in plan]
     assert reads
     for plan in reads:
@@ -168,7 +168,7 @@ def test_no_hot_statement_reads_more_than_it_needs(database, impatient, state, g
 
 
 def use_enqueue(database, connection) -> None:
-    """A job that is there already is looked up by its key."""
+    """Look up an existing job by its key."""
     unique = make_app(database.url).job(name="work")(lambda job: None)
     with connection.transaction():
         for origin in ("local/1", "local/2"):
@@ -176,7 +176,7 @@ def use_enqueue(database, connection) -> None:
 
 
 def use_jobs(database, connection) -> None:
-    """Every statement of an executor's round."""
+    """Run every statement of an executor's round."""
     app = make_app("")
     app.job(name="work")(lambda job: None)
 
@@ -232,11 +232,11 @@ def use_jobs(database, connection) -> None:
 
 
 def use_outbox(database, connection) -> None:
-    """Every statement of a relay's block."""
+    """Run every statement of a relay's block."""
     app = make_app(database.url)
     app.topic("calm", compacted=True, settle=60)
     relay = RelaySteps(app, OWNER)
-    # A complete look, and a short one after it.
+    # Make a complete look, and a short one after it.
     relay.starts.due_at = 0.0
     assert relay.starts.find_pending(connection, range(16))
     block = relay.read(connection, 3)
@@ -249,7 +249,7 @@ def use_outbox(database, connection) -> None:
     kept.refusals.append(Refusal(refused, "too large"))
     kept.behind += behind.rows
     relay.delete(connection, 3, kept)
-    # Two that lie elsewhere by now, and a block that has rows of a re-export.
+    # Two rows have moved since, and the block also has rows of a re-export.
     for record in block.records[12:14]:
         record.place = block.records[20].place
     relay.delete(connection, 3, Block(block.records[12:15]))
@@ -265,6 +265,6 @@ def use_outbox(database, connection) -> None:
 
 
 def test_no_statement_of_ours_is_compiled(database):
-    """JIT takes seconds for what runs a millisecond, where the server has it."""
+    """JIT may take seconds for statements that run a millisecond."""
     with database.connect("test") as connection:
         assert connection.execute("show jit").fetchone() == ("off",)

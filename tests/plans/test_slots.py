@@ -35,7 +35,7 @@ def test_a_few_slots_are_found_among_very_many(
     if analyzed:
         admin.execute("analyze jobs_lib.slots")
     with owner.connection.transaction(force_rollback=True):
-        # As a prepared statement, whose plan knows no values.
+        # A prepared statement has a plan that knows no values.
         owner.connection.execute("set local plan_cache_mode = force_generic_plan")
         pages = count_pages(owner.connection, owner.queries[query], MINE | given)
     assert pages < most
@@ -60,10 +60,10 @@ def test_a_process_takes_free_slots_and_marks_one_it_lacks(owner, admin):
 
     assert ask(OWNER, a=2, b=9) == {"a": 2, "b": 3}
     assert marks() == []
-    # One is left of a, and none of b.
+    # One slot of a is left, and none of b.
     assert ask(OTHER, a=2, b=1) == {"a": 1}
     assert marks() == [("b", OWNER)]
-    # It is marked once, and not where the others have hardly more.
+    # It is marked once, and not if the others have hardly more.
     assert ask(OTHER, a=1, b=1) == {}
     assert marks() == [("b", OWNER)]
 

@@ -1,4 +1,4 @@
-"""A scene for races: the test takes every step of pods and connections."""
+"""A scene for races: the test makes every step of pods and connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORIGIN = "local/1"
 
 
 class Scene:
-    """One origin, the types `work` and `last`, and as many pods as it takes."""
+    """One origin, the types `work` and `last`, and all the pods that a test makes."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -39,7 +39,7 @@ class Scene:
         self.admin.execute("create table effects (job bigint, pod uuid)")
 
     def connect(self) -> psycopg.Connection[Any]:
-        """A connection as the library makes them; nothing on it waits for long."""
+        """A connection made by the library; statements wait briefly for locks."""
         connection = self.database.connect("scene")
         connection.execute("set lock_timeout = '100ms'")
         self._opened.append(connection)
@@ -60,7 +60,7 @@ class Scene:
         group: str | None = None,
         **options: Any,
     ) -> int:
-        """Enqueue in the open transaction of a connection, else in one of its own."""
+        """Enqueue in the connection's open transaction, or else in a new one."""
         chosen: Any = self.app.jobs[type_].options(origin=ORIGIN, **options)
         if connection is not None:
             return chosen.enqueue(connection, group=group)
@@ -89,7 +89,7 @@ class Scene:
         name: str,
         parameters: Mapping[str, Any],
     ) -> bool:
-        """Tell whether a statement must wait for a lock; then it has no effect."""
+        """Tell whether a statement must wait for a lock; if so, it has no effect."""
         try:
             with connection.transaction():
                 self.send(connection, name, parameters)
@@ -98,13 +98,13 @@ class Scene:
         return False
 
     def completion(self, pod: Pod, *jobs: ClaimedJob) -> tuple[str, dict[str, Any]]:
-        """The statement by which a pod completes jobs."""
+        """The statement with which a pod completes jobs."""
         completer = Completer(pod.id, self.app.jobs)
         (settlement,) = completer.prepare(jobs, [], pod.claimer.epochs)
         return settlement.query, settlement.parameters
 
     def taking(self, pod: Pod) -> dict[str, Any]:
-        """The parameters of a take-over of the origin by a pod."""
+        """The parameters with which a pod takes the origin over."""
         return {
             "role": "execute",
             "origins": [ORIGIN],
@@ -119,7 +119,7 @@ class Scene:
         ).fetchone()
 
     def ends(self, job: int) -> list[str]:
-        """Return the outcomes of a job in order."""
+        """Return the outcomes of a job, in order."""
         rows = self.admin.execute(
             "select outcome from jobs_lib.history where id = %s", (job,)
         )
@@ -131,21 +131,21 @@ class Scene:
         return [job for (job,) in rows]
 
     def close(self) -> None:
-        """Close all."""
+        """Close all pods and connections."""
         for one in reversed(self._opened):
             one.close()
 
 
 @pytest.fixture
 def scene(database) -> Iterator[Scene]:
-    """Pods and connections at the test's hand."""
+    """Pods and connections whose every step the test makes."""
     scene = Scene(database)
     yield scene
     scene.close()
 
 
 def run(pod: Pod, rounds: int = 3) -> list[int]:
-    """Let a pod do what there is to do; the ids of what ran, in order."""
+    """Let a pod run all that it can; return the ids of the jobs, in order."""
     ran = []
     for _ in range(rounds):
         pod.round()

@@ -37,9 +37,9 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
         )
     doomed = start_process("effects", database_url, pod="doomed", hangs=True)
     doomed.wait_for_line("inside")
-    # Killed in the middle of handlers, inside their transactions.
+    # The process is killed inside the handlers' transactions.
     doomed.kill()
-    # Statements that it sent before may still run in the server.
+    # Statements that it has sent may still run in the server.
     sessions = (
         "select from pg_stat_activity where datname = current_database()"
         " and application_name like 'jobs_lib %'"
@@ -67,7 +67,7 @@ def test_the_jobs_of_a_killed_executor_run_elsewhere_and_once(
         assert of_group == sorted(of_group)
     # The heartbeat counts as stale after a second; then the next look takes over.
     assert (rows[0][2] - killed_at).total_seconds() < 10
-    # A crash counts as an attempt, but only for what may have been running.
+    # A crash counts as an attempt, but only for jobs that may have been running.
     again = admin.execute("select count(*) from jobs_lib.history where attempt = 2")
     assert again.fetchone() == (cut_off,)
     rest = admin.execute("select count(*) from jobs_lib.history where attempt = 1")
@@ -153,7 +153,8 @@ def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_wor
         source.replace(own)
         wait_for(lambda: len(begun) == workers, what="all workers are busy")
         source.replace(own + dead)
-        # They wait for a worker, are released after a second, and are claimed again.
+        # The jobs wait for a worker, are released after a second, and are claimed
+        # again.
         wait_for(are_claimed, what="they are claimed")
         wait_for(lambda: not are_claimed(), what="they are given back")
         wait_for(are_claimed, what="they are claimed again")
@@ -164,6 +165,6 @@ def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_wor
             )
         may_end.release(100)
         wait_for(lambda: len(begun) == 80, what="all have begun")
-    # One turn would do, if none of them was released at its begin.
+    # One turn would be enough if none of them was released at its begin.
     assert cut_off <= {*begun[workers : 3 * workers]}
     assert sorted(begun) == sorted({*begun})

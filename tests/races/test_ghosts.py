@@ -1,4 +1,4 @@
-"""Transactions that roll back or commit late, beside an executor that looks."""
+"""Transactions roll back or commit late beside an executor that looks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_no_job_runs_that_is_not_committed_nor_before_its_commit_is_seen(
             work.enqueue(connection, group=f"g{sender}", n=n + 1_000)  # undone below
             connection.execute("rollback to part")
             work.enqueue(connection, group=f"g{sender}", n=n)
-            # So that executors look while it is open.
+            # The pause lets executors look while the transaction is open.
             connection.execute("select pg_sleep(0.003)")
             if n % 2:
                 connection.rollback()

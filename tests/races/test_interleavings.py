@@ -1,4 +1,4 @@
-"""Two who act on the same jobs: each race step by step, in both orders."""
+"""Two sessions act on the same jobs: each race step by step, in both orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs_lib.executor.lane import Result
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
-# A take-over against what the owner before still does
+# A take-over against the old owner's remaining actions
 
 
 def test_a_completion_comes_first_and_the_take_over_waits_for_it(scene):
@@ -63,7 +63,7 @@ def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scen
     job = scene.enqueue()
     taker = scene.begin()
     scene.send(taker, "lock_origins", scene.taking(heir))
-    pod.rounds()  # would fail by its lock_timeout
+    pod.rounds()  # a wait would fail by its lock_timeout
     scene.send(taker, "take_origins", scene.taking(heir))
     taker.commit()
     pod.rounds()
@@ -76,7 +76,7 @@ def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scen
 @pytest.mark.guarantee("J12")
 def test_within_one_claim_the_highest_priority_starts_first(scene):
     pod = scene.pod(ORIGIN)
-    # While one of them is not done, the executor knows that there are priorities.
+    # While one of them is not done, the executor knows that priorities exist.
     scene.enqueue(priority="high")
     pod.rounds()
     first = pod.start()
@@ -87,7 +87,7 @@ def test_within_one_claim_the_highest_priority_starts_first(scene):
     ]
     pod.round()
     started = [job.id for job in pod.start_all()]
-    # The older one of two equals comes first.
+    # Of two equal jobs the older one starts first.
     assert started == [ids[n] for n in (2, 4, 1, 3, 0)]
     pod.finish(first)
 
@@ -113,7 +113,7 @@ def test_an_old_owner_promotes_nothing_after_the_take_over(scene):
     promotion = pod.dispatcher._poller._prepare_promote() | {"limit": 9}
     taker = scene.begin()
     scene.send(taker, "lock_origins", scene.taking(heir))
-    # It does not wait for the one, and finds nothing of its own after it.
+    # It does not wait for that job, and finds none of its own after it.
     assert scene.send(scene.connect(), "promote", promotion) == []
     scene.send(taker, "take_origins", scene.taking(heir))
     taker.commit()
@@ -162,7 +162,7 @@ def test_a_take_over_waits_for_no_handler_and_its_commit_is_refused(scene):
     pod.round()
     running = pod.start()
     effect(pod.begin(running), pod, running)
-    heir.take_over(ORIGIN)  # at once, with the handler in the middle of its transaction
+    heir.take_over(ORIGIN)  # at once, while the handler is in its transaction
     outcome = pod.commit(running)
     assert outcome.result is Result.FENCED
     heir.rounds()
@@ -188,7 +188,7 @@ def test_a_handler_that_outlives_a_hand_over_commits_nothing_beside_its_successo
     heir.take_over(ORIGIN)
     heir.rounds()
     again = heir.start()
-    # Nobody crashed: by its number the one attempt cannot be told from the other.
+    # There was no crash, so both attempts have the same number.
     assert again.attempt == running.attempt == 1
     assert pod.commit(running).result is Result.FENCED
     effect(heir.begin(again), heir, again)
@@ -238,7 +238,7 @@ def test_a_timed_out_attempt_commits_before_its_time_out_is_written_or_never(
 
 
 def test_a_group_goes_on_only_when_the_end_of_a_failed_job_is_written(scene):
-    # Else a crash would bring it back behind what has taken effect after it.
+    # Without this, a crash would bring the job back behind later jobs' effects.
     first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
     pod, heir = scene.pod(ORIGIN), scene.pod()
     pod.rounds()
@@ -252,8 +252,8 @@ def test_a_group_goes_on_only_when_the_end_of_a_failed_job_is_written(scene):
 
 
 def test_a_row_that_a_handler_has_completed_makes_no_second_lane(scene):
-    # Between the making of a claim and its run the head goes: its successor in the
-    # group looks like a head, while the lane that holds it is in flight.
+    # The head ends between the making of a claim and its run. Then its successor in the
+    # group looks like a head, while its lane is in flight.
     first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
     pod = scene.pod(ORIGIN)
     pod.rounds()
@@ -302,13 +302,13 @@ def test_cancelling_comes_between_a_claims_snapshot_and_its_lock(
 ):
     job, other = scene.enqueue(), scene.enqueue()
     pod, operator = scene.pod(ORIGIN), scene.begin()
-    # What the last cancellation has left, here or on the server of a dump.
+    # An earlier cancellation has left this, here or on the server of a dump.
     scene.admin.execute("update jobs_lib.origins set changed_by = %s", (before,))
     pod.claimer.cursors[ORIGIN].all_plain = name == "claim_plain"
     pod.claimer.windows.hint(ORIGIN)
     query, parameters = pod.claimer.prepare(8)
     assert query == name
-    # The claim waits in the middle: with its snapshot, and before the origin's row.
+    # The claim waits in its middle: it has its snapshot, and not yet the origin's row.
     text = scene.database.queries[name].as_string(scene.admin)
     for old, new in (
         (

@@ -1,4 +1,4 @@
-"""Only-the-last jobs against those who enqueue, step by step, in both orders."""
+"""Only-the-last jobs against their enqueuers, step by step, in both orders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_job_uncommitted_at_the_claim_does_not_supersede_a_running_one(
     pod.rounds()
     assert pod.startable == []  # never two at once
     pod.finish(running)
-    # The last enqueue counts: a run follows its commit.
+    # The last enqueue counts: a run follows after its commit.
     assert run(pod) == ([newer] if commits else [])
     assert scene.ends(older) == ["completed"]
 
@@ -147,8 +147,8 @@ STEPS = sorted(set(permutations(["first"] * 2 + ["second"] * 2 + ["pod"] * 2)))
 @pytest.mark.parametrize("fails", [False, True], ids=["runs", "fails"])
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 def test_every_interleaving_of_two_enqueues_and_a_pod_ends_right(scene, commits, fails):
-    # One is there already. The second always commits, the first may roll back; the pod
-    # starts a job, and ends it.
+    # One job exists already. The second enqueuer always commits, and the first may roll
+    # back. The pod starts a job and ends it.
     pod = scene.pod(ORIGIN)
     enqueuers = {name: scene.connect() for name in ("first", "second")}
     for number, steps in enumerate(STEPS):
@@ -193,7 +193,7 @@ def play(scene, pod, enqueuers, group, steps, commits, fails) -> None:
             drawn[step] = enqueue_after(scene, enqueuers, step, group, drawn)
     while job := start():
         finish(job)
-    # After the last commit there was a start, which saw all that was committed.
+    # After the last commit a job started that saw all committed jobs.
     assert seen == len(committed), steps
     assert set(ran) <= set(committed), steps
     assert 1 <= ran.total() <= len(committed), steps
@@ -202,7 +202,7 @@ def play(scene, pod, enqueuers, group, steps, commits, fails) -> None:
 
 
 def enqueue_after(scene, enqueuers, who, group, drawn) -> int:
-    """Enqueue; without the group's lock where the other's transaction is open."""
+    """Enqueue; without the group's lock if the other transaction is open."""
     (other,) = enqueuers.keys() - {who}
     waits = other in drawn and enqueuers[other].info.transaction_status == 2
     return scene.enqueue(enqueuers[who], "last", group, ordered=not waits)

@@ -1,4 +1,4 @@
-"""Jobs appear behind the cursor, committed late or due again; step by step."""
+"""Jobs appear behind the cursor, committed late or due again, step by step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_job_of_lower_id_waits_while_the_lane_of_its_group_is_in_flight(scene)
     slow.commit()
     third = scene.enqueue(group="g", ordered=False)
     pod.rounds()
-    # Nothing of the group starts beside what runs.
+    # No job of the group starts beside the running one.
     assert pod.startable == []
     assert running.id == first
     pod.finish(running)
@@ -77,7 +77,7 @@ def test_a_late_job_between_two_of_a_lane_in_flight_is_not_forgotten(scene):
     pod.round()
     running = pod.start()
     slow.commit()
-    # It stands behind another row of its group; but the lane has read on already.
+    # The job stands behind another row of its group, but the lane has read further.
     pod.rounds(10)
     pod.finish(running)
     assert running.id == first
@@ -148,7 +148,7 @@ def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
     other, old = scene.begin(), scene.begin()
     other.execute("select pg_current_xact_id()")
     oldest = scene.enqueue(old)
-    # Jobs behind a head fill the slices, and are passed over each time.
+    # Jobs behind a head fill the slices, and each look passes over them.
     waiting = [scene.enqueue(group="g") for _ in range(60)]
     pod = scene.pod(ORIGIN)
     pod.round()
@@ -162,7 +162,7 @@ def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
     pod.rounds(3)
     assert pod.claimer.cursors[ORIGIN].far.goes_on
     new.commit()
-    # The newer one does not wait until the descent has come down to the older.
+    # The newer job does not wait until the descent has reached the older one.
     assert run(pod, 10) == [late]
     assert pod.claimer.cursors[ORIGIN].far.goes_on
     assert run(pod, 100) == [oldest]
@@ -172,17 +172,17 @@ def test_a_late_commit_is_found_during_a_long_descent(scene, monkeypatch):
 def test_a_trail_yields_the_cursors_from_before_an_ended_transaction():
     trail = Trail()
     assert trail.note(0.0, {"o": 10}, 5, []) == [{}]
-    # Nothing has ended.
+    # No transaction has ended.
     assert trail.note(1.0, {"o": 20}, 5, []) == []
-    # A short one, in between, may have begun before it could be seen: no mark is old.
+    # A short transaction may have begun and ended unseen in between: no mark is old.
     assert trail.note(1.5, {"o": 30}, 6, []) == [{}]
     assert trail.note(5.0, {"o": 40}, 8, [6]) == [{}]
     assert trail.note(9.0, {"o": 50}, 9, [6, 8]) == [{"o": 30}]
     assert trail.note(50.0, {"o": 60}, 10, [6, 8]) == [{"o": 40}]
-    # Each long one counts by itself, beside other open ones.
+    # Each long transaction counts by itself, beside other open ones.
     assert trail.note(51.0, {"o": 70}, 11, [6]) == [{"o": 50}, {"o": 30}]
     assert trail.note(51.1, {"o": 80}, 11, []) == [{"o": 50}, {}]
-    # Each moment counts once for many that end together.
+    # When many transactions end together, each moment counts once.
     trail.note(60.0, {"o": 90}, 900, range(100, 900))
     assert trail.note(61.0, {"o": 99}, 901, []) == [{"o": 70}, {"o": 50}]
 
@@ -216,7 +216,7 @@ def test_slices_shrink_where_sweeps_take_long_and_grow_again():
     assert asked[-1] == 1000
 
 
-# A retry's promotion
+# The promotion of a retry
 
 
 def test_a_group_waits_for_its_failed_head_until_that_is_due_again(scene):

@@ -46,7 +46,7 @@ def test_a_claim_answered_under_the_next_lease_begins_nothing(scene):
     def freeze() -> None:
         pod.lease.until = OVER
         heir.take_over(ORIGIN)
-        pod.lease = Lease()  # the first heartbeat after it, before all else
+        pod.lease = Lease()  # the next heartbeat comes before all else
 
     pod.round(after=freeze)
     assert pod.hands.ready
@@ -67,7 +67,7 @@ def test_a_group_that_comes_back_waits_for_the_handler_that_runs_still(scene):
     other = scene.enqueue(group="h")
     assert run(pod) == [other]
     pod.finish(old)
-    assert scene.state(first) is not None  # refused
+    assert scene.state(first) is not None  # it is refused
     assert run(pod, 6) == [first, second]
 
 
@@ -100,7 +100,7 @@ def test_jobs_of_a_lost_origin_are_reported_as_dropped_once(scene, group):
     assert running.id == jobs[0]
     pod.lease.until = OVER
     if group is None:
-        assert pod.start() is None  # one is dropped by its lease alone
+        assert pod.start() is None  # its lease alone drops one of them
     with heard("jobs.dropped") as dropped:
         for _ in range(2):
             pod.dispatcher.lose(frozenset({ORIGIN}))
@@ -126,7 +126,7 @@ def test_jobs_of_a_released_origin_do_not_begin_before_the_next_round(scene):
     scene.enqueue()
     pod = scene.pod(ORIGIN)
     pod.rounds()
-    # No round follows, as where the database does not answer.
+    # No round follows, as when the database does not answer.
     pod.dispatcher.release(frozenset({ORIGIN}), 0.0)
     assert pod.start_all() == []
 
@@ -142,7 +142,7 @@ def test_jobs_of_an_origin_released_while_a_claim_is_read_do_not_begin(
 
     def open_lane(*at):
         lane = real(*at)
-        # By the heartbeat's thread, which finds nothing of it in flight.
+        # The heartbeat's thread calls this, and finds no job of it in flight.
         assert pod.claimer.stop_claiming([ORIGIN]) == []
         return lane
 

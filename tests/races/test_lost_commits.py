@@ -1,4 +1,4 @@
-"""Commits that a pod has seen are lost: what it knows of them must not count."""
+"""Commits that a pod has seen are lost: its knowledge of them must not count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.races.conftest import ORIGIN, run
 from tests.races.test_interleavings import effect
 
 ELSEWHERE = 1
-"""No server was started one microsecond after the epoch."""
+"""The mark of another server: no server started one microsecond after the epoch."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def reconnect(pod) -> None:
 
 
 def lose(scene, *jobs: int) -> None:
-    """Bring jobs back that have ended, as a server has them that lacks commits."""
+    """Bring ended jobs back, as on a server that lacks the last commits."""
     scene.admin.execute(
         'insert into jobs_lib.jobs (origin, id, type, "group", payload, enqueued_at)'
         " select origin, id, type, \"group\", '{}', enqueued_at"
@@ -42,7 +42,7 @@ def lose(scene, *jobs: int) -> None:
 
 
 def replace_job(scene, job: int) -> None:
-    """Another job is given the id, by a server that does not know the first one."""
+    """Give the job's id to another job, as a server does that lacks the first one."""
     scene.admin.execute(
         "update jobs_lib.jobs set enqueued_at = clock_timestamp() where id = %s", (job,)
     )
@@ -111,7 +111,7 @@ def test_a_job_that_has_the_id_of_a_lost_one_is_neither_ended_nor_put_off(
 def test_a_job_that_has_the_id_of_a_carried_one_is_not_ended_with_another(scene, pod):
     jobs = [scene.enqueue(group="g") for _ in range(2)]
     pod.rounds()
-    pod.finish(pod.start())  # and not written yet
+    pod.finish(pod.start())  # its end is not written yet
     running = pod.start()
     running.lane.server = ELSEWHERE
     scene.admin.execute(
@@ -129,7 +129,7 @@ def test_a_job_that_has_the_id_of_a_carried_one_is_not_ended_with_another(scene,
 def test_a_restart_without_a_loss_costs_no_run(scene, pod):
     jobs = [scene.enqueue(group="g") for _ in range(3)]
     pod.rounds()
-    pod.finish(pod.start())  # and not written yet
+    pod.finish(pod.start())  # its end is not written yet
     running = pod.start()
     running.lane.server = ELSEWHERE
     effect(pod.begin(running), pod, running)

@@ -1,4 +1,4 @@
-"""Several executor processes under one parent."""
+"""Several executor processes run under one parent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.apps import QUICK, heard, make_app
 if TYPE_CHECKING:
     from jobs_lib import Job
 
-# The first child has something to complain of, the second one runs.
+# The first child fails, and the second one runs.
 FAILING = """
 import sys
 from jobs_lib.service.supervisor import Supervisor
@@ -36,7 +36,7 @@ signal.pause()
 '''
 sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
 """
-# The signal comes when the first child runs, and before the parent knows of it.
+# The signal comes when the first child runs, and the parent does not know it yet.
 STARTING = """
 import os, signal, subprocess, sys
 from jobs_lib.service.supervisor import Supervisor
@@ -59,7 +59,7 @@ class Popen(subprocess.Popen):
 subprocess.Popen = Popen
 sys.exit(Supervisor([sys.executable, "-c", child], 3).run())
 """
-# One child ends in order, the other one is killed before it has.
+# One child ends properly; the other one is killed before its end.
 KILLED = """
 import sys
 from jobs_lib.service.supervisor import Supervisor
@@ -78,7 +78,7 @@ signal.pause()
 '''
 sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
 """
-# What Python itself runs first: here a child waits until it has been asked to stop.
+# Python runs this first: here a child waits until it has been asked to stop.
 CUSTOMIZE = """
 import os, signal, time
 
@@ -88,7 +88,7 @@ if "JOBS_LIB_SHARE" in os.environ:
     while os.getppid() == parent and not signal.sigpending():
         time.sleep(0.01)
 """
-LIMIT = 150  # MiB: a process starts with about a half of it
+LIMIT = 150  # MiB: a process starts with about half of it
 APP = """
 import os
 import threading
@@ -118,7 +118,7 @@ def leak(job: Job) -> None:
 
 @pytest.fixture
 def admin(connect):
-    """A connection to look with, and the table of the runs."""
+    """A connection for the test to look with, and the table of the runs."""
     connection = connect(autocommit=True)
     connection.execute("create table runs (job bigint, pid int)")
     return connection
@@ -164,7 +164,7 @@ def enqueue(database_url, connect, jobs: int) -> None:
 
 
 def pids(admin) -> set[int]:
-    """The processes that live, and have the role of an executor."""
+    """The living processes with the role of an executor."""
     rows = admin.execute(
         "select pid from jobs_lib.processes where 'execute' = any (roles)"
         " and heartbeat_at > clock_timestamp() - interval '1 second'"
@@ -285,7 +285,7 @@ def test_a_process_whose_handlers_leak_is_replaced_in_order(
     leak_all(200)
     count = "select count(*), count(distinct job), count(distinct pid) > 2 from runs"
     assert admin.execute(count).fetchone() == (400, 400, True)
-    # Nothing was cut off: each has run at its first attempt, and no process died.
+    # No job was cut off: each has run at its first attempt, and no process died.
     ended = admin.execute("select distinct outcome, attempt from jobs_lib.history")
     assert ended.fetchall() == [("completed", 1)]
     assert "died" not in parent.output

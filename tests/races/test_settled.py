@@ -1,4 +1,4 @@
-"""An attempt, a crash and a pause leave the right rows behind; step by step."""
+"""An attempt, a crash and a pause leave the right rows behind, step by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.races.conftest import ORIGIN, run
 
 pytestmark = pytest.mark.expects("fenced")
 
-# What a lost answer costs
+# The cost of a lost answer
 
 
 def test_a_failure_that_is_written_again_counts_once(scene):
@@ -27,7 +27,7 @@ def test_a_failure_that_is_written_again_counts_once(scene):
         assert scene.state(job) == ("scheduled", 1, 0)
 
 
-# What a crash costs
+# The cost of a crash
 
 
 def test_a_retried_job_pays_no_crash_of_the_process_that_claimed_it(scene):
@@ -51,7 +51,7 @@ def test_a_snoozed_job_found_again_in_flight_pays_no_crash(scene):
     pod.round()
     running = scene.enqueue()
     scene.admin.execute("delete from jobs_lib.pauses")
-    pod.rounds()  # looks from the start on, and finds both
+    pod.rounds()  # the look starts from the beginning, and finds both
     assert pod.start().id == running
     pod.finish(started, Snooze(3600))
     pod.round()
@@ -67,9 +67,7 @@ def test_a_group_goes_on_behind_a_job_that_may_have_crashed_its_process(scene):
     pod.start()
     second = scene.enqueue(group="g")
     late_commits = heir.dispatcher._poller._late_commits
-    late_commits.is_due = lambda: (
-        False
-    )  # as where the low mark has passed the second one
+    late_commits.is_due = lambda: False  # as if the low mark has passed the second one
     heir.take_over(ORIGIN)
     assert run(heir, 8) == [first, second]
 
@@ -88,7 +86,7 @@ def test_three_crashes_are_three_attempts(scene):
     assert [one["attempt"] for one in error] == [3]
 
 
-# Pauses, and what is settled together
+# Pauses, and jobs that are settled together
 
 
 def test_a_pod_with_all_origins_paused_sees_one_resumed(scene):

@@ -1,4 +1,4 @@
-"""An executor stops by one signal, by two, and when its time is over."""
+"""An executor stops after one signal, after two, and when its time is over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(database_url, connect, start_process, wait_for):
-    """A function that starts an executor with six jobs, two of them running."""
+    """A function that starts an executor with six jobs; two of them run."""
 
     def start(seconds: float, grace: float):
         app = make_app(database_url)
@@ -40,12 +40,12 @@ def start(database_url, connect, start_process, wait_for):
 
 
 def said(worker, word: str) -> list[str]:
-    """The lines of the worker that begin so."""
+    """The lines of the worker that begin with this word."""
     return [line for line in worker.lines if line.startswith(word)]
 
 
 def left(admin) -> list[tuple[int, int]]:
-    """The attempts and crashes of the jobs that are left, each pair once."""
+    """The attempts and crashes of the remaining jobs, each pair once."""
     return admin.execute(
         "select distinct attempt, crashes from jobs_lib.jobs"
     ).fetchall()
@@ -109,7 +109,7 @@ def test_jobs_that_outlast_the_stop_are_released_without_a_burnt_attempt(start, 
 
 
 def claimed(admin) -> list[int]:
-    """The jobs that a crash would count against."""
+    """The jobs for which a crash would count."""
     return [
         job_id
         for (ids,) in admin.execute("select ids from jobs_lib.claims")
@@ -158,7 +158,7 @@ def test_an_executor_ends_in_time_when_the_database_does_not_answer(start, admin
 
 
 def others_run_them_all(database_url, wait_for, started: set[str]) -> None:
-    """Six jobs run elsewhere, each in its first attempt."""
+    """Check that six jobs run elsewhere, each in its first attempt."""
     app = make_app(database_url)
     seen = {}
 

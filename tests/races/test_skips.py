@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lock(scene, monkeypatch):
-    """A connection that locks the origin as a cancel does, from `lock()` on."""
+    """A connection that locks the origin as a cancel does, when `lock()` is called."""
     monkeypatch.setattr("jobs_lib.executor.claiming.scope.SKIP_PAUSE", 0.0)
 
     def lock():
@@ -32,7 +32,7 @@ def lock(scene, monkeypatch):
 
 @pytest.fixture
 def swept(monkeypatch):
-    """From `swept()` on no sweep finds by chance what a claim has forgotten."""
+    """After `swept()` no sweep finds by chance a job that a claim has forgotten."""
 
     def stop(pod):
         monkeypatch.setattr(
@@ -77,7 +77,7 @@ def test_a_claim_asks_again_for_a_skipped_new_job(scene, lock, swept, plain):
     pod.rounds()
     assert pod.startable == []
     holder.rollback()
-    # And no look is needed for that, which would tell that there is something.
+    # The claim also needs no look, which would report that there is a job.
     pod.dispatcher._poller.prepare = lambda **_: []
     assert run(pod) == [job]
 
@@ -179,7 +179,8 @@ def test_only_the_next_job_of_a_group_is_woken(scene, swept):
     for job in pod.start_all():
         pod.finish(job, RetryAfter(3600))
     pod.rounds(3)
-    # The head of a, the job behind the head of b, and the first two jobs of c.
+    # These are the head of a, the job behind the head of b, and the first two jobs of
+    # c.
     gone = [jobs[0], jobs[4], jobs[2], jobs[5]]
     cancel(scene.database, gone)
     woken = scene.admin.execute(

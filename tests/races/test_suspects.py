@@ -48,14 +48,14 @@ def test_a_job_that_kills_its_process_is_discarded_and_its_neighbours_finish(
         )
         if pod.running:
             break
-    # Twice as a neighbour of many, then alone among the suspects.
+    # It ran twice beside many jobs, and then alone among the suspects.
     assert len(pods) < 8
     assert _count(admin, "runs") == 20
     row = admin.execute("select id, type, errors from jobs_lib.discarded").fetchone()
     assert row is not None
     assert row[:2] == (killer, "kill")
     assert "the process died" in row[2][-1]["error"]
-    # No other job has a failure on record.
+    # No other job has a recorded failure.
     outcomes = admin.execute(
         "select distinct outcome from jobs_lib.history where type = 'work'"
     )
@@ -117,7 +117,7 @@ def test_no_two_suspects_of_two_crashes_run_at_once_in_one_executor(
         threading.Event().wait(0.05)
         running.discard(job.id)
 
-    # In origins of all its dispatchers, which share the right to run one.
+    # The jobs are in origins of all dispatchers, which share the right to run one.
     for n in range(8):
         add_job(admin, origin=f"local/{n}", crashes=2)
     with executing(app, HOME, workers=8):
@@ -135,7 +135,7 @@ def test_a_suspect_of_a_paused_origin_waits_and_holds_up_no_other(scene):
     crash(scene, 2, suspect, other)
     scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
     pod = scene.pod(ORIGIN, elsewhere)
-    pod.claimer._suspects.add(suspect, ORIGIN)  # seen before the pause
+    pod.claimer._suspects.add(suspect, ORIGIN)  # the pod saw it before the pause
     pod.claimer._suspects.add(other, elsewhere)
     assert run(pod) == [other]
     scene.admin.execute("delete from jobs_lib.pauses")
@@ -153,7 +153,7 @@ def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):
 
 
 def crash(scene, crashes: int, *jobs: int) -> None:
-    """Pretend that the processes that claimed these have died."""
+    """Pretend that the processes that claimed these jobs have died."""
     scene.admin.execute(
         "update jobs_lib.jobs set crashes = %s where id = any(%s)",
         (crashes, list(jobs)),
@@ -170,7 +170,7 @@ def test_a_suspect_that_has_ended_keeps_no_other_back_while_nothing_is_claimed(s
     pod.rounds()
     suspect = pod.start()
     assert suspect.id == job
-    pod.lease.until = -math.inf  # as where there is no room
+    pod.lease.until = -math.inf  # as if there were no room
     pod.round()
     assert alone.locked()
     pod.finish(suspect)

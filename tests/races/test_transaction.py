@@ -1,4 +1,4 @@
-"""kill -9 at every step of a job's transaction: the effect is there once."""
+"""After kill -9 at any step of a job's transaction, the effect is there once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JOBS = 3 * (len(STEPS) + 1)
 
 @pytest.fixture
 def admin(connect):
-    """A connection to look with, and a table for the effects."""
+    """A connection for the test to look with, and a table for the effects."""
     admin = connect(autocommit=True)
     admin.execute("create table effects (id bigserial, job bigint, pod text)")
     return admin
@@ -20,7 +20,7 @@ def admin(connect):
 
 @pytest.fixture
 def enqueue(database_url, connect):
-    """A function that enqueues a number of jobs of a kind."""
+    """A function that enqueues this many jobs of a kind."""
     app = make_app(database_url)
 
     @app.job(name="plain", group="group")
@@ -64,7 +64,7 @@ def test_a_kill_at_any_step_leaves_each_effect_once(
     effects = admin.execute("select job, count(*) from effects group by job").fetchall()
     assert len(effects) == JOBS
     assert {times for _, times in effects} == {1}
-    # In each group in the order of enqueue, through all the deaths.
+    # In each group the order is that of enqueue, through all the deaths.
     rows = admin.execute(
         'select h."group", e.job from effects e join jobs_lib.history h on h.id = e.job'
         " order by e.id"

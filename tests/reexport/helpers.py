@@ -24,7 +24,7 @@ def make_entity(source="aircraft", key="tail", name="aircraft"):
 
 
 def make_table(database: Database, keys, type_="text", source="aircraft"):
-    """A table with these keys, in this order."""
+    """Make a table with these keys, in this order."""
     with database.connect("test") as connection:
         connection.execute(f"create table {source} (tail {type_}, model text)")
         with (
@@ -37,13 +37,13 @@ def make_table(database: Database, keys, type_="text", source="aircraft"):
 
 
 def query(database: Database, text, *values):
-    """Rows of a query, on a connection of its own."""
+    """The rows of a query, on a connection of its own."""
     with database.connect("test") as connection:
         return connection.execute(text, values or None).fetchall()
 
 
 def loaded_keys(database: Database):
-    """Every key of every chunk job, sorted; a key loaded twice stands here twice."""
+    """Every key of every chunk job, sorted; a key loaded twice is here twice."""
     rows = query(
         database,
         "select k from jobs_lib.jobs, jsonb_array_elements_text(payload->'keys') k",

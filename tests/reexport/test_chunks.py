@@ -1,4 +1,4 @@
-"""A chunk job writes its keys' outbox rows once, and only while there is room."""
+"""A chunk job writes the outbox rows of its keys once, and only if there is room."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exporter(database):
 
 
 def look_again(exporter):
-    """Forget what the last look at the outbox found, as half a second later."""
+    """Forget the last look at the outbox, as happens after half a second."""
     exporter._rooms.clear()
 
 
@@ -51,7 +51,7 @@ def test_a_full_outbox_sends_the_job_to_sleep(database, running, exporter):
     chunks = [[f"N{n:03}" for n in range(i, i + 50)] for i in range(0, 150, 50)]
     exporter.export(make_job(database), running, chunks[0])
     exporter.export(make_job(database), running, chunks[1])
-    for _ in range(2):  # by memory, and by counting
+    for _ in range(2):  # once from memory, and once by a count
         with pytest.raises(Snooze, match="holds enough") as error:
             exporter.export(make_job(database), running, chunks[2])
         assert 0.5 <= error.value.seconds <= 60
@@ -135,7 +135,7 @@ def test_a_resumed_load_is_loading_until_all_ranges_are_in(database):
     reexport.pause(database, "aircraft")
     assert reexport.resume(database, "aircraft").state == "loading"
     reexport.pause(database, "aircraft")
-    # Loading goes on while nothing is sent.
+    # Loading continues while nothing is sent.
     assert reexport.load(database, begun, reexport.SqlEngine()).state == "paused"
     assert reexport.resume(database, "aircraft").state == "running"
 

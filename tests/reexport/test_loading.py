@@ -90,7 +90,7 @@ def test_the_last_range_to_commit_sees_the_end_of_loading(database, begun, wait_
             )
             wait_for(lambda: query(database, waiting), what="the last range waits")
         thread.join()
-        # Not by way of `status`, which would repair it.
+        # Read it directly: `status` would repair it.
         states = query(database, "select state from jobs_lib.reexports")
     assert states == [("running",)]
 
@@ -161,7 +161,7 @@ def test_keys_that_are_not_sent_yet_hold_the_loader_up(database, begun):
         def load(self, database, loading, ranges):
             waves.append(list(ranges))
             super().load(database, loading, ranges)
-            # As if the relay had sent it all.
+            # Pretend that the relay has sent everything.
             query(database, "update jobs_lib.reexports set sent = total returning 1")
 
     load(database, begun, Recorder(), ahead=500)
@@ -182,7 +182,7 @@ def test_chunks_go_round_over_the_partitions(database, begun):
     rows = query(
         database, "select origin, count(*) from jobs_lib.jobs group by 1 order by 1"
     )
-    assert len(rows) == 12  # chunks of one range: nine, shifted from range to range
+    assert len(rows) == 12  # a range has nine chunks, and each range shifts them
     assert max(count for _, count in rows) <= 4
     payload = query(database, "select payload from jobs_lib.jobs limit 1")[0][0]
     assert payload["reexport"] == begun.id

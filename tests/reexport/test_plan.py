@@ -15,7 +15,7 @@ from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
 
 
 def covering(ranges, key):
-    """The ranges that hold a key, by Python's order."""
+    """The ranges that contain a key, in Python's order."""
     return [
         number
         for number, piece in enumerate(ranges)

@@ -12,7 +12,7 @@ import pytest
 from jobs_lib import reexport
 from tests.reexport.helpers import make_entity, make_table, query
 
-# A minute, and how late a record may be appended after it was granted.
+# A minute, and the longest time from a grant until the record is appended.
 WINDOW = 60.6
 
 
@@ -33,7 +33,7 @@ def limited(database):
 
 
 def take_over_time(connection, steps):
-    """Grants ``(at, records)``, the bucket's clock moved by each step."""
+    """Take grants ``(at, records)``, and move the bucket's clock by each step."""
     grants, at = [], 0.0
     for seconds, wanted in steps:
         (before,) = connection.execute(
@@ -47,7 +47,8 @@ def take_over_time(connection, steps):
         (after,) = connection.execute(
             "select refilled_at from jobs_lib.reexports"
         ).fetchone()
-        # A little more than the step: how long the machine took counts as well.
+        # This is a little more than the step, since the machine's own time counts as
+        # well.
         at += (after - before).total_seconds()
         grants.append((at, granted))
     return grants
@@ -69,7 +70,7 @@ def test_no_minute_exceeds_the_rate(database, limited, rate):
     pace = max(0.25, 20 / rate)
     steps = []
     for _ in range(600):
-        # Mostly asked often; now and then not for minutes, as in an outage.
+        # The bucket is asked often, but sometimes not for minutes, as in an outage.
         pause = 200 if rng.random() < 0.003 else rng.expovariate(1 / pace)
         steps.append((pause, rng.choice([1, 2, 100, 10**6])))
     with database.connect("test") as connection:
@@ -86,7 +87,7 @@ def test_nearly_all_of_the_rate_is_granted(database, limited, rate):
     with database.connect("test") as connection:
         grants = take_over_time(connection, steps)
     minutes = grants[-1][0] / 60
-    # The one record that may be under way at the end.
+    # One record may be under way at the end.
     assert sum(count for _, count in grants) + 1 >= 0.97 * rate * minutes
 
 
@@ -115,7 +116,7 @@ def test_many_takers_share_one_bucket(database, limited):
         thread.join()
     ended = query(database, "select clock_timestamp()")[0][0]
     seconds = (ended - started).total_seconds()
-    # A full bucket after an hour without a taker, then the refill and no more.
+    # A bucket that was full after an unused hour, then the refill, and no more.
     assert 8_941 <= sum(granted) <= 8_941 + 9_750 * seconds + 1
 
 

@@ -1,7 +1,7 @@
-"""Runs commands one after the other in one process, with all that anybody logs.
+"""Run commands one after the other in one process, with every log enabled.
 
 ``python -m tests.security.commands WORDS…``: each argument is one command. Nothing is
-masked here: what would have to be is to be seen.
+masked here, so that everything shows that would have to be masked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if __name__ == "__main__":
         sys.argv = ["jobs-lib", "-v", *line.split()]
         code: object = 0
         try:
-            # As the command does it, which ends its process.
+            # Do as the command does, which ends its process.
             main()
         except SystemExit as end:
             code = end.code

@@ -1,4 +1,4 @@
-"""A Kafka that asks who you are, and a PostgreSQL role with a password."""
+"""A Kafka that asks clients who they are, and a PostgreSQL role with a password."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def secured(tmp_path_factory) -> Iterator[SecuredBroker]:
-    """A broker of this run with SASL, TLS and permissions."""
+    """A broker of this run with SASL, TLS and access rights."""
     folder = tmp_path_factory.mktemp("certificates")
     with SecuredBroker(PASSWORDS, folder) as broker:
         yield broker
@@ -42,13 +42,13 @@ def secured(tmp_path_factory) -> Iterator[SecuredBroker]:
 
 @pytest.fixture(scope="session")
 def secured_admin(secured) -> AdminClient:
-    """An admin client that may do everything, by the listener in plain text."""
+    """An admin client with all rights, on the listener in plain text."""
     return AdminClient({"bootstrap.servers": secured.bootstrap_servers})
 
 
 @pytest.fixture
 def secured_topic(secured_admin) -> Iterator[Callable[[], str]]:
-    """A function that creates a topic of this test alone and returns its name."""
+    """A function that creates a topic for this test alone and returns its name."""
     made: list[str] = []
 
     def create() -> str:
@@ -62,7 +62,7 @@ def secured_topic(secured_admin) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture
 def grant(secured_admin, wait_for) -> Iterator[Callable[..., None]]:
-    """`grant(user, kind, name, right, prefixed=False)`; all end with the test."""
+    """`grant(user, kind, name, right, prefixed=False)`: rights end with the test."""
     given: set[AclBindingFilter] = set()
 
     def grant(
@@ -84,7 +84,7 @@ def grant(secured_admin, wait_for) -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def revoke(secured_admin, wait_for) -> Callable[..., None]:
-    """`revoke(user, kind, name, right)` takes back what was granted."""
+    """`revoke(user, kind, name, right)` takes a granted right back."""
 
     def revoke(user: str, kind: str, name: str, right: str) -> None:
         wanted = AclBindingFilter(*place_right(user, kind, name, right))
@@ -128,7 +128,7 @@ def set_scram_password(secured_admin) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def secured_app(database_url, secured) -> Callable[..., App]:
-    """`secured_app(kafka, listener=…, **settings)`: an app; alice's by default."""
+    """`secured_app(kafka, listener=…, **settings)` makes an app, by default alice's."""
 
     def make(
         kafka: dict[str, str] | None = None, listener: str = SECURED, **settings: Any
@@ -146,7 +146,7 @@ def secured_app(database_url, secured) -> Callable[..., App]:
 
 @pytest.fixture
 def secret_url(postgres_server, database_url, admin) -> str:
-    """The URL of a role that the server asks for a password, which is a canary."""
+    """The URL of a role whose password is a canary; the server asks for it."""
     role = "keeper"
     with psycopg.connect(database_url, autocommit=True) as connection:
         if not connection.execute(

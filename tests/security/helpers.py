@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.support.secured import SecuredBroker
 
 CANARY = "hunter2-canary"
-"""A password that must be found nowhere."""
+"""A password that must not appear anywhere."""
 PASSWORDS = {"alice": "alice-" + CANARY, "bob": "bob-" + CANARY}
 
 
@@ -20,7 +20,7 @@ class User:
     name: str
 
     def kafka(self, broker: SecuredBroker) -> dict[str, str]:
-        """The settings that let them in."""
+        """The settings with which the broker accepts them."""
         return {
             "security.protocol": "sasl_ssl",
             "ssl.ca.location": str(broker.authority),

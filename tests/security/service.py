@@ -1,4 +1,4 @@
-"""A service with a bit of everything, for commands that name an app."""
+"""A service with a part of every kind, for commands that name an app."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ states = app.topic("guarded-states", value=int, compacted=True)
 
 @app.consumer("guarded", group="guarded-group")
 def handle(record: Any, connection: Any) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @app.job()
 def work(job: Any) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @plain.job(name="work")
 def work_without_kafka(job: Any) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @app.entity(states, source="things", key="id")
 def load(connection: Any, keys: list[str]) -> dict[str, int]:
-    """The same state for all."""
+    """Load the same state for all keys."""
     return dict.fromkeys(keys, 1)

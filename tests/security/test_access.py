@@ -18,11 +18,11 @@ from tests.support.records import produce, read_topic
 from tests.support.secured import ELSEWHERE, EXPIRED, SECURED
 
 SOON = 5.0
-"""Seconds until a service that cannot start has said why."""
+"""The seconds in which a service that cannot start must say why."""
 
 
 def listen(app, topic):
-    """Let an app consume a topic; returns where it notes the records."""
+    """Let an app consume a topic; return the list in which it notes the records."""
     seen = []
 
     @app.consumer(topic, group=f"{topic}-group")
@@ -33,7 +33,7 @@ def listen(app, topic):
 
 
 def refuse(app, *parts):
-    """Start a service that must be refused soon; the text."""
+    """Start a service that must soon be refused; return the text."""
     service = Service(app, parts or ("consumers", "relay"))
     began = time.monotonic()
     try:
@@ -195,7 +195,7 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
     allow(grant, "alice", denied, denied)
     allow(grant, "alice", granted, granted)
     if not kept:
-        # A user that may read a topic also sees that it exists.
+        # A user who may read a topic also sees that it exists.
         revoke("alice", "TOPIC", denied, "READ")
     app = secured_app()
     topics = [app.topic(name, value=int) for name in (denied, granted)]
@@ -234,7 +234,7 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
 
 
 def allow(grant, user, read, written):
-    """All that a service needs, and no more."""
+    """Grant all rights that a service needs, and no more."""
     grant(user, "TOPIC", read, "READ")
     grant(user, "GROUP", f"{read}-group", "READ")
     grant(user, "TOPIC", written, "WRITE")
@@ -291,7 +291,7 @@ def test_a_service_reports_a_changed_password_and_goes_on_when_it_is_back(
     with heard("loop.failed") as failed, running(app, "consumers", "relay") as service:
         produce(secured.bootstrap_servers, read, [("a", 1)])
         wait_for(lambda: seen == [1], timeout=30, what="it runs")
-        # The broker asks again after three seconds, and then knows another one.
+        # The broker asks again after three seconds, and then has another password.
         set_scram_password("dora", "another")
         wait_for(lambda: named("poll"), timeout=30, what="its consumer says so")
         wait_for(lambda: named("relay"), timeout=30, what="its relay says so")

@@ -1,4 +1,4 @@
-"""No process is given a password where everybody on the machine can read it."""
+"""No command line holds a password, since every user of the machine can read it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = re.compile("url|dsn|password|secret|credential|conn", re.IGNORECASE)
 
 
 def parameters(command: click.Command) -> set[str]:
-    """The names of all options and arguments of a command and of those under it."""
+    """The names of all options and arguments of a command and its subcommands."""
     found = {
         word for one in command.params for word in (one.name or "", *one.opts) if word
     }
@@ -43,11 +43,11 @@ def read_line(pid: int) -> str:
 
 
 def descend(pid: int) -> set[int]:
-    """A process and all that it has started."""
+    """A process and all processes that it has started."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # After the name, which may hold anything: state, parent, …
+            # The name may hold any text; state and parent follow it.
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue

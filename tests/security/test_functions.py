@@ -1,4 +1,4 @@
-"""The tables' functions: a role with the documented rights becomes no more by them."""
+"""The tables' functions give a role with the documented rights no more rights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def shadow(session):
 
 
 def set_traps(session, names):
-    """Let every write to a temporary table run a function of the session's."""
+    """Make every write to a temporary table run a function of the session."""
     for name in names:
         for event in ("insert", "update", "delete", "truncate"):
             session.execute(
@@ -145,7 +145,7 @@ def test_no_trap_of_a_session_runs_with_the_rights_of_the_owner(attacker, call):
     gone = f"history_{OLD.replace('-', '')}"
     attacker.execute(f"create temp table {gone} (like jobs_lib.history)")
     set_traps(attacker, [*names, gone])
-    # Better matches than PostgreSQL's own functions, in a path of the session's.
+    # These match better than PostgreSQL's own functions, in a path of the session.
     attacker.execute("""
         create function own.to_char(date, text) returns text language plpgsql as
         $$ begin insert into loot values (current_user); return '1'; end $$;
@@ -154,7 +154,7 @@ def test_no_trap_of_a_session_runs_with_the_rights_of_the_owner(attacker, call):
         create operator own.>= (leftarg = date, rightarg = date, function = own.less);
         set search_path = own, pg_temp, pg_catalog, jobs_lib;
     """)
-    # There is no such day in our schema, and none elsewhere is looked for.
+    # Our schema has no such day, and no other schema is searched.
     with contextlib.suppress(psycopg.errors.UndefinedTable):
         attacker.execute(call)
     assert attacker.execute("select who from pg_temp.loot").fetchall() == []
@@ -172,7 +172,7 @@ def test_the_library_writes_nothing_into_a_temporary_table(
 
     @app.job(group="group")
     def work(job, group: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     with session.transaction():
         work.enqueue(session, group="a")

@@ -1,4 +1,4 @@
-"""Every setting of librdkafka reaches every client, and none that would be unsafe."""
+"""Every setting of librdkafka reaches every client, except unsafe ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PRODUCER = {
 
 @pytest.fixture
 def made(monkeypatch) -> list[dict[str, Any]]:
-    """The settings that each client was made with; the clients are real."""
+    """The settings with which each client was made; the clients are real."""
     found: list[dict[str, Any]] = []
     for name in ("Consumer", "Producer", "AdminClient"):
         kind = getattr(client, name)
@@ -71,7 +71,7 @@ def made(monkeypatch) -> list[dict[str, Any]]:
 
 
 def refuse(kafka: dict[str, str]) -> str:
-    """Start a service with these settings, which no server sees; the text."""
+    """Start a service with these settings, which no server sees; return the text."""
     app = App("refused", settings=load_settings(**NOWHERE, kafka=kafka))
     with pytest.raises(ConfigurationError) as caught:
         Service(app).start()
@@ -100,14 +100,14 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
             client.make_admin(settings),
             consumer,
         ):
-            one.poll(0)  # in which it logs
+            one.poll(0)  # this lets it log
         consumer.close()
     assert len(made) == 3
     for configuration in made:
         assert {key: configuration[key] for key in given} == given
     # A key for another kind of client does no harm, and is not logged either.
     assert not [r for r in caplog.records if "property" in r.getMessage()]
-    # And all is well at the start of a service, unless one of them is not known.
+    # The service starts, unless one of the keys is unknown.
     client.check_settings(settings)
     assert '"ssl.ca.locatoin"' in refuse(given | {"ssl.ca.locatoin": "a file"})
 
@@ -125,10 +125,10 @@ def test_every_key_goes_unchanged_to_every_client(made, tmp_path, caplog):
         ("linger.ms", CANARY, "linger.ms"),
         ("fetch.min.bytes", CANARY, "fetch.min.bytes"),
         ("ssl.ca.pem", CANARY, "ssl.ca.pem"),
-        # For a producer alone, with the forced settings.
+        # For a producer only, with the forced settings.
         ("max.in.flight.requests.per.connection", "6", "max.in.flight"),
         ("retries", "0", "retries"),
-        # For a consumer alone.
+        # For a consumer only.
         ("max.poll.interval.ms", "1", "max.poll.interval.ms"),
         ("error_cb", "x", "error_cb is a Python object"),
         ("logger", "x", "logger is a Python object"),

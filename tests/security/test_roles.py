@@ -1,4 +1,4 @@
-"""Each kind of role does its work with what `jobs-lib grants` gives it, and no more."""
+"""Each kind of role does its work with the rights of `jobs-lib grants`, and no more."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DENIED = psycopg.errors.InsufficientPrivilege
 
 @pytest.fixture
 def make_role(postgres_server):
-    """`make_role(url, kind=None)`: a new role's URL of that database, granted so."""
+    """`make_role(url, kind=None)` returns the URL of a new role with these rights."""
     made: list[tuple[str, str]] = []
 
     def make(url: str, kind: Kind | None = None, name: str | None = None) -> str:
@@ -66,7 +66,7 @@ def make_role(postgres_server):
 
 
 def drop_role(url, role):
-    """Take away a role and all that it has in this database."""
+    """Drop a role and all that it owns in this database."""
     with psycopg.connect(url, autocommit=True) as connection:
         if connection.execute(
             "select from pg_roles where rolname = %s", (role,)
@@ -91,7 +91,7 @@ def test_a_role_that_enqueues_does_so_in_every_way(
 
     @app.job(group="group")
     def work(job: Job, group: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     with psycopg.connect(url) as connection:
         connection.isolation_level = level
@@ -114,9 +114,9 @@ def test_a_role_that_enqueues_does_so_in_every_way(
         connection.execute("select jobs_lib.send_current('states', 'k', 'things')")
         connection.execute("select jobs_lib.send_current('states', 'k', 'things', 2)")
         assert topic.send_many(connection, [("k", {"a": 1}, 2), ("l", {}, 1)]) == 2
-        # So many that their shards are locked instead.
+        # There are so many keys that their shards are locked instead.
         topic.send_many(connection, ((f"k{n}", {}, 1) for n in range(100)))
-    # By inserts, where there is no COPY.
+    # Without COPY the rows are inserted.
     engine = create_engine(sqlalchemy_url(url).set(drivername="postgresql+psycopg2"))
     with engine.begin() as other:
         work.enqueue_many(other, many)
@@ -223,7 +223,7 @@ def test_a_service_runs_with_its_own_rights(
             sent.send(connection, key=str(n), value=n)
         ran.append(n)
 
-    # A broker that has just started lets no relay in for a moment.
+    # A broker that has just started refuses relays for a moment.
     with heard("loop.failed") as failures, running(app, "executor", "relay"):
         with psycopg.connect(url) as connection:
             work.enqueue_many(connection, [{"n": n} for n in range(20)])
@@ -283,7 +283,7 @@ def test_a_reader_sees_everything_except_payloads_headers_and_values(
 
     @app.job(group="group")
     def work(job: Job, group: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     with psycopg.connect(database_url) as connection:
         job = work.enqueue(connection, group="a")
@@ -327,7 +327,7 @@ def test_a_role_that_migrates_needs_a_schema_of_its_own_only(
             "select distinct tableowner from pg_tables where schemaname = 'jobs_lib'"
         ).fetchall()
     assert owners == [(role_of(url),)]
-    # It can let others in, as the owner of all.
+    # As the owner of everything, it can give rights to others.
     enqueuer = make_role(empty_url)
     apply_grants(Database(url), "enqueue", role_of(enqueuer))
     with psycopg.connect(enqueuer) as connection:

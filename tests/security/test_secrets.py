@@ -1,4 +1,4 @@
-"""No output of any kind has a password in it."""
+"""No output of any kind contains a password."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.command_line import leaves
 from tests.support.records import produce
 
 LETTER = "hunter2"
-"""What every secret of these tests has in it, however it is written."""
+"""A text in every secret of these tests, however it is written."""
 ESCAPED = quote(f"{LETTER} @/:?#%[]'\"", safe="")
 APP = "tests.security.service:app"
 COMMANDS = [
@@ -57,9 +57,9 @@ COMMANDS = [
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]
 AWAY = ("@nowhere.invalid/d", "@127.0.0.1:1/d")
-"""How the URL of a server ends that does not answer."""
+"""The ends of URLs of servers that do not answer."""
 SERVICES = [f"{one} {APP}" for one in ("run", "executor", "relay")]
-"""Those that run until they are stopped, unless they cannot start."""
+"""The commands that run until they are stopped, unless they cannot start."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def unmasked(monkeypatch):
 
 @pytest.fixture
 def run(run_process, tmp_path):
-    """A function that runs commands in one process; what they wrote."""
+    """A function that runs commands in one process; it returns their output."""
 
     def run(commands: list[str], environment: dict[str, str]) -> str:
         (tmp_path / "empty.toml").touch()
@@ -90,7 +90,7 @@ def run(run_process, tmp_path):
 
 @pytest.fixture
 def kafka(secured) -> dict[str, str]:
-    """Settings of Kafka with many secrets, and all that librdkafka can log."""
+    """Settings of Kafka with many secrets, and with all of librdkafka's logs."""
     leaf = trustme.CA().issue_cert("alice@example.com")
     return User("alice").kafka(secured) | {
         "ssl.certificate.pem": leaf.cert_chain_pems[0].bytes().decode(),
@@ -101,7 +101,7 @@ def kafka(secured) -> dict[str, str]:
 
 
 def refuse(output: str, kafka: dict[str, str] | None = None) -> None:
-    """Fail if there is a secret in the output."""
+    """Fail if the output contains a secret."""
     for line in output.splitlines():
         assert LETTER not in line
     for line in (kafka or {}).get("ssl.key.pem", "").splitlines()[1:-1]:
@@ -138,7 +138,7 @@ def test_commands_that_succeed_show_no_password(
     support.delete_topics(secured_admin, ["guarded-states"])
     refuse(output, kafka)
     codes = dict(re.findall(r"^(.*): exit (\d)$", output, re.MULTILINE))
-    # What is not there, or not as it should be, is told by the code; errors by a 2.
+    # The exit code 1 reports that something is missing or wrong, and 2 an error.
     failed = {one for one in commands if codes[one] not in "01"}
     assert not {one for one in failed if "1" not in one.split()}, output
 
@@ -238,7 +238,7 @@ def test_commands_that_fail_show_no_password(
     if environment["JOBS_LIB_DATABASE_URL"].endswith(AWAY):
         module = "tests.security.commands"
         services = [run_process("-m", module, one, env=environment) for one in SERVICES]
-        for service in services:  # which wait for it
+        for service in services:  # these wait for it
             wait_for(lambda s=service: "does not answer" in s.output, timeout=60)
             service.signal(signal.SIGTERM)
         for service in services:
@@ -255,7 +255,7 @@ def test_commands_that_fail_show_no_password(
 def test_errors_that_are_kept_or_emitted_have_no_password(
     secret_url, admin, connect, topic, bootstrap_servers, wait_for, caplog
 ):
-    """The application's own, which may well repeat a URL."""
+    """The application's own errors may repeat a URL."""
     caplog.set_level(logging.DEBUG)
     read, written = topic(), topic()
     app = make_app(
@@ -287,7 +287,7 @@ def test_errors_that_are_kept_or_emitted_have_no_password(
         wait_for(
             lambda: {event for event, _ in told} >= {"record.failed", "rows.held"},
             timeout=40,
-            what="the record and the row are told of",
+            what="the record and the row are reported",
         )
         wait_for(
             lambda: any(event == "job.ran" for event, _ in told),
@@ -308,7 +308,8 @@ def test_a_secret_is_hidden_wherever_it_stands():
     keep_secret({"pass", "longer-pass", "one two", "abc", ""})
     assert mask("pass, pass! longer-pass=longer-pass;") == "***, ***! ***=***;"
     assert mask("xlonger-passx one two") == "x***x ***"
-    # A short one may be a part of another word, and of what is shorter nothing is left.
+    # A short secret may be part of another word: it is hidden as a whole word only. A
+    # still shorter one is not hidden at all.
     assert mask("password, bypass, abc") == "password, bypass, abc"
     assert describe(ValueError("no pass")) == "ValueError: no ***"
 
@@ -325,7 +326,7 @@ OPEN = {
     *("sasl.oauthbearer.sub.claim.name", "sasl.oauthbearer.token.endpoint.url"),
     "sasl.oauthbearer.assertion.algorithm",
 }
-"""Settings of Kafka's client that are no secrets, beside the names of files."""
+"""Settings of Kafka's client that are no secrets, besides names of files."""
 
 
 @pytest.mark.guarantee("FS2")

@@ -1,4 +1,4 @@
-"""The tests of the database, with a role that has the rights of its kind only."""
+"""The tests of the database run with a role that has only the rights of its kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = {
         *(f"ownership/test_{name}.py" for name in ("sharing", "repartition")),
         *(f"operating/test_{name}.py" for name in ("cancel", "discarded", "pauses")),
     ],
-    # Of drivers, hooks and SQL.
+    # These test drivers, hooks and SQL.
     "enqueue": [
         *(f"integration/test_{name}.py" for name in ("enqueue_middleware", "callers")),
         *(f"integration/test_enqueue{name}.py" for name in ("", "_many", "_sql")),
@@ -27,7 +27,7 @@ FILES = {
         f"--deselect=tests/integration/test_callers.py::{CHANGES_TOPICS}",
     ],
 }
-"""By kind. What a reader does is among much that it may not do in every file."""
+"""The files by kind. In every other file a reader lacks the rights for most tests."""
 
 
 @pytest.mark.timeout(1_200)

@@ -1,4 +1,4 @@
-"""No value of a record or a payload stands in an error, a log, an event or a table."""
+"""No value of a record or payload stands in an error, a log, an event or a table."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_a_record_that_cannot_be_handled_is_reported_without_its_value(
                 <= {f["origin"] for event, f in events if event == "record.failed"}
             ),
             timeout=40,
-            what=lambda: f"each is told: {events}",
+            what=lambda: f"each is reported: {events}",
         )
     errors = {f["origin"]: f["error"] for event, f in events if "error" in f}
     assert "age: input should be a valid integer" in errors[f"{numbers}/0"]
@@ -403,14 +403,14 @@ def test_a_held_row_is_reported_without_its_value(
 
 
 CARRYING = {"payload", "payloads", "headers", "more", "value"}
-"""Fields of our objects that hold what jobs and records carry."""
+"""The fields of our objects that hold the values of jobs and records."""
 
 
 @pytest.mark.guarantee("FS16")
 def test_no_object_shows_what_it_carries():
     seen = set()
     for module in pkgutil.walk_packages(jobs_lib.__path__, "jobs_lib."):
-        # Users of the test kit want to see it.
+        # Users of the test kit want to see the value.
         if module.name.startswith(("jobs_lib.testing", "jobs_lib.schemas.registry")):
             continue
         for one in vars(importlib.import_module(module.name)).values():
@@ -443,7 +443,7 @@ def test_a_job_is_logged_without_its_headers(database, connect, wait_for, events
 
 @pytest.fixture
 def people(admin):
-    """A table that refuses the value twice, and one that is no number."""
+    """A table that refuses the value twice: once as a duplicate, once as no number."""
     admin.execute("create table people (email text unique, age int check (age < 200))")
     admin.execute("insert into people values (%s)", (VALUE,))
 
@@ -502,7 +502,7 @@ def test_an_error_of_the_server_or_of_pydantic_is_logged_without_values(
     with pytest.raises(Exception) as raised:  # noqa: PT011
         act(connect())
     assert re.search(match, masking.describe(raised.value))
-    # With all that lies behind it, and in a group.
+    # Include all errors behind it, also in a group.
     try:
         raise ExceptionGroup("several", [raised.value]) from raised.value
     except ExceptionGroup:
@@ -632,7 +632,7 @@ def test_a_text_cannot_forge_a_line_of_the_log(caplog, monkeypatch):
         lines = logging.Formatter().format(record).splitlines()
         assert all(line.startswith("    ") for line in lines[1:])
         assert "hunter2" not in str(lines)
-    # What other libraries log, as our own commands write it.
+    # Our own commands write in this way what other libraries log.
     try:
         raise ValueError(forged)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""One Spark session for all of these tests: it takes ten seconds to start."""
+"""One Spark session for all of these tests, since its start takes ten seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_bridge import open_session
 
 
 def pytest_collection_modifyitems(items):
-    """Give the marker to each test that uses the session."""
+    """Add the marker to each test that uses the session."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
@@ -24,7 +24,7 @@ def event_log(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spark(event_log):
-    """A local session of two threads, in which a failed task is tried again."""
+    """A local session of two threads that tries a failed task again."""
     settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
@@ -33,7 +33,7 @@ def spark(event_log):
         "spark.sql.shuffle.partitions": "2",
     }
     with warnings.catch_warnings():
-        # pyspark's own, about its sockets and pandas.
+        # These are pyspark's own warnings, about its sockets and pandas.
         warnings.simplefilter("ignore")
         with open_session("local[2,4]", settings) as session:
             yield session

@@ -1,4 +1,4 @@
-"""A driver to be killed: re-exports the table `aircraft` of the database at argv[1]."""
+"""A driver to be killed: it re-exports the table `aircraft` of the database argv[1]."""
 
 from __future__ import annotations
 

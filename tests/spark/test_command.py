@@ -106,7 +106,7 @@ def test_the_command_plans_loads_and_runs_with_progress_rate_and_eta(
         assert status["sent"] >= 300
         assert status["eta"] is not None
         command("cancel", "flights")
-        # The same command stays to the end when asked to.
+        # If asked to, the same command stays until the end.
         small = ("start", "airlines", "--rate", "60000", "--engine", "sql")
         assert "finished, 16 sent" in command(*small, "--watch")
     sent = read_topic(bootstrap_servers, name)

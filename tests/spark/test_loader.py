@@ -13,8 +13,8 @@ from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
 
 KEYS = [f"N{n:05}" for n in range(5_000)]
 
-# Fails the first updates of a range, in whatever process they are: a sequence keeps
-# counting when its transaction is rolled back.
+# Fails the first updates of a range, in any process: a sequence keeps its count when
+# its transaction is rolled back.
 FAILING = """
     create sequence failures;
     create function fail() returns trigger language plpgsql as $$ begin
@@ -37,7 +37,7 @@ def test_all_ranges_are_loaded_in_parallel(spark, database, begun):
         progress = reexport.load(database, begun, engine)
     assert (progress.state, progress.loaded) == ("running", 5_000)
     assert loaded_keys(database) == KEYS
-    # The session was there before, so it stays.
+    # The session existed before, so it stays.
     assert spark.range(3).count() == 3
 
 
@@ -70,7 +70,7 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 
     frame = spark.createDataFrame([(n,) for n in range(10)], "range int")
     returned = frame.repartition(3).mapInArrow(dies_after_the_commit, RESULT).collect()
-    # The second attempts do not report ranges that the first ones loaded.
+    # The second attempts do not report ranges that the first ones have loaded.
     assert returned == []
     assert reexport.status(database, "aircraft").loaded == 5_000
     assert loaded_keys(database) == KEYS
@@ -83,12 +83,12 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
 def test_a_killed_driver_is_resumed_at_its_last_range(
     database, run_process, wait_for, request, engine
 ):
-    # The loading part: that what is sent is not sent again is the relay's to show.
+    # This covers the loading; the relay's tests show that nothing is sent twice.
     if engine == "spark":
         request.getfixturevalue("spark")
     make_table(database, KEYS)
     with database.connect("test") as connection:
-        # Slow enough to be killed in the middle.
+        # This makes the load slow enough to be killed in its middle.
         connection.execute("""
             create function slow() returns trigger language plpgsql as
             $$ begin perform pg_sleep(0.1); return new; end $$;
@@ -121,7 +121,7 @@ def test_a_killed_driver_is_resumed_at_its_last_range(
     assert (progress.id, progress.state) == (before.id, "running")
     assert (progress.rate, progress.loaded) == (9_000, 5_000)
     assert loaded_keys(database) == KEYS
-    # Ranges loaded before were not loaded again.
+    # Ranges that were loaded before were not loaded again.
     after = query(
         database, "select reexport_id, range, loaded_at from jobs_lib.reexport_ranges"
     )

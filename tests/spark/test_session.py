@@ -1,4 +1,4 @@
-"""A session needs no manual setup, and names what is missing."""
+"""A session needs no manual set-up, and names missing parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests share besides fixtures."""
+"""Things that tests share, besides fixtures."""
 
 from __future__ import annotations
 

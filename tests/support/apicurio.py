@@ -1,4 +1,4 @@
-"""A real schema registry: Apicurio, with Confluent's interface, in memory."""
+"""A real schema registry in memory: Apicurio, with Confluent's interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REQUEST_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Bundle(Jar):
-    """A program with all of its jars."""
+    """A program together with all of its jars."""
 
     @property
     def path(self) -> str:
@@ -39,7 +39,7 @@ APICURIO = Bundle(
 
 
 class Apicurio(Server):
-    """Apicurio on 127.0.0.1; what it holds is gone when it stops. Needs Java 21."""
+    """Apicurio on 127.0.0.1. It loses its data when it stops. Needs Java 21."""
 
     name: ClassVar[str] = "Apicurio"
     _port_option: ClassVar[str] = ""
@@ -49,7 +49,7 @@ class Apicurio(Server):
 
     @property
     def address(self) -> str:
-        """What clients get as the registry's URL."""
+        """The registry's URL for clients."""
         return f"http://127.0.0.1:{self.port}/apis/ccompat/v7"
 
     def _make_folder(self) -> Path:
@@ -81,4 +81,4 @@ class Apicurio(Server):
             return False
 
     def _settle(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing more."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 HOME = [f"local/{n}" for n in range(16)]
-"""The origins of a database whose home was never declared."""
+"""The origins of a database in which no home topic was ever declared."""
 QUICK: dict[str, Any] = {
     "poll_interval": 0.01,
     "relay_poll_interval": 0.01,
@@ -29,17 +29,17 @@ QUICK: dict[str, Any] = {
     "follow_interval": 0.1,
     "handover_timeout": 2.0,
 }
-"""Settings that make a test short."""
+"""Settings that make tests short."""
 
 
 def count(admin: Any, table: str) -> int:
-    """How many rows one of our tables has."""
+    """Count the rows of one of our tables."""
     number: int = admin.execute(f"select count(*) from jobs_lib.{table}").fetchone()[0]
     return number
 
 
 def count_unsent(admin: Any) -> tuple[int, int]:
-    """Rows that wait and that are held, in one snapshot: they change places."""
+    """Count waiting and held rows in one snapshot, since rows move between them."""
     waiting, held = admin.execute(
         "select (select count(*) from jobs_lib.outbox),"
         " (select count(*) from jobs_lib.held_rows)"
@@ -60,7 +60,7 @@ def make_app(
 
 @contextlib.contextmanager
 def running(app: App, *parts: str, sidecar: bool = False) -> Iterator[Service]:
-    """Run some parts of an app in this process; all of them by default."""
+    """Run the given parts of an app in this process; by default all of them."""
     parts = parts or ("consumers", "executor", "relay")
     service = Service(app, parts, sidecar=sidecar)
     service.start()
@@ -78,9 +78,10 @@ def executing(
     workers: int = 4,
     batch: int = 100,
 ) -> Iterator[Process]:
-    """Run an executor on these origins, or on a source's; several may run in one test.
+    """Run an executor on these origins, or on those of a source.
 
-    A test that has a source gives and takes by it.
+    Several executors may run in one test. A test that has a source gives and takes
+    origins by it.
     """
     source = origins if isinstance(origins, Source) else StaticSource(origins)
     settings = app.settings
@@ -129,7 +130,7 @@ def executing(
 
 @contextlib.contextmanager
 def heard(*events: str) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """The events of these names that are emitted meanwhile, in order."""
+    """Collect the events of these names that are emitted meanwhile, in order."""
     found: list[tuple[str, dict[str, Any]]] = []
     lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""A broker of some tests alone, which they may kill, and a proxied way to it."""
+"""A broker that some tests alone use and may kill, and a way to it through a proxy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _MAP = "listener.security.protocol.map"
 class OwnBroker:
     """The broker, and a proxy before its second listener.
 
-    A broker tells its clients its own address, and they go there past any proxy. So
-    there is a listener that tells the proxy's: who starts there stays behind it.
+    A broker gives its own address to its clients, which then connect past any proxy. So
+    one listener gives the proxy's address: a client that starts at it stays behind the
+    proxy.
     """
 
     server: KafkaBroker
@@ -35,12 +36,12 @@ class OwnBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Straight to the broker."""
+        """The address of the broker itself."""
         return self.server.bootstrap_servers
 
     @property
     def proxied(self) -> str:
-        """By way of the proxy."""
+        """The address of the proxy."""
         return f"127.0.0.1:{self.proxy.port}"
 
     @cached_property
@@ -49,14 +50,14 @@ class OwnBroker:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers})
 
     def create(self, partitions: int = 1, config: dict[str, str] | None = None) -> str:
-        """Create a topic, which goes with the broker, and return its name."""
+        """Create a topic and return its name; it is deleted with the broker."""
         name = f"test-{uuid4().hex[:12]}"
         create_topic(self.admin, name, partitions, config)
         return name
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """SIGKILL it, and start it again at the end of the block."""
+        """SIGKILL the broker, and start it again at the end of the block."""
         self.server.kill()
         try:
             yield
@@ -66,7 +67,7 @@ class OwnBroker:
 
 @contextlib.contextmanager
 def own_broker() -> Iterator[OwnBroker]:
-    """A running broker with a proxied listener; its data are thrown away."""
+    """A running broker with a proxied listener; its data are deleted at the end."""
     plain, behind, controller = free_port(), free_port(), free_port()
     local = "127.0.0.1"
     with Proxy(local, behind) as proxy:

@@ -1,10 +1,10 @@
-"""Each folder of tests has a budget of CPU seconds, so that the whole stays quick.
+"""Each folder of tests has a budget of CPU seconds, so that the whole run stays quick.
 
-The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. What counts is the CPU
-time of the tests' process and of all that it has started, servers too. A busy machine
-lets a test wait, and gives it hardly more of that. Tests marked `slow` do not count:
-they are not part of the everyday run. A budget that is exceeded is told, and fails no
-run.
+The table is `[tool.jobs_lib.test_budgets]` in pyproject.toml. The CPU time of the
+tests' process counts, and that of every process that it has started, servers too. A
+busy machine delays a test, but hardly adds to its CPU time. Tests marked `slow` do not
+count: the everyday run leaves them out. The report names a folder that exceeds its
+budget; no run fails because of it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any
 
-#: Of a folder that is not in the table.
+#: The budget of a folder that is not in the table.
 DEFAULT_BUDGET = 10.0
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def read_cpu() -> float:
-    """The CPU seconds of this process, of those that it started, and of theirs.
+    """The CPU seconds of this process, and of all processes below it.
 
-    One that has ended counts with its parent. Where there is no `/proc`, only those
-    that have ended count.
+    An ended process counts with its parent. Without `/proc`, only ended processes
+    count.
     """
     seconds: dict[int, float] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name, in brackets, may hold anything. State and parent follow it.
+            # The name, in brackets, may hold any text. State and parent follow it.
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended meanwhile
@@ -57,9 +57,9 @@ def read_cpu() -> float:
 class Budgets:
     """A pytest plugin that adds up the CPU seconds of each folder.
 
-    Whoever runs tests measures them, a series of one folder at a time, since a look at
-    all processes is not for nothing. The report of the last of them carries the figure
-    to the process that sums up.
+    The process that runs tests measures them. It measures a series of tests of one
+    folder at a time, since a look at all processes takes time. The report of the last
+    test of a series carries the figure to the process that adds up.
     """
 
     def __init__(self, budgets: dict[str, float]) -> None:
@@ -70,7 +70,7 @@ class Budgets:
 
     @classmethod
     def read(cls, pyproject: Path) -> Budgets:
-        """The budgets of the project."""
+        """Read the budgets of the project."""
         tool = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]
         return cls(tool["jobs_lib"]["test_budgets"])
 
@@ -78,7 +78,7 @@ class Budgets:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> None:
-        """Begin to measure, and note whether another series comes behind this test."""
+        """Begin to measure, and note whether this test is the last of its series."""
         if self._began is None:
             self._began = read_cpu()
         self._is_last = nextitem is None or _series(nextitem) != _series(item)
@@ -87,7 +87,7 @@ class Budgets:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Give the last report of a series what the series took."""
+        """Add what a series took to the report of its last test."""
         report = yield
         if call.when == "teardown" and self._is_last and self._began is not None:
             now = read_cpu()
@@ -109,7 +109,7 @@ class Budgets:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
-        """Print what each folder took of its budget."""
+        """Print how much of its budget each folder took."""
         if not self.spent:
             return
         terminalreporter.section("CPU seconds by folder")
@@ -129,5 +129,5 @@ def _folder(nodeid: str) -> str:
 
 
 def _series(item: pytest.Item) -> tuple[str, bool]:
-    """The folder of a test, and whether it counts."""
+    """The folder of a test, and whether its time counts."""
     return _folder(item.nodeid), item.get_closest_marker("slow") is None

@@ -1,4 +1,4 @@
-"""A value of a record or payload, and a watch over everything that must not hold it."""
+"""A value of a record or payload, and a watch over all places that must not hold it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VALUE = "ada-lovelace-canary"
-"""What tests give as a value that nobody may read anywhere."""
+"""The value that tests use where nobody may read a value anywhere."""
 
 
 class _Watch(logging.Handler):
-    """Keeps the records of any logger that hold the value."""
+    """Keeps the records of all loggers that hold the value."""
 
     def __init__(self) -> None:
         super().__init__(logging.NOTSET)
@@ -43,7 +43,7 @@ def watching_logs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching_events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """All events meanwhile; fail at the end if one of them held the value."""
+    """Collect all events meanwhile; fail at the end if one of them held the value."""
     events: list[tuple[str, dict[str, Any]]] = []
     stop = telemetry.listen(lambda event, fields: events.append((event, fields)))
     try:

@@ -1,4 +1,4 @@
-"""Claimed jobs without a claim, for tests of what becomes of them."""
+"""Claimed jobs without a claim, for tests of what happens to claimed jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs_lib.executor.lane import ClaimedJob, Lane
 def make_claimed(
     lane: Lane, job_id: int = 1, payload: str | None = "{}", *, attempt: int = 1
 ) -> ClaimedJob:
-    """A job of the type ``work`` in a lane; its group is the lane's."""
+    """Make a job of the type ``work`` in a lane; its group is the lane's."""
     return ClaimedJob(
         id=job_id,
         type="work",

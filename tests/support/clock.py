@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it, and one that goes wrong."""
+"""A clock that stands still until a test moves it, and a clock that is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """The time of all schedulers of a test, and who of them waits for it to pass."""
+    """The time of all schedulers of a test, and the schedulers that wait for it."""
 
     def __init__(self, now: datetime) -> None:
         self.time = now.astimezone(UTC)
@@ -37,13 +37,13 @@ class FakeClock:
             del self._waiting[me]
 
     def set(self, now: datetime) -> None:
-        """Set the clock; schedulers that waited for it are about to look."""
+        """Set the clock; schedulers that waited for this time then look."""
         with self._changed:
             self.time = now.astimezone(UTC)
             self._changed.notify_all()
 
     def settle(self, schedulers: int) -> None:
-        """Return once this number of schedulers wait for a time that has not come."""
+        """Wait until this many schedulers wait for a time that is still ahead."""
 
         def all_wait() -> bool:
             with self._changed:
@@ -54,7 +54,7 @@ class FakeClock:
 
 
 def faketime(seconds: int) -> dict[str, str]:
-    """The environment in which a process's clock is some seconds off."""
+    """The environment in which the clock of a process is wrong by some seconds."""
     shown = subprocess.run(
         ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
         check=True,

@@ -1,4 +1,4 @@
-"""The commands that there are, for tests that try each."""
+"""All commands, for tests that try each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 def leaves(command: click.Command, *names: str) -> set[str]:
-    """All commands under one."""
+    """All commands below one."""
     if not isinstance(command, click.Group):
         return {" ".join(names)}
     context = click.Context(command)

@@ -12,7 +12,7 @@ except ImportError:
     from django_tasks import task
 
 ran: list[Any] = []
-"""What the tasks were called with."""
+"""The arguments with which the tasks were called."""
 
 
 @task
@@ -41,4 +41,4 @@ def ask_session() -> None:
 
 
 def no_task() -> None:
-    """Was a task once."""
+    """This function was a task before."""

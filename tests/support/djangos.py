@@ -1,4 +1,4 @@
-"""Django in the process of the tests: set up once, on the database of each test."""
+"""Django in the process of the tests: set up once, used on each test's database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OTHER = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-"""A database that is no PostgreSQL, beside that of the test."""
+"""A database that is not PostgreSQL, beside that of the test."""
 
 
 def set_up_django() -> None:
-    """Django wants settings, once for a process."""
+    """Configure Django, which needs its settings once for each process."""
     if not settings.configured:
-        # Django sets the process' time zone otherwise, for all tests that follow.
+        # Without this Django sets the time zone of the process for all tests that
+        # follow.
         settings.configure(USE_TZ=True, TIME_ZONE=None, ALLOWED_HOSTS=["testserver"])
         django.setup()
 
@@ -36,9 +37,9 @@ def describe_database(url: str) -> dict[str, Any]:
 
 @contextmanager
 def on_database(url: str) -> Iterator[db.utils.ConnectionHandler]:
-    """Django's connections, to this database and to `OTHER`, and to none after it.
+    """Django's connections to this database and to `OTHER`; none remain afterwards.
 
-    Django keeps what it made of an alias, whatever its settings are by then.
+    Django keeps the connection of an alias, even if its settings have changed.
     """
     set_up_django()
     before = db.connections.settings
@@ -55,7 +56,7 @@ def on_database(url: str) -> Iterator[db.utils.ConnectionHandler]:
 
 
 def forget_connections() -> None:
-    """Make each alias again when it is requested."""
+    """Make the connection of each alias again at its next use."""
     for alias in ("default", "other"):
         with suppress(AttributeError):
             del db.connections[alias]

@@ -1,4 +1,4 @@
-"""What tests give to SQLAlchemy."""
+"""Arguments that tests give to SQLAlchemy."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A test says what it makes fail: anything else that fails unnoticed fails the test.
+"""A test names the failures that it causes: any other unnoticed failure fails the test.
 
-So does an event that the table in `jobs_lib/telemetry.py` does not have, and a value of
-a record or payload (`tests.support.canary.VALUE`) in an event or in what a process has
-written; of these no mark frees a test.
+An event that is missing in the table in `jobs_lib/telemetry.py` fails a test, too. So
+does a value of a record or payload (`tests.support.canary.VALUE`) in an event or in the
+output of a process. No mark allows these.
 
-`@pytest.mark.expects("loop.failed")` names the events, of those in `WATCHED`, that may
-be emitted in this test, by this process or by those that it starts. What a test listens
-to with `heard` needs no mark.
+`@pytest.mark.expects("loop.failed")` names events of `WATCHED` that this test may emit,
+in this process or in those that it starts. Events to which a test listens with `heard`
+need no mark.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 WATCHED = frozenset({"loop.failed", "jobs.fenced", "origins.lost"})
-"""Events that tell of trouble: nobody loses anything, so results look the same."""
+"""Events of trouble that loses nothing, so the results of a test do not show it."""
 FENCED = "fenced"
-"""What a mark calls all that befalls a process whose work others have taken over."""
+"""In a mark, all that happens to a process after others have taken over its work."""
 
 _LOSES = WATCHED - {"loop.failed"}
 _REFUSED = re.compile(r"FencedError|_FENCED|INVALID_PRODUCER_EPOCH")
-"""How a loop names the error that a take-over makes."""
+"""The error that a take-over causes, as a loop names it."""
 
 _LOGGED = re.compile(rf"({'|'.join(map(re.escape, sorted(WATCHED)))}) \w+=")
 _STARTING = re.compile("COORDINATOR_LOAD_IN_PROGRESS|NOT_COORDINATOR")
-"""What a broker says that has just been started, on a busy machine: no test's doing."""
+"""A broker says this just after its start on a busy machine: no test causes it."""
 _MOST_SHOWN = 5
 _TEXTS = (str, BaseException)
 
@@ -49,10 +49,10 @@ class Watch:
         self._found: list[str] = []
 
     def install(self) -> None:
-        """See all that this process emits.
+        """Watch all events that this process emits.
 
-        Not as a listener: the library does less where nobody listens, and tests shall
-        run that code too.
+        This is not a listener: the library does less without listeners, and tests
+        should run that code, too.
         """
         emit = telemetry.emit
 
@@ -61,8 +61,9 @@ class Watch:
                 self.note(event, fields)
             if event not in telemetry.EVENTS:
                 self._keep(f"the table of events has no {event}")
-            # Texts alone: a job's own would be made for each event of each job, and the
-            # log is watched. An error is looked at as it is told.
+            # Look at texts only. To make the text of each job for each of its events
+            # would cost too much, and the log is watched. An error is compared in the
+            # form in which it is logged.
             told = (v for v in fields.values() if issubclass(type(v), _TEXTS))
             if any(VALUE in spell(value) for value in told):
                 self._keep(f"{event} holds a value")
@@ -71,8 +72,8 @@ class Watch:
         telemetry.emit = watched
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """An event of this process."""
-        # An error's own text may raise.
+        """Note an event of this process."""
+        # The text of an error may raise by itself.
         told = {
             name: describe(value) if isinstance(value, BaseException) else value
             for name, value in fields.items()
@@ -80,7 +81,7 @@ class Watch:
         self._add(event, f"{event} {told}")
 
     def read(self, lines: Iterable[str]) -> None:
-        """What another process has logged."""
+        """Note the events that another process has logged."""
         for line in lines:
             if VALUE in line:
                 self._keep(f"a process has written a value: {line}")
@@ -102,7 +103,7 @@ class Watch:
 
     @contextmanager
     def expecting(self, events: Iterable[str]) -> Iterator[None]:
-        """These may be emitted meanwhile."""
+        """Allow these events meanwhile."""
         events = (WATCHED | {FENCED}).intersection(events)
         with self._lock:
             self._expected.update(events)
@@ -113,7 +114,7 @@ class Watch:
                 self._expected.subtract(events)
 
     def take(self) -> str:
-        """What was found since the last call, for a message; empty for nothing."""
+        """Return what was found since the last call, as a message; empty if nothing."""
         with self._lock:
             found, self._found = self._found, []
         shown = found[:_MOST_SHOWN]
@@ -123,4 +124,4 @@ class Watch:
 
 
 watch = Watch()
-"""Of this test run."""
+"""The watch of this test run."""

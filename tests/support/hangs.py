@@ -1,10 +1,10 @@
-"""The end of a process whose test cannot be ended in any other way.
+"""End a process if its test cannot be ended in any other way.
 
 When the time of a test is over, pytest-timeout raises an error by a signal, so the test
-fails and the run goes on. That reaches whatever waits in Python, and psycopg. It does
-not reach code in C that pays no attention to signals, such as psycopg2 and most calls
-of librdkafka: the error waits until the call returns. And a test has only one such
-signal, which a fixture that hangs after it no longer gets.
+fails and the run goes on. The signal interrupts waits in Python and in psycopg. It does
+not interrupt C code that ignores signals, such as psycopg2 and most calls of
+librdkafka: there the error waits until the call returns. Also, a test gets this signal
+only once. A fixture that hangs after it does not get it again.
 
 So some time later the process ends, with the stacks of all its threads. If several
 processes share the run, its test counts as failed, and a new process takes its place.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any
 
-#: The seconds that a test which was told to end has for its fixtures.
+#: How many seconds the fixtures of a test have after its time limit.
 GRACE = 60.0
 
 
@@ -30,7 +30,7 @@ class Hangs:
     """A pytest plugin that ends the process if a test hangs for good."""
 
     def __init__(self) -> None:
-        # During a test pytest keeps what is written to the number 2.
+        # During a test pytest captures all output to descriptor 2.
         self._stderr = os.dup(2)
         self._seconds: float | None = None
 
@@ -41,12 +41,12 @@ class Hangs:
         self._begin()
 
     def pytest_exception_interact(self) -> None:
-        """Begin again for the fixtures: pytest itself stops the count at a failure."""
+        """Begin again for the fixtures: at a failure pytest stops the count."""
         self._begin()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        """Stop when the test and its fixtures have ended."""
+        """Stop once the test and its fixtures have ended."""
         try:
             return (yield)
         finally:

@@ -1,4 +1,4 @@
-"""Errors that cannot be told, deny what they are, or are none."""
+"""Errors that raise when they are printed, deny their own type, or are no errors."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ ODD: list[Callable[[], BaseException]] = [
 
 
 def raise_odd(n: int) -> None:
-    """Raise the one of this number."""
+    """Raise the error of this number."""
     raise ODD[n]()

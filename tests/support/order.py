@@ -1,8 +1,8 @@
-"""The files that take longest are started first, so that no process waits at the end.
+"""Start the longest files first, so that no process waits at the end.
 
 Processes that share a run take it file by file. If one of them began a file of two
-minutes when the others have nothing left, all would wait for it. By xdist's own order,
-which starts files with many tests first, such a file comes late: its tests are few.
+minutes when nothing is left for the others, all would wait for it. xdist starts files
+with many tests first. By that order such a file comes late, since it has few tests.
 
 The list is `long_tests` of `[tool.jobs_lib]` in pyproject.toml. The order of all other
 files is random.
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def read_long_files(pyproject: Path) -> list[str]:
-    """The files that take longest, the longest one first; from the project's root."""
+    """The paths of the longest files from the project's root, the longest first."""
     tool = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]
     files: list[str] = tool["jobs_lib"]["long_tests"]
     return files
 
 
 def start_long_first(items: Sequence[Item], files: list[str]) -> list[Item]:
-    """The same tests, those of these files first; else in the order that they have."""
+    """The same tests: those of these files first, the others in their given order."""
     places = {file: place for place, file in enumerate(files)}
     return sorted(
         items, key=lambda item: places.get(item.nodeid.split("::")[0], len(places))

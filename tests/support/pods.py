@@ -1,4 +1,4 @@
-"""Pods of one service in this process: which of them ran the jobs of which origin."""
+"""Pods of one service in this process, and which pod ran the jobs of each origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Pods:
-    """Makes the apps of pods, and notes who ran what."""
+    """Makes the apps of pods, and notes which pod ran which job."""
 
     def __init__(
         self, url: str, bootstrap_servers: str, home: str, partitions: int
@@ -64,7 +64,7 @@ def read_owners(admin: Any, role: str) -> dict[str, set[str]]:
 
 
 def count_shares(admin: Any, role: str) -> list[int]:
-    """How many origins each process has in a role, of those that have any."""
+    """How many origins each process has in a role, without processes that have none."""
     rows = admin.execute(
         "select count(*) from jobs_lib.origins"
         " where role = %s and owner is not null group by owner",

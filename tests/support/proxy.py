@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, which can do what networks do to connections."""
+"""A TCP proxy in front of a server that disturbs connections as networks do."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Proxy:
     """Passes bytes both ways, a thread for each connection.
 
     - `hold()`: every connection, also a new one, stays open and passes nothing on;
-    - `half_open()`: the same, and the server believes that its clients have gone;
-    - `reset()`: all connections are cut with a TCP reset, new ones are accepted;
-    - `release()`: back to normal; what was held is cut;
-    - `freeze()`: what is said stays on its way, on every connection, also a new one;
-    - `thaw()`: it arrives, late and complete;
-    - `turn(url)`: all connections are cut, and new ones lead to another server;
-    - `swallow(text)`: on a connection whose client has sent ``text``, what the server
-      says from then on is dropped, and the connection is cut. Once.
+    - `half_open()`: the same, and the server believes that its clients are gone;
+    - `reset()`: cuts all connections with a TCP reset, and accepts new ones;
+    - `release()`: back to normal; it cuts the connections that were held;
+    - `freeze()`: keeps all bytes on their way, on every connection, also a new one;
+    - `thaw()`: delivers them, late and complete;
+    - `turn(url)`: cuts all connections, and leads new ones to another server;
+    - `swallow(text)`: on a connection whose client has sent ``text``, it drops the
+      server's answer, and cuts the connection. Once.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -44,7 +44,7 @@ class Proxy:
         self._flows.set()
         self._swallow: bytes | None = None
         self.swallowed = threading.Event()
-        """Set once an answer was dropped."""
+        """Set once an answer has been dropped."""
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -57,7 +57,7 @@ class Proxy:
         return cls(parts.hostname, parts.port)
 
     def url(self, url: str) -> str:
-        """The same URL, by way of the proxy."""
+        """The same URL, through the proxy."""
         parts = urlsplit(url)
         return parts._replace(
             netloc=parts.netloc.replace(f":{parts.port}", f":{self.port}")
@@ -73,37 +73,37 @@ class Proxy:
         trace: TracebackType | None,
     ) -> None:
         self._closed = True
-        # Closing alone leaves the port open to one more, while a thread waits there.
+        # While a thread waits there, a close alone would accept one more connection.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.reset()
 
     def hold(self) -> None:
-        """Say nothing more, to anybody."""
+        """Pass nothing more on, in either direction."""
         self._held.set()
 
     def half_open(self) -> None:
-        """Close the server's side of all connections, and do not tell the clients."""
+        """Close the server's side of all connections, and leave the clients' open."""
         self._half.set()
         self.hold()
 
     def release(self) -> None:
-        """Serve new connections; those that were held are gone."""
+        """Serve new connections, and cut the held ones."""
         self._held.clear()
         self._half.clear()
         self.reset()
 
     def freeze(self) -> None:
-        """Keep whatever is said, and cut nothing."""
+        """Keep all bytes, and cut nothing."""
         self._flows.clear()
 
     def thaw(self) -> None:
-        """Deliver what was kept, and all that follows."""
+        """Deliver the bytes that were kept, and all that follow."""
         self._flows.set()
 
     def restore(self) -> None:
-        """Undo whatever a test has done, and cut what it has left."""
+        """Undo all that a test has done, and cut the connections that it left."""
         self._swallow = None
         self.thaw()
         self.release()
@@ -114,7 +114,7 @@ class Proxy:
             for one in self._open:
                 with contextlib.suppress(OSError):
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                    # Wakes the connection's thread, which closes it.
+                    # This wakes the connection's thread, which closes it.
                     one.shutdown(socket.SHUT_RD)
             self._open.clear()
 
@@ -127,7 +127,7 @@ class Proxy:
         self.reset()
 
     def swallow(self, text: str) -> None:
-        """Drop the answer to the next thing that holds this text."""
+        """Drop the answer to the next request that contains this text."""
         self.swallowed.clear()
         self._swallow = text.encode()
 
@@ -136,7 +136,8 @@ class Proxy:
             try:
                 client, _ = self._listener.accept()
             except OSError:
-                # A connection that went before it was taken takes no other with it.
+                # A client may close its connection before it is accepted: keep serving
+                # others.
                 if self._listener.fileno() < 0:
                     return
                 continue
@@ -157,7 +158,7 @@ class Proxy:
                     self._open -= {client, server}
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        """Until one side ends. Closed with a reset where that was asked for."""
+        """Pass bytes until one side ends; where wanted, close with a reset."""
         cutting = False
         ends = [client, server]
         while not self._closed:
@@ -172,7 +173,7 @@ class Proxy:
                 continue
             for one in ready:
                 data = one.recv(_BLOCK)
-                # What was said after a reset still arrives here on a busy machine.
+                # On a busy machine, bytes can still arrive here after a reset.
                 if not data or one not in self._open:
                     return
                 if self._held.is_set():
@@ -182,7 +183,7 @@ class Proxy:
                         self._swallow, cutting = None, True
                     server.sendall(data)
                 elif cutting:
-                    # The server has answered, so it has done what it was asked.
+                    # The server has answered, so it has done its work.
                     self.swallowed.set()
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     return

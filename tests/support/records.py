@@ -1,4 +1,4 @@
-"""Read topics from the beginning, as any consumer would see them."""
+"""Read topics from their beginning, as a consumer sees them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Seen:
     partition: int
     offset: int
     key: str
-    """Empty where the record has none."""
+    """Empty if the record has none."""
     value: bytes | None
     headers: dict[str, str]
     at: float
-    """Its timestamp, in seconds."""
+    """The time of the record, in seconds."""
 
     @property
     def json(self) -> Any:
@@ -48,7 +48,7 @@ def read_topic(
     timeout: float = 30.0,
     isolation: str = "read_committed",
 ) -> list[Seen]:
-    """All records that a topic has now, by partition and offset."""
+    """All records that a topic holds now, by partition and offset."""
     ends = _read_ends(bootstrap_servers, topic)
     consumer = _make_consumer(bootstrap_servers, isolation)
     try:
@@ -60,7 +60,7 @@ def read_topic(
             message = consumer.poll(0.05)
             if message is not None and message.error() is None:
                 seen.append(_see(message))
-            # By position, never by count: markers and compaction leave gaps.
+            # Go by position, never by count: markers and compaction leave gaps.
             for at in consumer.position([TopicPartition(topic, n) for n in ends]):
                 if at.offset >= ends[at.partition]:
                     del ends[at.partition]
@@ -70,10 +70,10 @@ def read_topic(
 
 
 def _read_ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
-    """Where the partitions that are not empty end.
+    """The ends of the partitions that are not empty.
 
-    Those who read what is committed are told of an earlier end while the markers of a
-    commit are on their way, which may be after the producer has returned.
+    A consumer of committed records sees an earlier end while the markers of a commit
+    are on their way. That can be so even after the producer has returned.
     """
     consumer = _make_consumer(bootstrap_servers, "read_uncommitted")
     try:
@@ -91,7 +91,7 @@ def _read_end(consumer: Consumer, partition: TopicPartition) -> int:
         try:
             return consumer.get_watermark_offsets(partition, timeout=10)
         except KafkaException as error:
-            # Of a topic just made a broker names the leader before it acts as one.
+            # A broker names itself leader of a new partition before it acts as one.
             if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
                 raise
         return None
@@ -149,7 +149,7 @@ def produce(
     *,
     headers: dict[str, str] | None = None,
 ) -> None:
-    """Produce (key, JSON value or bytes) and wait until all are in the topic."""
+    """Produce (key, JSON value or bytes) and wait until the topic has them all."""
     producer = make_producer(bootstrap_servers)
     for key, value in records:
         encoded = value if isinstance(value, bytes | None) else json.dumps(value)

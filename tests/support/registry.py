@@ -1,4 +1,4 @@
-"""A schema registry in this process: Confluent's interface, as far as it is used."""
+"""A schema registry in this process: the part of Confluent's interface that is used."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class StubRegistry:
-    """What it holds, and how it behaves. It compares nothing: that is for real ones."""
+    """Its schemas, and how it behaves. It compares no schemas, as real ones do."""
 
     def __init__(self) -> None:
         self.url = ""
         self.subjects: dict[str, list[int]] = {}
-        """Ids by version, from 1 on."""
+        """The ids by version, from 1 on."""
         self.texts: dict[int, str] = {}
         self.levels: dict[str, str] = {"": "BACKWARD"}
-        """By subject; what holds for all others under the empty one."""
+        """The level of each subject; the empty subject has the level of all others."""
         self.asked: list[str] = []
-        """Each request, such as ``GET /config``."""
+        """All requests, such as ``GET /config``."""
         self.status = 0
-        """Answer everything so; 0 to answer well."""
+        """The status of every answer; 0 to answer well."""
 
     def add(self, subject: str, schema: Any) -> int:
-        """Register a schema as the next version; its id."""
+        """Register a schema as the next version; return its id."""
         text = json.dumps(schema)
         ids = {known: one for one, known in self.texts.items()}
         schema_id = ids.get(text, len(self.texts) + 1)
@@ -40,7 +40,7 @@ class StubRegistry:
         return schema_id
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON of an answer."""
+        """The status and the JSON of an answer."""
         self.asked.append(f"{method} {path}")
         if self.status:
             return self.status, {"error_code": self.status, "message": "not now"}
@@ -95,7 +95,7 @@ def serving() -> Iterator[StubRegistry]:
         do_GET = do_POST = do_PUT = _answer
 
         def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         registry.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""A next release: these migrations, and some more."""
+"""A next release: these migrations, and some more of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def upgrade():
 
 
 class NextRelease:
-    """The migrations of this release and, in order, one more for each statement."""
+    """The migrations of this release, and then one more for each statement."""
 
     def __init__(self, folder: Path, statements: Sequence[str]) -> None:
         self.path = folder / "migrations"
@@ -40,7 +40,7 @@ class NextRelease:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Meanwhile this process has that release's migrations."""
+        """Meanwhile this process has the migrations of that release."""
         before = schema.migrations_path
         schema.migrations_path = lambda: self.path
         try:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def as_role(url: str, kind: str) -> str:
-    """The URL of that database for a role of a kind, which is made if need be.
+    """The URL of this database for a role of a kind, which is made if it is missing.
 
-    Tables that a test makes are its application's own: the role may use them.
+    Tables that a test makes belong to its application: the role may use them.
     """
     role = f"suite_{kind}"
     with psycopg.connect(url, autocommit=True) as connection:

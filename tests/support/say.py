@@ -1,4 +1,4 @@
-"""What a worker process tells the test: whole lines, whichever threads say them."""
+"""Lines that a worker process prints for the test; each line stays whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 def say(line: str) -> None:
     """Write a line to the standard output at once.
 
-    In one piece: `print` writes the end of the line by itself, and of two threads both
-    lines may come before both ends.
+    The line is written in one piece. `print` writes the end of a line separately: then
+    two threads can print both lines before both ends.
     """
     os.write(1, f"{line}\n".encode())

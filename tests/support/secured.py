@@ -1,7 +1,7 @@
-"""A broker that asks who you are: TLS, passwords and permissions, on real sockets.
+"""A broker that asks clients who they are: TLS, passwords and rights, on sockets.
 
-Its plaintext listener stays, for the test's own admin. Of each further listener the
-certificate is another one, so that every way to distrust a broker can be met.
+Its plaintext listener stays, for the test's own admin. Each other listener has another
+certificate, so that tests can meet every way to distrust a broker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 SECURED, EXPIRED, ELSEWHERE = "SECURED", "EXPIRED", "ELSEWHERE"
-"""The listeners: in order, with a certificate of last year, and with that of a host."""
+"""The listeners. Their certificates: valid, of last year, and of another host."""
 _LISTENERS = (SECURED, EXPIRED, ELSEWHERE)
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -37,9 +37,9 @@ class SecuredBroker(KafkaBroker):
     """A broker for tests with listeners that speak SASL over TLS.
 
     Args:
-        passwords: of the users that SASL/PLAIN knows; those of SCRAM-SHA-256 are set
-            while it runs, and asked for again every three seconds.
-        certificates: a folder of the test's.
+        passwords: those of the users that SASL/PLAIN knows. Passwords of SCRAM-SHA-256
+            are set while the broker runs, which asks for them again every 3 seconds.
+        certificates: a folder of the test.
     """
 
     def __init__(self, passwords: Mapping[str, str], certificates: Path) -> None:
@@ -59,7 +59,7 @@ class SecuredBroker(KafkaBroker):
         users = " ".join(f'user_{name}="{word}"' for name, word in passwords.items())
         properties = {
             "authorizer.class.name": _AUTHORIZER,
-            # The admin of the tests, and the broker itself.
+            # The anonymous user is the admin of the tests, and the broker itself.
             "super.users": "User:ANONYMOUS",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
         }
@@ -77,11 +77,11 @@ class SecuredBroker(KafkaBroker):
         super().__init__(properties=properties)
 
     def address_of(self, listener: str) -> str:
-        """What clients of a listener get as ``bootstrap.servers``."""
+        """The addresses for clients of a listener, as ``bootstrap.servers``."""
         return f"{HOST}:{self._ports[listener]}"
 
     def _settings(self, port: int) -> str:
-        """Those of every broker, and the further listeners."""
+        """The settings of every broker, and the other listeners."""
         self._ports = self._ports or {name: free_port() for name in _LISTENERS}
         added = {name: f"{name}://{self.address_of(name)}" for name in _LISTENERS}
         lines = super()._settings(port).splitlines()

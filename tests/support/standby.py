@@ -1,4 +1,4 @@
-"""A primary, its standby, and an address in front of the one that counts."""
+"""A primary, its standby, and an address that leads to the one in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Standby(PostgresServer):
-    """A streaming copy of another server, in a folder of that one."""
+    """A streaming copy of another server, in a folder of that server."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__(primary.folder / "standby", durable=False)
@@ -34,7 +34,7 @@ class Standby(PostgresServer):
             [
                 *(self._binary("pg_basebackup"), "-D", str(self.data), "--no-sync"),
                 *("-d", self._primary.url_of("postgres"), "--checkpoint=fast"),
-                # It then knows whom to follow.
+                # The standby then knows which server to follow.
                 "--write-recovery-conf",
             ],
             check=True,
@@ -51,14 +51,14 @@ class Standby(PostgresServer):
         return "".join(self._lock_file()[7:8]).strip() in ("standby", "ready")
 
     def _settle(self) -> None:
-        """It has the primary's databases."""
+        """The standby has the primary's databases."""
 
 
 class Pair:
-    """A primary and an asynchronous standby; `url` leads to the one that counts.
+    """A primary and an asynchronous standby; `url` leads to the one in use.
 
-    `cut_replication()` and then `fail_over()`: what was committed between the two is
-    gone, and every connection with it.
+    Call `cut_replication()` and then `fail_over()`. All that was committed between the
+    two is lost, and all connections are cut.
     """
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Pair:
         self._opened.close()
 
     def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a query on the server that counts, in a session of its own."""
+        """The rows of a query on the server in use, in a session of its own."""
         return _ask(self.url, query, *values)
 
     def cut_replication(self) -> None:
-        """From now on the standby gets nothing; it has all that was written before."""
+        """Replicate nothing more; the standby has all that was written before."""
         ((end,),) = _ask(self.primary.url, "select pg_current_wal_lsn()::text")
         caught_up = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
         wait_for(
@@ -104,7 +104,7 @@ class Pair:
         )
 
     def fail_over(self) -> None:
-        """The primary is gone, and the standby is what the address leads to."""
+        """Kill the primary, and lead the address to the standby."""
         self.primary.process.kill()
         self.promote()
 

@@ -1,4 +1,4 @@
-"""An executor whose every step a test takes: its own parts, but no thread."""
+"""An executor without threads, made of its own parts: a test makes every step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ INSTALLATION = UUID(int=1)
 
 
 def nothing() -> None:
-    """What happens between two steps, unless said otherwise."""
+    """Do nothing between two steps, by default."""
 
 
 class HeldRoundTrip(RoundTrip):
-    """Lets something happen before a round trip, and before its answer is read."""
+    """Lets the test do something before a round trip, and before its answer is read."""
 
     before: Callable[[], object] = staticmethod(nothing)
     after: Callable[[], object] = staticmethod(nothing)
@@ -48,7 +48,7 @@ class HeldRoundTrip(RoundTrip):
         *batches: Sequence[Statement],
         meanwhile: Callable[[], object] = nothing,
     ) -> tuple[list[Answer | None], psycopg.Error | None]:
-        """The same, with something between."""
+        """Do the same, with something in between."""
         self.before()
         answer = super().exchange(*batches, meanwhile=meanwhile)
         self.after()
@@ -56,7 +56,7 @@ class HeldRoundTrip(RoundTrip):
 
 
 class Hands:
-    """In place of workers: what was claimed lies here until the test starts it."""
+    """Takes the place of workers: claimed jobs lie here until the test starts them."""
 
     size = 4
     idle = 0
@@ -70,20 +70,20 @@ class Hands:
         return True
 
     def put(self, items: Sequence[Item], *, first: bool = False) -> None:
-        """Lay these down."""
+        """Put these items here."""
         self.ready[:] = [*items, *self.ready] if first else [*self.ready, *items]
 
     def take_back(self, ended: object) -> list[Item]:
-        """The jobs that no worker has begun."""
+        """Take back the jobs that no worker has begun."""
         taken, self.ready = self.ready, []
         return taken
 
     def cancel(self, job: ClaimedJob) -> None:
-        """A plain handler cannot be stopped."""
+        """Do nothing: a plain handler cannot be stopped."""
 
 
 class Pod:
-    """One executor: what its threads do, done by the test one step at a time."""
+    """One executor: the test does the work of its threads, one step at a time."""
 
     def __init__(
         self,
@@ -94,22 +94,23 @@ class Pod:
         limit: int = 8,
         lend: Borrow | None = None,
     ) -> None:
-        """Make one that owns nothing yet.
+        """Make a pod that owns nothing yet.
 
         Args:
-            database: where the jobs are.
-            connection: the dispatcher's.
+            database: the database with the jobs.
+            connection: the connection of the dispatcher.
             types: the handlers, which are never called.
-            limit: jobs in flight.
-            lend: connections for the jobs' own transactions; opened anew by default.
+            limit: how many jobs may be in flight.
+            lend: lends connections for the jobs' own transactions; opens new ones by
+                default.
         """
         self.id = uuid4()
         self.role = EXECUTE
         self.running: list[ClaimedJob] = []
         self.open: dict[int, OwnTransaction] = {}
-        """Transactions of running jobs, by job."""
+        """The transactions of running jobs, by job."""
         self.open_late: dict[ClaimedJob, OwnTransaction] = {}
-        """Those of attempts whose time is over."""
+        """The transactions of attempts whose time is over."""
         self._begun: list[Lane] = []
         self._database = database
         self._connection = connection
@@ -148,7 +149,7 @@ class Pod:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back what it holds of the machine; the connection stays the caller's."""
+        """Release what it holds on the machine; the connection remains the caller's."""
         for job in list(self.running):
             self.abandon(job)
         for transaction in self.open_late.values():
@@ -158,25 +159,25 @@ class Pod:
     # What it owns
 
     def take_over(self, *origins: str) -> None:
-        """Take origins over, from the living, too."""
+        """Take over origins, also from living owners."""
         self._ownership._take(self._connection, frozenset(origins))
         self.round()
 
     def claims(self, missing: frozenset[str]) -> frozenset[str]:
-        """As a source of origins: all that is asked for is agreed."""
+        """As a source of origins: agree to all that is asked for."""
         return missing
 
     def took(self, origins: Iterable[str]) -> None:
-        """As a source of origins: well."""
+        """As a source of origins: nothing to do."""
 
     def take(self, origins: Mapping[str, int]) -> None:
-        """As the holder of origins."""
+        """As the holder of origins: take them."""
         self.dispatcher.take(origins)
 
     def leave(self, *origins: str, hurried: bool = False) -> None:
-        """Give origins back: what runs is waited for, unless hurried.
+        """Give origins back. Unless hurried, running jobs are waited for.
 
-        What runs must have ended before, since nobody ends it meanwhile.
+        They must have ended before, since nothing ends them meanwhile.
         """
         deadline = 0.0 if hurried else math.inf
         self.dispatcher.release(frozenset(origins), deadline)
@@ -198,27 +199,27 @@ class Pod:
         before: Callable[[], object] = nothing,
         after: Callable[[], object] = nothing,
     ) -> None:
-        """One round of the dispatcher, which looks at everything.
+        """Make one round of the dispatcher, which looks at everything.
 
         Args:
-            before: happens when the statements have been made, and not sent.
-            after: happens when they have been answered, and the answer not been read.
+            before: runs when the statements are made, and before they are sent.
+            after: runs when they are answered, and before the answer is read.
         """
         poller = self.dispatcher._poller
         poller._next_at = poller._due_at = poller._late_commits._next_at = 0.0
-        # The low marks rise as soon as they may: nothing is found by chance.
+        # The low marks rise as early as they may, so nothing is found by chance.
         marks = poller._late_commits._marks
         marks.extend([(at - 10, *rest) for at, *rest in _taken(marks)])
         self.round_trip.before, self.round_trip.after = before, after
         for position in self.claimer.cursors.values():
-            position.all_plain = False  # the whole claim at once, not after a short one
+            position.all_plain = False  # send the whole claim, no short one first
         try:
             self.dispatcher._round(self.round_trip)
         finally:
             self.round_trip.before = self.round_trip.after = nothing
 
     def rounds(self, count: int = 3) -> None:
-        """Some rounds: what the first finds, the next one claims."""
+        """Make some rounds: the next round claims what the first one finds."""
         for _ in range(count):
             self.round()
 
@@ -226,11 +227,11 @@ class Pod:
 
     @property
     def startable(self) -> list[Item]:
-        """Jobs and lanes of which something may be started."""
+        """The jobs and lanes from which something can be started."""
         return [*self._begun, *self.hands.ready]
 
     def start(self, at: int = 0) -> ClaimedJob | None:
-        """Start a job; None where it must not start any more."""
+        """Start a job; return None if it must not start any more."""
         item = self.startable[at]
         if at < len(self._begun):
             self._begun.pop(at)
@@ -271,7 +272,7 @@ class Pod:
     def finish(
         self, job: ClaimedJob, error: BaseException | None = None
     ) -> Outcome | None:
-        """The job's handler returns, or raises the error."""
+        """Let the job's handler return, or raise the error."""
         self.running.remove(job)
         outcome = None if error is None else self.runner._explain(job, error)
         outcome = self.runner._finish(job, outcome)
@@ -279,7 +280,7 @@ class Pod:
         return outcome
 
     def time_out(self, job: ClaimedJob) -> None:
-        """The job's time is over; its handler runs on."""
+        """End the job's time; its handler runs on."""
         job.timed_out = True
         self.running.remove(job)
         if transaction := self.open.pop(job.id, None):
@@ -303,12 +304,12 @@ class Pod:
             self._begun.append(lane)
 
     def begin(self, job: ClaimedJob) -> psycopg.Connection[Any]:
-        """The handler opens the job's own transaction."""
+        """Let the handler open the job's own transaction."""
         self.open[job.id] = transaction = cast("OwnTransaction", job.transaction())
         return transaction.__enter__()
 
     def commit(self, job: ClaimedJob) -> Outcome | None:
-        """The handler leaves the transaction, and returns."""
+        """Let the handler leave the transaction, and return."""
         try:
             self.open.pop(job.id).__exit__(None, None, None)
         except Exception as error:
@@ -316,7 +317,7 @@ class Pod:
         return self.finish(job)
 
     def abandon(self, job: ClaimedJob) -> None:
-        """Nothing more is heard of the job: its process is dead."""
+        """Let the job's process die: nothing more is heard of the job."""
         self.running.remove(job)
         if transaction := self.open.pop(job.id, None):
             _break(transaction)

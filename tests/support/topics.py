@@ -1,4 +1,4 @@
-"""Make and remove topics of the tests' broker."""
+"""Create and delete topics of the tests' broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def create_topic(
 
 
 def delete_topics(admin: AdminClient, names: Iterable[str]) -> None:
-    """Delete the topics that are still there."""
+    """Delete those of the topics that still exist."""
     if not (wanted := list(names)):
         return
     deleting = admin.delete_topics(wanted, request_timeout=_REQUEST_SECONDS)

@@ -1,4 +1,4 @@
-"""A trace of OpenTelemetry, and how a header spells it."""
+"""A trace of OpenTelemetry, and its form in a header."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Short enough not to be felt, long enough to leave the cores to what is tested.
+# The pause is short enough not to be felt, and leaves the cores to the tested code.
 _PAUSE_SECONDS = 0.01
 
 
@@ -22,15 +22,15 @@ def wait_for(
     timeout: float = 15.0,
     what: str | Callable[[], str] = "the condition holds",
 ) -> T:
-    """Call ``condition`` until it gives something true, and return that.
+    """Call ``condition`` until it returns something true, and return that.
 
-    The test fails after ``timeout`` seconds with ``what``, which may be a function so
-    that it can tell how things stand then.
+    After ``timeout`` seconds the test fails with ``what``. If that is a function, it
+    can describe the state at that moment.
     """
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout
     while True:
-        # Looked at before the look: a slow condition gets its last chance.
+        # Read the clock before the condition: a slow condition gets a last chance.
         late = time.monotonic() >= deadline
         if result := condition():
             return result

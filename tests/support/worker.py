@@ -1,4 +1,4 @@
-"""A Python process for tests of crashes: its own group, its output at hand."""
+"""A Python process for tests of crashes, in its own group, with its output."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-# The watchdog beside the worker holds the read end of a pipe of which only we have the
-# other: when pytest dies, however it dies, the worker's group is killed. It is started
-# first, and by `exec` the worker keeps the number that the watchdog kills.
+# The watchdog beside the worker holds the read end of a pipe. Only we have the other
+# end. When pytest dies, however it dies, the watchdog kills the worker's group. It
+# starts first, and `exec` gives its number to the worker: this is the number that the
+# watchdog kills.
 _GUARDED = """
 exec 3<&0 </dev/null
 ( read -r _ <&3; kill -s KILL -- -$$ ) >/dev/null 2>&1 &
@@ -36,9 +37,9 @@ class Worker:
 
     def __init__(self, *args: str, env: Mapping[str, str] | None = None) -> None:
         """Start ``python *args`` in the project's root."""
-        #: What it wrote to its standard output, line by line.
+        #: The lines that it has written to its standard output.
         self.lines: list[str] = []
-        #: What it wrote to its standard error.
+        #: The lines that it has written to its standard error.
         self.errors: list[str] = []
         reader, writer = os.pipe()
         self._pipe: int | None = writer
@@ -74,13 +75,13 @@ class Worker:
 
     @property
     def output(self) -> str:
-        """All that it wrote, for messages."""
+        """All its output, for messages."""
         return "\n".join(["--- stdout", *self.lines, "--- stderr", *self.errors])
 
     def wait_for_line(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
-        """Wait for a line on stdout in which the pattern is found.
+        """Wait for a line on stdout that contains the pattern.
 
-        The test fails if the process ends, or the time is over, without one.
+        The test fails if the process ends without such a line, or the time is over.
         """
         __tracebackhide__ = True
         wanted = re.compile(pattern)
@@ -135,7 +136,7 @@ class Worker:
         self._drain()
 
     def close(self) -> None:
-        """Kill what is left of it, and let go of pipes and threads."""
+        """Kill what is left of it, and release pipes and threads."""
         self.kill()
         watch.read([*self.lines, *self.errors])
         for stream in (self._child.stdout, self._child.stderr):
@@ -146,12 +147,14 @@ class Worker:
             self._pipe = None
 
     def _signal_group(self, number: Signals) -> None:
-        # The watchdog is in the group too, so the group's number is ours until it ends.
+        # The watchdog is in the group, too, so the group's number is ours until it
+        # ends.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _drain(self) -> None:
-        # A child that outlives the process may hold the pipes open: not for ever.
+        # A child that outlives the process may hold the pipes open: do not wait for
+        # ever.
         for collector in self._collectors:
             collector.join(timeout=1)
 
@@ -160,7 +163,7 @@ class Worker:
         assert stream is not None
 
         def collect() -> None:
-            # The pipe is closed under a reader that a grandchild keeps waiting.
+            # The pipe is closed while a grandchild keeps its reader waiting.
             with contextlib.suppress(ValueError):
                 for line in stream:
                     lines.append(line.rstrip("\n"))  # noqa: PERF401 - seen at once

@@ -15,7 +15,7 @@ USES = Path(__file__).with_name("uses.py")
 
 
 def run(*command: str) -> str:
-    """Return what a checker prints about the uses; it exits with 1 for errors."""
+    """Return what a checker prints about the uses; its exit code is 1 for errors."""
     done = subprocess.run(
         [sys.executable, "-m", *command, str(USES)],
         cwd=ROOT,
@@ -28,13 +28,13 @@ def run(*command: str) -> str:
 
 
 def mypy() -> dict[int, str]:
-    """mypy's errors by line."""
+    """The errors of mypy, by line."""
     found = re.finditer(r"uses\.py:(\d+): error: (.*)", run("mypy"))
     return {int(error[1]): error[2] for error in found}
 
 
 def pyright() -> dict[int, str]:
-    """pyright's errors by line."""
+    """The errors of pyright, by line."""
     output = run("pyright", "--pythonpath", sys.executable, "--outputjson")
     return {
         error["range"]["start"]["line"] + 1: error["message"]

@@ -1,6 +1,7 @@
 """Right and wrong uses of the public interface; a wrong line ends in `# error`.
 
-Never run and left out of `make check`: test_uses.py compares what mypy and pyright say.
+This file never runs, and `make check` leaves it out: test_uses.py compares what mypy
+and pyright report.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AircraftState:
 
 @dataclass
 class Flight:
-    """The values of another one."""
+    """The values of another topic."""
 
     tail: str
 
@@ -42,7 +43,7 @@ app = App("flights")
 conn = psycopg.connect()
 
 
-# Jobs: the handler's signature is that of `enqueue`.
+# Jobs: `enqueue` has the signature of the handler.
 
 
 @app.job(group="tail")
@@ -94,7 +95,7 @@ def test_kit(jobs: Jobs) -> None:
     jobs.assert_enqueued("tell_partner")  # error
 
 
-# Topics: what is sent has the type that the topic declares.
+# Topics: a sent value has the type that the topic declares.
 
 states = app.topic("states", value=AircraftState, compacted=True)
 assert_type(states, Topic[AircraftState])
@@ -168,7 +169,7 @@ def other(record: Record[AircraftState], conn: Connection[Any]) -> None: ...
 def no_connection(record: Record[Flight]) -> None: ...
 
 
-# The function is still there, to be called by a test.
+# The function still exists, and a test can call it.
 handler: Callable[[Record[Flight], Connection[Any]], None] = track
 
 

@@ -110,7 +110,7 @@ FLIGHT = Flight(
 
 @pytest.fixture
 def app():
-    """An app with a registry in this process alone."""
+    """An app with a registry in this process only."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 
@@ -126,7 +126,7 @@ def test_each_kind_of_field_comes_back_as_it_was(app):
     data = flights.encode(FLIGHT)
     assert data[:1] == b"\0"
     assert read(app, data, Flight) == FLIGHT
-    # A reader without a class gets plain values, by the registered schema alone.
+    # A reader without a class gets plain values, from the registered schema alone.
     plain = read(app, data)
     assert plain["status"] == "AIRBORNE"
     assert plain["crew"] == [{"name": "Grace", "born": None}]
@@ -153,7 +153,7 @@ def test_fields_are_named_by_their_aliases(app):
 
 @pytest.fixture
 def new_york(monkeypatch):
-    """The machine's own time zone."""
+    """Set the time zone of the machine."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "America/New_York")
         time.tzset()
@@ -229,7 +229,7 @@ def test_a_type_that_can_never_fit_its_schema_is_refused_at_declaration(app):
     schema["fields"][1]["default"] = 0
     with pytest.raises(ConfigurationError, match=r"no field born$"):
         app.topic("people", value=Person, schema=schema)
-    # Nothing is known about these before there is a value.
+    # Before there is a value, nothing is known about these.
     for n, value in enumerate((Any, dict[str, Any], Person | None, list[Person])):
         app.topic(f"people-{n}", value=value, schema=schema)
 

@@ -1,4 +1,4 @@
-"""A few bytes of Avro cannot ask for more than a process can bear."""
+"""A few bytes of Avro cannot ask for more than a process can hold."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ EMPTY = [
 
 @pytest.fixture
 def app():
-    """An app with a registry in this process alone."""
+    """An app with a registry in this process only."""
     url = f"mock://{uuid.uuid4()}"
     return App("test", settings=load_settings(schema_registry_url=url))
 
 
 @pytest.fixture
 def read(app):
-    """A function that reads bytes by a schema, as a consumer would."""
+    """A function that reads bytes by a schema, as a consumer does."""
 
     def read(schema: Any, data: bytes, value: Any = Any) -> Any:
         topic = app.topic(f"t{uuid.uuid4()}", value=dict[str, Any], schema=schema)
@@ -108,7 +108,7 @@ def test_a_type_inside_itself_is_read_to_the_depth_of_json(read):
 
     for schema, make in ((CHAIN, chain), (TREE, tree)):
         read(schema, make(MOST_LEVELS))
-        # As deep as the last, fastavro ends the process.
+        # At the depth of the last case, fastavro would end the process.
         for levels in (MOST_LEVELS + 2, 1_000, 1_000_000):
             with pytest.raises(ValueError, match="more than the 200 levels"):
                 read(schema, make(levels))

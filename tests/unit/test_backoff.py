@@ -1,4 +1,4 @@
-"""The formula of the delays; that the server keeps them is tested elsewhere."""
+"""The formula of the delays; other tests show that the server keeps to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No handler begins once a wait before it was longer than the lease."""
+"""No handler begins after a wait that was longer than the lease."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Server:
 
     @contextmanager
     def lend(self):
-        """A connection."""
+        """Lend a connection."""
         yield self
 
     def execute(self, query, parameters):
@@ -44,12 +44,12 @@ class Server:
         return self
 
     def fetchone(self):
-        """The row asked for."""
+        """Return the row that the query asks for."""
         return self._row
 
 
 class Scene:
-    """A runner, and what its handlers were called with."""
+    """A runner, and the calls of its handlers."""
 
     def __init__(self) -> None:
         self.app = make_app("")
@@ -57,7 +57,7 @@ class Scene:
         self.called: list[Any] = []
 
     def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
-        """Runs jobs of one type and returns their ends."""
+        """Run jobs of one type and return their outcomes."""
         types = self.app.jobs
         connections = JobConnections(types, QUERIES, UUID(int=1), self.server.lend)
         runner = Runner(types, connections, throttle=Throttle(types, connections))

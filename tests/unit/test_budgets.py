@@ -54,7 +54,7 @@ def test_the_cpu_of_a_child_process_counts_during_and_after_its_run(wait_for):
         return read_cpu() - time.process_time()
 
     before = read_others()
-    # A child of the child counts too.
+    # A child of the child counts, too.
     inner = [sys.executable, "-c", BURN.format(0.3, "input()")]
     outer = f"import subprocess; subprocess.run({inner!r})"
     with subprocess.Popen(

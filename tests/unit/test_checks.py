@@ -1,4 +1,4 @@
-"""From when on a check complains."""
+"""The limits from which a check warns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs_lib.operating.checks.server import check_multixacts
         (320_000_000, 0.8, ["warn"]),
         (799_999_999, 0.8, ["warn"]),
         (800_000_000, 0.8, ["error"]),
-        # Not before autovacuum lags behind, however early the warning is to come.
+        # Not before autovacuum lags behind, however low the warning limit is.
         (799_999_999, 0.1, ["warn"]),
         (999_999_999, 1.0, ["warn"]),
         (1_000_000_000, 1.0, ["error"]),

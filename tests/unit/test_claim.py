@@ -70,7 +70,7 @@ ROW = ClaimRow(
     place="(5,6)",
     value="v",
 )
-"""Where no column has the value of another one."""
+"""In this row no two columns have the same value."""
 
 
 @pytest.mark.parametrize("by_value", [False, True])

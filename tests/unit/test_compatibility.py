@@ -1,4 +1,4 @@
-"""Schemas of Avro compared, and two libraries that judge the comparison."""
+"""Schemas of Avro are compared, and two other libraries judge the comparison."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def types(slot: int):
 
 @st.composite
 def schemas(draw):
-    """Records with some of the same three fields; those that can be null may lack."""
+    """Records with some of the same three fields; nullable fields may be missing."""
     fields = []
     for slot in range(3):
         type_ = draw(types(slot))

@@ -1,4 +1,4 @@
-"""Connections are opened where their isolation is seen to."""
+"""Connections are opened only where their isolation level is handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The marks of a cursor stay in order for any answers at any time."""
+"""The marks of a cursor stay in order, for any answer at any time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Marks(RuleBasedStateMachine):
 
     @invariant()
     def marks_are_in_order(self) -> None:
-        """As the docstring of a cursor says."""
+        """The marks are in the order that the docstring of a cursor gives."""
         cursor = self.cursor
         assert 0 <= cursor.swept_below <= cursor.sweep_target
         assert cursor.sweep_target <= cursor.no_commits_below <= cursor.at
@@ -55,7 +55,7 @@ class Marks(RuleBasedStateMachine):
 
     @rule(ahead=st.none() | IDS, count=st.integers(0, 12), plain=FLAGS, barren=FLAGS)
     def claim(self, ahead, count, plain, barren) -> None:
-        """Read a window; its answer may not count at all."""
+        """Read a window; its answer may be ignored."""
         furthest = None if ahead is None else self.cursor.at + ahead
         self.look(furthest, count, plain=plain, barren=barren)
         self.jump_if_stuck(ahead or 1, found=barren)
@@ -115,7 +115,7 @@ class Marks(RuleBasedStateMachine):
         self.windows.rewind()
 
     def teardown(self) -> None:
-        """Once every transaction has ended, all that was looked at is swept."""
+        """Once every transaction has ended, the sweep covers all ids that were read."""
         try:
             self.running.clear()
             for _ in range(60):

@@ -1,4 +1,4 @@
-"""A mistake in a declaration is refused where it is made, with the way out."""
+"""A mistake in a declaration is refused where it is made, with a way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pyproject declares every package that the library imports, some for an extra."""
+"""pyproject declares every package that the library imports, some in an extra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("jobs_lib", "spark_bridge", "migrations")
 OURS = {"jobs_lib", "spark_bridge"}
 NAMES = {"opentelemetry": "opentelemetry-api"}
-"""Packages that are called otherwise than what is imported from them."""
+"""Packages whose name differs from the name of their module."""
 EXTRAS = {
     "jobs_lib/devstack": {"devstack"},
     "jobs_lib/django.py": {"django"},
@@ -27,7 +27,7 @@ EXTRAS = {
     "jobs_lib/testing": {"testing"},
     "spark_bridge": {"spark"},
 }
-"""Which extras a folder or a file may use besides what everybody has."""
+"""The extras that a folder or file may use beyond the required packages."""
 
 with (ROOT / "pyproject.toml").open("rb") as opened:
     PROJECT = tomllib.load(opened)["project"]
@@ -40,7 +40,7 @@ def packages(requirements: list[str]) -> set[str]:
 
 
 def find_imports(source: str) -> set[str]:
-    """The packages of others that a module imports, at its top or in a function."""
+    """The third-party packages that a module imports, at its top or in a function."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -93,5 +93,5 @@ def test_each_package_has_one_lowest_version():
     for requirement in chain.from_iterable(groups):
         if found := re.match(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)", requirement):
             lowest[found[1]].add(found[2])
-    # The highest of them is tried: a lower one would be an untried promise.
+    # Only the highest bound is tested: a lower one would be an untested promise.
     assert {name: of for name, of in lowest.items() if len(of) > 1} == {}

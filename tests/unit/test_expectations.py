@@ -1,4 +1,4 @@
-"""A failure in a test is seen, unless the test expects it."""
+"""A failure in a test is noticed, unless the test expects it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_event_named_by_a_mark_or_a_listener_is_expected():
 
 
 def test_an_undocumented_event_and_an_event_with_a_value_are_found(monkeypatch):
-    # Another test may have made a part of the value a secret, which is never shown.
+    # Another test may have declared a part of the value a secret, which is never shown.
     monkeypatch.setattr(masking, "_pattern", None)
     telemetry.emit("rows.forgotten", shard=1)
     telemetry.emit("job.ran", job=None, outcome="retried", error=VALUE)
@@ -100,5 +100,5 @@ def test_the_table_has_the_events_that_are_emitted_and_no_others():
     )
     emitted = {*re.findall(r'emit\(\s*"([a-z_.]+)"', source)}
     assert emitted - telemetry.EVENTS == set()
-    # Some by a name that is looked up.
+    # Code looks up some events by a name.
     assert {event for event in telemetry.EVENTS if f'"{event}"' not in source} == set()

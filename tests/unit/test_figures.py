@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic, and what it reads from a server's log."""
+"""The arithmetic of the benchmark, and its reading of a server's log."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_curve_counts_jobs_when_they_started_not_when_they_were_sent():
 def test_a_wait_is_from_the_commit_to_the_first_start(tmp_path):
     sent, started = tmp_path / "sent", tmp_path / "started"
     sent.write_text("0 1000000 5000000\n1 6000000 7000000\n2 8000000 9000000\n")
-    # Job 0 ran twice, job 2 never; job 1 began before its commit had returned.
+    # Job 0 ran twice, and job 2 never. Job 1 began before its commit had returned.
     warm_up = "0 100\n1 200\n"
     started.write_text(warm_up + "1 6900000\n0 7500000\n0 9000000\n")
     assert join_logs(sent, started, len(warm_up)) == [(0.0, 2.5), (0.002, 0.0)]

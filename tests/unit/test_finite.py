@@ -165,7 +165,7 @@ class Graded(BaseModel):
 
 
 class Shifting(BaseModel):
-    """Its JSON has another shape than its plain Python."""
+    """Its JSON has another shape than its Python value."""
 
     held: list[Any]
 
@@ -182,7 +182,7 @@ NAN, INF = math.nan, math.inf
 
 
 def takes_deques() -> bool:
-    """Tell whether this release of pydantic writes them."""
+    """Tell whether this release of pydantic can write deques."""
     try:
         TypeAdapter(Any).dump_json(deque([1]))
     except PydanticSerializationError:
@@ -250,7 +250,7 @@ OF_RECORDS = [
     (Any, ["NaN", None, iter([NAN])], "it holds an iterator"),
     (Shifting, Shifting(held=[1, NAN]), "it holds NaN or infinity"),
 ]
-"""Payloads refuse these for their types, or by another check."""
+"""Payloads refuse these values by their types, or by another check."""
 KEPT = [
     (Perhaps, Perhaps(), '{"metres":null}'),
     (AsString, AsString(metres=INF), '{"metres":"Infinity"}'),

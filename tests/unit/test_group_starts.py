@@ -1,4 +1,4 @@
-"""A floor says up to which id a group has no job left, and when that is known."""
+"""The start of a group: no job below it is left, and when this is certain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = ("local/1", "g")
 
 @pytest.fixture
 def floors():
-    """The floors after a group had the head 100; no row up to 80 could still appear."""
+    """The starts after a group had the head 100; no row up to 80 could still appear."""
     floors = GroupStarts()
     floors.note(GROUP, 100, 20, 80)
     return floors
@@ -57,8 +57,8 @@ def test_the_groups_that_were_met_last_are_known(floors, monkeypatch):
 
 
 def test_no_mark_is_above_the_cursor_of_the_horizons_moment(monkeypatch):
-    # The claim of the same round trip comes after the horizon: what it found there may
-    # stand above a row that is drawn since, and is not committed yet.
+    # The claim of the same round trip comes after the horizon. A row that it found may
+    # lie above a row that was drawn since and is not committed yet.
     late_commits, position = LateCommits(), Cursor(1, at=5)
     positions = {"local/1": position}
     monkeypatch.setattr("jobs_lib.executor.claiming.late_commits._MARK_PAUSE", 0.0)

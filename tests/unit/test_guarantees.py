@@ -1,4 +1,4 @@
-"""The page of guarantees is made of the marks that tests carry."""
+"""The page of guarantees comes from the marks of tests."""
 
 from __future__ import annotations
 

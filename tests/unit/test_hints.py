@@ -1,4 +1,4 @@
-"""Which enqueue tells the executors, on a clock of its own."""
+"""The enqueues that hint executors, with a clock of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs_lib.postgres.hints import EVERYWHERE, Hints
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that stands still until a test moves it."""
 
     now = 100.0
 
@@ -31,7 +31,7 @@ def hints(clock):
 def test_an_origin_is_hinted_at_once_per_interval(hints, clock):
     assert hints.choose("a/1") == "a/1"
     assert hints.choose("a/1") is None
-    # Another origin is hinted at once.
+    # Another origin gets its hint at once.
     assert hints.choose("a/2") == "a/2"
     clock.now += 0.004
     assert hints.choose("a/1") is None

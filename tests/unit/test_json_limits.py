@@ -74,7 +74,7 @@ def test_a_megabyte_of_digits_is_checked_at_once(run):
     payload = Payload("work", work, globals())
     began = time.process_time()
     payload.encode({"data": data}, MEGABYTE)
-    # A search that starts again at each digit takes ten seconds.
+    # A search that starts again at each digit would take ten seconds.
     assert time.process_time() - began < 2
 
 
@@ -92,7 +92,7 @@ def test_bytes_that_no_consumer_could_read_are_refused_where_json_is_declared():
     with pytest.raises(ValueError, match="201 levels"):
         declared.encode(deep)
     assert declared.encode(deep[1:-1]) == deep[1:-1]
-    # Of any type, or of bytes, they may be no JSON at all.
+    # With any type, or with bytes, they may be no JSON at all.
     assert JsonCodec(TypeAdapter(Any)).encode(binary) == binary
     assert BytesCodec(TypeAdapter(bytes)).encode(binary) == binary
 

@@ -1,4 +1,4 @@
-"""A pile of jobs, of which only the last one runs, knows since when it waits."""
+"""Of a pile of jobs only the last one runs; the pile knows how long it has waited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP = ("local/1", "g")
 
 
 def job(number: int, type_: str = "publish") -> Any:
-    """Job 1 was enqueued at noon, each further one a minute later."""
+    """A job; job 1 was enqueued at noon, and each next one a minute later."""
     enqueued_at = NOON + timedelta(minutes=number - 1)
     return SimpleNamespace(id=number, type=type_, enqueued_at=enqueued_at)
 

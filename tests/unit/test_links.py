@@ -1,4 +1,4 @@
-"""The check of links finds what leads nowhere, and nothing else."""
+"""The check of links finds dead links, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a thread counts as dead."""
+"""The time after which a thread counts as dead."""
 
 from __future__ import annotations
 

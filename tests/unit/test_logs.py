@@ -13,14 +13,14 @@ from jobs_lib.telemetry.logs import JsonFormatter, TextFormatter
 
 
 def record(text: str = "paid %s", **more: object) -> logging.LogRecord:
-    """One as an application's logger makes it."""
+    """A record, as an application's logger makes it."""
     made = logging.LogRecord("shop", logging.INFO, "x.py", 1, text, ("x",), None)
     vars(made).update(more)
     return made
 
 
 def fail() -> logging.LogRecord:
-    """A record with the error that is being handled."""
+    """A record with the current error."""
     try:
         raise LookupError("no partner\nERROR forged")
     except LookupError:

@@ -1,4 +1,4 @@
-"""A loop goes on after each failure, waits longer each time, and ends when asked."""
+"""A loop continues after each failure, waits longer each time, and ends when asked."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHORT = Retry(first=0.001, cap=0.001)
 
 
 class Delays(Retry):
-    """Notes after how many failures in a row it was asked."""
+    """Notes for which number of failures in a row it was asked."""
 
     asked: list[int]
 
     def delay(self, attempt: int) -> float:
-        """Hardly any time."""
+        """Wait hardly at all."""
         self.asked.append(attempt)
         return 0.0
 

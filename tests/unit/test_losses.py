@@ -1,4 +1,4 @@
-"""Which loss of a job's connection is its own fault."""
+"""The cases in which a job itself caused the loss of its connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.claimed import make_claimed
 
 
 class Type:
-    """The part of a job type that counts here."""
+    """The part of a job type that matters here."""
 
     retry = Retry(max_attempts=1)
 

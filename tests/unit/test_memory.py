@@ -13,7 +13,7 @@ from jobs_lib.service.limits import tune_memory
 
 @pytest.fixture
 def collector():
-    """The garbage collector, which is afterwards as it was."""
+    """The garbage collector; its settings are restored afterwards."""
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -22,7 +22,7 @@ def collector():
 
 @pytest.fixture
 def told(monkeypatch):
-    """A function that returns the calls to the C library's `mallopt`, if it has one."""
+    """A function that returns the calls of `mallopt` in the C library, if it has it."""
 
     def told(*, knows: bool) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -44,7 +44,7 @@ def test_the_collector_does_not_scan_startup_objects_again(collector):
 def test_freed_memory_is_not_kept_apart(collector, told):
     found = told(knows=True)
     tune_memory()
-    # M_MXFAST of malloc.h.
+    # This is M_MXFAST of malloc.h.
     assert found == [(1, 0)]
 
 

@@ -1,4 +1,4 @@
-"""Histograms: each number lies in the bucket of the first bound that it reaches."""
+"""Histograms: each number lies in the first bucket whose bound is not below it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_number_is_in_its_bucket(numbers, shift):
     histogram = Histogram()
     histogram.note([*numbers], shift)
     expected = [0] * (len(BOUNDS) + 1)
-    # A time that two clocks make negative counts as zero.
+    # Two clocks may yield a negative time, which counts as zero.
     shifted = [max(0.0, number + shift) for number in numbers]
     for number in shifted:
         expected[find_bucket(number)] += 1

@@ -1,4 +1,4 @@
-"""By the rules for migrations the release before works on, and no pod waits long."""
+"""The rules for migrations: the last release still works, and no pod waits long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs_lib.postgres.migrate import migrations_path
 WRITTEN = {"jobs", "claims", "discarded", "history", "origins", "processes", "outbox"}
 """Tables that pods write to all the time."""
 TAKES_AWAY = re.compile(
-    # A check that goes, or is replaced, lets in more than before.
+    # Dropping or replacing a check only allows more than before.
     r"\bdrop (?!default|not null|constraint \w+_check\b)|\brename\b|\bset not null\b"
 )
 REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
@@ -21,14 +21,14 @@ REVISIONS = list(ScriptDirectory(str(migrations_path())).walk_revisions())[::-1]
 
 def breaches(upgrade: str) -> list[str]:
     """Return the rules that a revision's SQL breaks."""
-    # The statements of a function do not run while it is made.
+    # The statements of a function do not run when it is made.
     code = re.sub(r"--.*|\$function\$[\s\S]*?\$function\$", "", upgrade).lower()
-    # No pod uses a table yet that the revision itself makes.
+    # No pod uses a table yet that the same revision makes.
     written = WRITTEN - set(re.findall(r"\bcreate table (\w+)", code))
     found = []
     if (away := TAKES_AWAY.search(code)) and "compatible_from" not in code:
         found.append(f"takes away ({away[0]}) and does not raise compatible_from")
-    # Storage parameters keep off neither who reads nor who writes.
+    # To change storage parameters blocks neither readers nor writers.
     altered = set(re.findall(r"\balter table (?:only )?(\w+)\b(?! set \()", code))
     altered &= written
     if len(altered) > 1:
@@ -78,7 +78,7 @@ def test_an_index_on_a_table_of_the_same_revision_is_allowed():
 
 def test_versions_sort_in_their_order_and_are_called_as_their_files():
     for number, revision in enumerate(REVISIONS, 1):
-        # `Database.check_version` compares them as text; Alembic keeps 32 characters.
+        # `Database.check_version` compares them as text; Alembic stores 32 characters.
         assert re.fullmatch(rf"{number:04}_[a-z_]+", revision.revision)
         assert len(revision.revision) <= 32
         assert Path(revision.path).stem == revision.revision

@@ -1,4 +1,4 @@
-"""The library opens its database in one way, and every setting counts there."""
+"""The library opens its database in one way, so that every setting applies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("jobs_lib", "spark_bridge", "migrations")
 MAKES = {"Database", "jobs_lib.postgres.database.Database", "db.Database"}
 ALLOWED = {
-    # A task of Spark has no settings, but what `Database.of` made in another process.
+    # Spark's tasks have no settings, only what `Database.of` made in another process.
     "spark_bridge/loader.py",
 }
 
 
 def find_made(source: str) -> list[int]:
-    """The lines that make a database by its URL, and not by the settings."""
+    """The lines that make a database from its URL, and not from the settings."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""The judge of relays finds each kind of violation, and none where there is none."""
+"""The judge of relays finds each kind of violation, and no violation in good runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(count: int, *, topic: str = EVENTS, key: str | None = "a") -> list[Row
 
 
 def send(rows: list[Row]) -> dict[str, list[Seen]]:
-    """The records of rows, in this order."""
+    """The records of these rows, in this order."""
     topics: dict[str, list[Seen]] = {}
     for row in rows:
         of_topic = topics.setdefault(row.topic, [])
@@ -44,7 +44,7 @@ def send(rows: list[Row]) -> dict[str, list[Seen]]:
 
 
 def look(rows, topics, **known):
-    """The judge's answer where blocks have four rows, and states are merged."""
+    """The judge's answer for blocks of four rows, with merged states."""
     return judge(
         rows,
         topics,
@@ -56,7 +56,7 @@ def look(rows, topics, **known):
 
 
 def pick(rows: list[Row], order: str) -> dict[str, list[Seen]]:
-    """Their records in an order such as ``1 2 2 3``."""
+    """The records of the rows in an order such as ``1 2 2 3``."""
     return send([rows[int(n) - 1] for n in order.split()])
 
 
@@ -65,25 +65,25 @@ EVENT_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("1 2 3 2 3 4 5", 2, set()),  # a block again
     ("1 2 3 4 5 4 5", 2, set()),  # the last one
-    ("1 2 2 1 2 3 4 5", 3, set()),  # a block again, and once more from its start
+    ("1 2 2 1 2 3 4 5", 3, set()),  # a block again, and then again from its start
     ("1 2 3 2 3 4 5", 1, {"I21"}),
     ("1 2 3 4 5 5", 0, {"I21"}),
     ("1 2 4 5", 0, {"I18", "I20"}),  # lost
-    ("2 3 4 5", 0, {"I18", "I20"}),  # the first one
-    ("1 2 3 4", 0, {"I18", "I20"}),  # the last one
-    ("", 0, {"I18"}),  # all
+    ("2 3 4 5", 0, {"I18", "I20"}),  # the first one lost
+    ("1 2 3 4", 0, {"I18", "I20"}),  # the last one lost
+    ("", 0, {"I18"}),  # all lost
     ("1 3 2 4 5", 9, {"I20"}),  # swapped
     ("1 2 3 5 4", 9, {"I20"}),
     ("1 2 3 4 5 2", 9, {"I20"}),  # a stale one at the end
     ("1 2 3 4 2 5", 9, {"I20"}),  # a stale one in between, of a relay that woke up
     ("1 2 3 4 5 1 2 3 4 5", 9, {"I21"}),  # further back than a block
 ]
-# The last one of several states says it all.
+# The last one of several states is enough.
 STATE_ORDERS = [
     ("1 2 3 4 5", 0, set()),
     ("5", 0, set()),
     ("2 5", 0, set()),
-    ("2 4 3 5", 1, set()),  # a block that was cut shorter the second time
+    ("2 4 3 5", 1, set()),  # a block that was shorter the second time
     ("2 5 5", 1, set()),
     ("2 4", 0, {"I18", "I20"}),  # the last one is lost
     ("", 0, {"I18"}),
@@ -111,12 +111,12 @@ def test_the_judge_finds_a_wrong_order_of_states(order, repeats, broken):
 @pytest.mark.guarantee("I40")
 def test_the_judge_finds_a_record_that_was_not_committed():
     rows = write(5)
-    committed = rows[1:]  # the first one was rolled back
+    committed = rows[1:]  # the first row was rolled back
     assert look(committed, send(rows)).broken == {"I19"}
     topics = send(rows)
     del topics[EVENTS][2].headers["ce_id"]
     assert "I19" in look(rows, topics).broken
-    # The same id under another topic.
+    # The same id in another topic.
     assert "I19" in look(committed, {STATES: send(committed)[EVENTS]}).broken
 
 
@@ -147,7 +147,7 @@ def test_the_judge_finds_a_lost_or_changed_tombstone(topic):
     verdict = look(rows, send(rows))
     assert not verdict.violations
     assert verdict.tombstones == 1
-    # Lost; and as a value.
+    # Once lost, and once as a value.
     assert look(rows, send(rows[:2])).broken == {"I18", "I20"}
     topics = send(rows)
     topics[topic][2] = replace(topics[topic][2], value=b"3")
@@ -178,7 +178,7 @@ def test_the_judge_finds_a_version_that_falls():
     rows = write(3)
     rows[2] = replace(rows[2], version=1)
     assert look(rows, send(rows)).broken == {"I26"}
-    # In a replay it may: who has seen a version passes over it.
+    # In a replay it may: a consumer that has seen a version skips it.
     rows = write(3)
     assert not look(rows, pick(rows, "1 2 1 2 3"), repeats=2).violations
 
@@ -200,7 +200,7 @@ def test_the_judge_judges_each_key_alone_and_counts_rows_and_records():
 def test_a_held_row_may_stay_and_return_under_its_id():
     rows = write(3)
     assert not look(rows, send(rows[:2]), left={3}).violations
-    # Let go: inserted once more, after others.
+    # The row was held and released: it is inserted again, after others.
     again = [rows[0], rows[1], rows[2], rows[1]]
     assert not look(again, send(rows)).violations
 

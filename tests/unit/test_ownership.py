@@ -1,4 +1,4 @@
-"""The wishes of a source are set arithmetic, for any order of callbacks."""
+"""The wishes of a source are set arithmetic, so the order of callbacks is free."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_assigned_origin_may_be_taken_from_a_live_owner_once():
     source = Source()
     source.assign({"t/1", "t/2"})
     assert source.claims({"t/1", "t/2", "t/3"}) == {"t/1", "t/2"}
-    # A take-over that failed can be tried again.
+    # After a take-over has failed, it can be tried again.
     assert source.claims({"t/1"}) == {"t/1"}
     source.took({"t/1"})
     assert source.claims({"t/1", "t/2"}) == {"t/2"}

@@ -1,4 +1,4 @@
-"""The hash and the choices made with it, against Kafka's own known answers."""
+"""The hash and the choices made with it, compared with Kafka's published answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_length_of_the_tail_is_hashed():
 
 @pytest.mark.parametrize("partitions", [1, 3, 100, 1_000])
 def test_a_negative_hash_is_made_positive_as_kafka_does(partitions):
-    # Kafka clears the sign bit; taking the absolute value would choose another one.
+    # Kafka clears the sign bit; the absolute value would choose another partition.
     assert murmur2(b"foobar") > 2**31
     expected = ((-790332482) & 0x7FFFFFFF) % partitions
     assert choose_partition("foobar", partitions) == expected

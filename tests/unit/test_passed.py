@@ -1,4 +1,4 @@
-"""Jobs passed over are kept by value, and taken when their value has room."""
+"""Passed-over jobs are kept by value, and taken when their value has room."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_jobs_of_each_value_are_taken_up_to_its_room(passed):
     assert sorted(value for value, _, _ in taken) == ["a", "a", "b", "b"]
     assert len(passed) == 2
     assert {*passed.values} == {"a"}
-    # No more jobs of that value, until it is marked to have room again.
+    # This value yields no more jobs until it is marked to have room again.
     assert passed.take(ORIGINS, ()) == []
     passed.hungry.add("a")
     assert len(passed.take(ORIGINS, ())) == 2

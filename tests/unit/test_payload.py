@@ -1,4 +1,4 @@
-"""A handler's signature as the schema of its payload, without a database."""
+"""A handler's signature is the schema of its payload; no database is needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Order:
 
 
 class Unknown:
-    """A class that has no JSON form."""
+    """A class without a form in JSON."""
 
     def __repr__(self) -> str:
         return "Unknown()"
@@ -55,7 +55,7 @@ def round_trip(function, **values):
 
 
 def take(value_type):
-    """A handler with one parameter of this type."""
+    """Make a handler with one parameter of this type."""
 
     def handler(job, value): ...
 

@@ -1,4 +1,4 @@
-"""Plain rows: sent as they were read, they are the records that they would be."""
+"""Plain rows: sent as they were read, they equal the records they would become."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row(
     version: int | None = None,
     at: str = NOON,
 ):
-    """A live row as it is read."""
+    """A live row, as the relay reads it."""
     place = b"%06d" % number
     return number, place, topic, key, b"value", headers, version, None, at, False, None
 
@@ -38,12 +38,12 @@ ROWS = [
 
 @pytest.fixture
 def plain():
-    """Rows that leave as they lie."""
+    """Rows that leave unchanged."""
     return PlainRows(ROWS, HEADS)
 
 
 def all_of(messages):
-    """Messages with their headers as they were when the producer would copy them."""
+    """Messages with their headers at the moment when the producer would copy them."""
     return [
         (topic, value, key, [*dict(headers).items()])
         for topic, value, key, headers in messages

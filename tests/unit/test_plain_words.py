@@ -1,4 +1,4 @@
-"""Events and errors use the words of code, and none of the forms of Python."""
+"""Events and errors use the words of code, and no Python notation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs_lib.telemetry import emit
 from tests.support.claimed import make_claimed
 
 FORMS = re.compile(r" object at 0x|UUID\(|datetime\.|Error\{|Job\(|'|\(\.\.\.\)")
-"""How Python shows what a person would write otherwise."""
+"""The notation of Python, which a person would write in another way."""
 
 
 class Partner:
@@ -82,7 +82,7 @@ def test_a_line_of_an_event_shows_no_form_of_python(caplog, event, fields, text)
 def test_an_error_of_kafka_is_described_by_its_text():
     error = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 are down"))
     assert describe(error) == "KafkaException: 2/2 are down (_ALL_BROKERS_DOWN)"
-    # It may be made of anything else.
+    # A KafkaException may hold anything else.
     assert describe(KafkaException("odd")) == "KafkaException: odd"
     assert describe(KafkaException()) == "KafkaException: "
 
@@ -110,7 +110,7 @@ def test_a_refused_payload_shows_the_signature_as_it_is_written():
 
     def pack(job, order, to, lines, tags): ...
 
-    # As without `from __future__ import annotations`.
+    # These are the annotations without `from __future__ import annotations`.
     pack.__annotations__ = {
         "job": Job,
         "order": int,
@@ -175,7 +175,7 @@ def test_libpqs_lines_are_one_with_the_reason_first(make, reason):
 
 def test_each_host_that_was_tried_has_its_reason():
     last = "Connection refused (127.0.0.1, port 2)"
-    # The first releases of psycopg 3.2 tell of the last one only.
+    # The first releases of psycopg 3.2 report the last host only.
     assert find_reason(refused_by(psycopg.connect, TWO)) in {f"{REASON}; {last}", last}
 
 

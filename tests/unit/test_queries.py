@@ -1,4 +1,4 @@
-"""The named queries are read once, for every call that needs them."""
+"""The named queries are read once, for all calls that need them."""
 
 from __future__ import annotations
 

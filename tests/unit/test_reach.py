@@ -1,4 +1,4 @@
-"""The answers and failures of Kafka's clients tell whether Kafka is reached."""
+"""The answers and failures of Kafka's clients show whether Kafka is reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSAL = KafkaException(KafkaError(KafkaError.INVALID_PRODUCER_EPOCH))
 
 @pytest.fixture
 def make_reach():
-    """A function that makes one, where no broker answers."""
+    """A function that makes a reach to a broker that does not answer."""
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
     return lambda patience: Reach(settings, patience)
 

@@ -1,4 +1,4 @@
-"""Kafka's client refuses records at once, up to thousands in one block."""
+"""Kafka's client refuses records at once, even thousands in one block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOO_LARGE, MISSING = b"too large", "missing"
 
 
 class Client:
-    """A producer without a broker: it refuses values and topics as librdkafka does."""
+    """A producer without a broker that refuses values and topics as librdkafka does."""
 
     def __init__(self) -> None:
         self.committed: list[tuple[str, bytes | None, str | None]] = []
@@ -57,7 +57,7 @@ def client():
 
 @pytest.fixture
 def producers(client):
-    """The producers of a relay, with that client alone."""
+    """The producers of a relay, with only this client."""
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
     made = ShardProducers(
         settings, UUID(int=1), threading.Event(), Reach(settings, 2.0)
@@ -92,7 +92,7 @@ def test_a_block_of_which_2000_records_are_refused_leaves_in_one_go(producers, c
     assert sent == expected
     assert [value for _, value, _ in client.committed] == [b"v"] * len(expected)
     assert {one.record.key for one in refusals} == refused
-    # One for each key: the later ones of a key are not even tried.
+    # There is one refusal for each key: the later records of a key are not tried.
     assert len(refusals) == len(refused)
     assert client.produced <= len(records) + 1
 

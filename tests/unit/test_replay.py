@@ -1,4 +1,4 @@
-"""The statements of an executor are read from a server's log."""
+"""The statements of an executor are found in a server's log."""
 
 from __future__ import annotations
 

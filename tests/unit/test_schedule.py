@@ -1,4 +1,4 @@
-"""Schedules tick right through both changes of the clock; wrong ones are refused."""
+"""Schedules tick correctly at both changes of the clock; wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobs_lib.jobs.schedule import MOST_TICKS
 ZURICH = ZoneInfo("Europe/Zurich")
 MIDDAY = datetime(2025, 6, 2, 12, tzinfo=UTC)
 CRONS = ["*/5 * * * *", "30 * * * *", "30 2 * * *", "*/20 2 * * *", "0,30 0-4 * * *"]
-# They change at 1:00 UTC, at midnight, back to midnight, and by half an hour.
+# They change their clocks at 1:00 UTC, at midnight, back to midnight, by half an hour.
 ZONES = ["Europe/Zurich", "America/Santiago", "America/Havana", "Australia/Lord_Howe"]
-# cronsim steps by whole hours: there it leaves out two ticks of that one day.
+# cronsim steps by whole hours, so it skips two ticks of that one day.
 LEFT_OUT = ("*/20 2 * * *", "Australia/Lord_Howe")
 
 
@@ -52,12 +52,12 @@ def local(made, ticks: list[datetime]) -> list[str]:
 @pytest.mark.parametrize(
     ("cron", "day", "expected"),
     [
-        # 2:00 to 3:00 is left out: what has a time of day runs right after the gap.
+        # 2:00 to 3:00 does not exist: a tick with an hour comes right after the gap.
         ("30 2 * * *", (2025, 3, 30), ["03:00+0200"]),
         ("30 1,2,3 * * *", (2025, 3, 30), ["01:30+0100", "03:00+0200", "03:30+0200"]),
-        # With a star it goes by the time that passes.
+        # With a star for the hour, it follows the time that passes.
         ("30 * * * *", (2025, 3, 30), ["00:30+0100", "01:30+0100", "03:30+0200"]),
-        # 2:00 to 3:00 comes twice: what has a time of day runs in the first.
+        # 2:00 to 3:00 comes twice: a tick with an hour comes in the first.
         ("30 2 * * *", (2025, 10, 26), ["02:30+0200"]),
         ("30 1,2,3 * * *", (2025, 10, 26), ["01:30+0200", "02:30+0200", "03:30+0100"]),
         (
@@ -143,13 +143,13 @@ def test_only_the_newest_thousand_of_too_many_ticks_are_enqueued(cron):
     assert due.until == due.ticks[-1]
     assert made.next(due.ticks[-1]) > now
     assert due.dropped == (made.next(MIDDAY), due.ticks[0])
-    # None is left out on the way.
+    # No tick between them is skipped.
     assert [made.next(tick) for tick in due.ticks[:-1]] == due.ticks[1:]
 
 
 def test_a_thousand_are_counted_from_the_last_one_in_a_repeated_hour():
     made = schedule("30 2 * * *", "Europe/Zurich", missed="all")
-    # 2:10 for the second time: today's tick was at the first 2:30.
+    # This is 2:10 for the second time: today's tick was at the first 2:30.
     now = datetime(2025, 10, 26, 2, 10, tzinfo=ZURICH, fold=1).astimezone(UTC)
     due = made.choose(now - timedelta(days=2_000), now)
     assert local(made, due.ticks[-1:]) == ["02:30+0200"]

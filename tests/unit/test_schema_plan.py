@@ -1,4 +1,4 @@
-"""Schemas checked and registered when a service is deployed."""
+"""Schemas are checked and registered when a service is deployed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def registry():
 
 @pytest.fixture
 def declare(registry):
-    """A function that makes an app with a topic; its schema has these fields."""
+    """A function that makes an app with a topic whose schema has these fields."""
 
     def declare(*fields) -> App:
         settings = load_settings(schema_registry_url=registry.url)
@@ -70,7 +70,7 @@ def places(findings) -> list[tuple[int | None, str, bool]]:
 @pytest.mark.guarantee("W80")
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_required_field_is_held_against_every_version(registry, declare, gone):
-    # Only the first version differs in it, in whichever direction.
+    # Only the first version differs from it, in either direction.
     first = aircraft(TAIL, SEATS) if gone else aircraft(TAIL)
     registry.add(SUBJECT, first)
     names = [f"more{n}" for n in range(4)]
@@ -115,7 +115,7 @@ def test_a_subject_without_a_level_is_set_to_full_transitive(registry, declare, 
     assert registry.levels == {"": "BACKWARD"}
     _, ids = register_schemas(app)
     assert registry.levels == {"": "BACKWARD", SUBJECT: "FULL_TRANSITIVE"}
-    # The same again changes nothing, and the service finds what it declares.
+    # Registering the same again changes nothing, and the service finds its schemas.
     assert register_schemas(app) == ([], ids)
     assert len(registry.subjects[SUBJECT]) == 1 + known
     app.load_schemas()
@@ -126,7 +126,7 @@ def test_a_subject_without_a_level_is_set_to_full_transitive(registry, declare, 
 def test_forward_transitive_suffices_with_a_full_export(registry, declare, invoke, of):
     registry.levels[of] = "FORWARD_TRANSITIVE"
     registry.add(SUBJECT, aircraft(TAIL))
-    # Consumers of version 1 can read this; version 1 cannot be read with it.
+    # Consumers of version 1 can read this, but version 1 cannot be read with it.
     done = invoke(declare(TAIL, SEATS), "check")
     assert done.exit_code == 0, done.output
     assert "FORWARD_TRANSITIVE" in done.stdout

@@ -1,4 +1,4 @@
-"""Settings from code, environment and file; wrong ones are named, secrets are not."""
+"""Settings come from code, environment and file; errors name wrong ones, no secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CANARY = "hunter2canary"
 
 @pytest.fixture(autouse=True)
 def config_file(tmp_path, monkeypatch):
-    """A working folder of this test, where `jobs_lib.toml` would lie."""
+    """A working folder for this test, where `jobs_lib.toml` would lie."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "jobs_lib.toml"
 

@@ -1,4 +1,4 @@
-"""Tests are run many times beside busy processes, which never outlive that."""
+"""Tests run many times beside busy processes, and these never outlive the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from scripts.stress import busy, run, stress
 from tests.support.pages import ROOT
 
-# It notes the order in which pytest runs its tests, so the order shows the seed.
+# This test notes the order in which pytest runs its tests: the order shows the seed.
 COUNTED = """
 import pathlib, pytest
 
@@ -88,7 +88,7 @@ def test_the_first_run_that_fails_ends_all_and_tells_its_seed(counted, capsys):
     assert "assert 3 != 3" in out
     assert "AssertionError: the third" in out
     assert out.endswith("2 of 9 runs passed.\n")
-    # The same order again: the reported seed is that of the run.
+    # The same order again shows that the reported seed is that of the run.
     noted = counted.parent / "runs"
     order = noted.read_text().replace("|", "").split()[40:]
     noted.unlink()
@@ -126,7 +126,7 @@ def test_busy_processes_end_with_the_script(tmp_path, wait_for, number):
         assert len(started) == 3, "two busy processes and pytest"
         script.send_signal(number)
         script.wait(timeout=60)
-        # Nobody can tell pytest of a SIGKILL: it ends with its tests.
+        # After SIGKILL nothing can stop pytest: it ends with its tests.
         left = started - ({pytest_of(started)} if number == signal.SIGKILL else set())
         wait_for(lambda: not any(map(runs, left)), what="all have ended")
     finally:

@@ -41,7 +41,7 @@ def run_on_terminal(columns: int) -> list[str]:
         while True:
             try:
                 part = os.read(main, 65_536)
-            except OSError:  # how Linux tells that nobody writes any more
+            except OSError:  # Linux reports thus that no process writes any more
                 break
             if not part:
                 break

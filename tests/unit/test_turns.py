@@ -1,4 +1,4 @@
-"""Turns: they end where nothing waits, or where there are too many of them."""
+"""Turns end if nothing waits, or if there are too many of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.claimed import make_claimed
 
 @pytest.fixture
 def ends():
-    """The ends of turns, and whether they had to end."""
+    """The ends of turns, and whether each had to end."""
     return []
 
 
 @pytest.fixture
 def line(ends):
-    """A line with a turn, which ends whenever it asks to."""
+    """A line with a turn that ends whenever the turn asks to."""
 
     def end(at, must):
         ends.append((at.value, must))
@@ -63,16 +63,16 @@ def test_a_turn_counts_as_long_after_fifty_jobs(line):
 
 
 class Interrupted:
-    """In place of a runner: an error from outside ends the thread."""
+    """Takes the place of a runner: an error from outside ends the thread."""
 
     has_batches = False
 
     def run(self, job: ClaimedJob) -> None:
-        """The handler is interrupted."""
+        """Raise, as if the handler were interrupted."""
         raise KeyboardInterrupt
 
     def fail(self, job: ClaimedJob, error: BaseException) -> None:
-        """The attempt has failed."""
+        """Do nothing when the attempt fails."""
 
 
 def test_a_turn_ends_when_an_error_ends_its_thread(line, ends):

@@ -1,4 +1,4 @@
-"""A sleep that other threads end, at the points where their steps interleave."""
+"""Other threads end a sleep at the points where their steps interleave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wakeup():
 
 def test_a_set_during_a_wake_does_not_lose_the_next_one(wakeup, wait_for, monkeypatch):
     def read(descriptor: int, size: int) -> bytes:
-        wakeup.set()  # another thread, just now
+        wakeup.set()  # another thread, at this moment
         return os_read(descriptor, size)
 
     os_read = os.read
@@ -50,7 +50,7 @@ def test_a_hint_connection_that_came_and_went_counts_as_two_turns(database, wait
 
 
 def test_a_process_with_thousands_of_descriptors_sleeps_and_wakes(wakeup):
-    # select() knows the first 1,024 only.
+    # select() can watch the first 1,024 descriptors only.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.ExitStack() as opened:

@@ -17,7 +17,7 @@ ORIGINS = ["local/0", "local/1"]
 
 @pytest.fixture
 def windows():
-    """Windows of two origins, in which there may be something."""
+    """Windows of two origins that may hold jobs."""
     windows = Windows()
     windows.take(dict.fromkeys(ORIGINS, 1))
     for position in windows.cursors.values():
@@ -26,13 +26,13 @@ def windows():
 
 
 def fill_in_vain(windows, origin: str) -> None:
-    """A window of the origin is full, and nothing in it can run."""
+    """Fill a window of the origin with jobs that cannot run."""
     windows.prepare([origin], 10)
     windows.note(origin, 0, 10, 10, plain=False, barren=True)
 
 
 def jump(windows, found: list[int], furthest: int | None, count: int | None = None):
-    """A jump that finds something; returns how far it might have gone, and what."""
+    """Let a jump find jobs; return how far it might have gone, and its result."""
     asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     limit = asked["limit"]
     seen = limit if count is None else count

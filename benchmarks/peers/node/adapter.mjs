@@ -1,4 +1,4 @@
-// What the Node adapters share. Commands and output are those of adapter.py.
+// The parts that Node adapters share. Commands and output are those of adapter.py.
 import fs from 'node:fs'
 
 const SMALL_GROUPS = 1000

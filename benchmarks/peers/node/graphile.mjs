@@ -1,4 +1,4 @@
-// graphile-worker. A queue name is what a group is.
+// graphile-worker. Its queue names serve as groups.
 import pg from 'pg'
 import * as worker from 'graphile-worker'
 import * as adapter from './adapter.mjs'

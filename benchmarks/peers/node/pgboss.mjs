@@ -1,4 +1,4 @@
-// pg-boss. With the policy key_strict_fifo, a singleton key is what a group is.
+// pg-boss. With the policy key_strict_fifo, its singleton keys serve as groups.
 import { PgBoss } from 'pg-boss'
 import * as adapter from './adapter.mjs'
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// now is CLOCK_MONOTONIC, which Go's own clock does not show.
+// now reads CLOCK_MONOTONIC, which Go's own clock does not expose.
 func now() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -30,7 +30,7 @@ func say(event map[string]any) {
 	fmt.Println(string(line))
 }
 
-// sink is what the handler calls first.
+// sink is the object that the handler calls first.
 type sink interface{ note(i int) }
 
 func newSink(g given) (sink, error) {

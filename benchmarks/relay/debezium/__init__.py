@@ -1,1 +1,1 @@
-"""Debezium in Kafka Connect, which relays the same outbox: the relay's peer."""
+"""Debezium in Kafka Connect: the relay's peer, which relays the same outbox."""

@@ -1,7 +1,8 @@
 """Kafka Connect with Debezium's outbox router on the outbox of a database.
 
-It reads the write-ahead log instead of the table, and deletes nothing. Set up as it
-does best here: logical decoding by pgoutput, a poll each 10 ms, batches of 8,192, lz4.
+It reads the write-ahead log instead of the table, and deletes nothing. Its settings are
+the fastest ones here: logical decoding by pgoutput, a poll each 10 ms, batches of
+8,192, lz4.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ _CONNECTOR = {
 
 
 class DebeziumError(Exception):
-    """It cannot be installed, or did not start; the message says why."""
+    """Debezium cannot be installed, or did not start; the message says why."""
 
 
 def install() -> None:
-    """Bring the jars by Maven, unless they are there.
+    """Fetch the jars by Maven, if they are missing.
 
     Raises:
         DebeziumError: there is no Maven, or it failed.
@@ -94,20 +95,20 @@ def install() -> None:
 
 
 class Debezium:
-    """A worker of Kafka Connect that runs."""
+    """A running worker of Kafka Connect."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     @property
     def rss_mb(self) -> float:
-        """The most memory it has had."""
+        """The most memory that it has used."""
         return peak_rss_mb(self.pid)
 
 
 @contextlib.contextmanager
 def connecting(stage: Stage) -> Iterator[Debezium]:
-    """Relay a stage's outbox, of a server with ``wal_level=logical``.
+    """Relay the outbox of a stage, on a server with ``wal_level=logical``.
 
     Raises:
         DebeziumError: it cannot be installed, or did not start.

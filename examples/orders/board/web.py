@@ -1,7 +1,7 @@
 """The board: a read model of the shop's orders, and the consumer in the web server.
 
-``uvicorn board.web:web`` runs both. The shop's tables are not read: all that the board
-knows has come by the topic.
+``uvicorn board.web:web`` runs both. The board does not read the shop's tables: it knows
+only what the topic brings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ app = App("board")
 
 @dataclass
 class OrderState:
-    """Of the shop's state what the board shows; it takes no notice of the rest."""
+    """The part of the shop's state that the board shows; it ignores the rest."""
 
     customer: str
     state: str
@@ -36,7 +36,7 @@ class OrderState:
 
 @app.read_model("order-state", table="board", key="id", group="board", value=OrderState)
 def to_row(record: Record[OrderState]) -> dict[str, Any]:
-    """The row of an order; key and version are added."""
+    """The row of an order; the library adds key and version."""
     return {"customer": record.value.customer, "state": record.value.state}
 
 
@@ -46,7 +46,8 @@ async def lifespan(web: FastAPI) -> AsyncIterator[None]:
     with app.transaction() as conn:
         conn.execute(TABLE)
     service = web.state.service = Service(app)
-    # In a thread: a start waits for servers that are away, and the event loop must not.
+    # The start may wait for servers, so it runs in a thread: the event loop must not
+    # wait.
     await asyncio.to_thread(service.start)
     try:
         yield
@@ -67,7 +68,7 @@ def ready() -> Response:
 
 @web.get("/board/{order}")
 def show(order: str) -> dict[str, str]:
-    """Where an order stands."""
+    """The state of an order."""
     with app.transaction() as conn:
         row = conn.execute(
             "select customer, state from board where id = %s", (order,)

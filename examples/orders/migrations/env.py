@@ -1,4 +1,4 @@
-"""How ``alembic`` reaches the shop's tables."""
+"""The connection of ``alembic`` to the shop's tables."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The shop: takes orders over HTTP, charges for them, and publishes their state."""
+"""The shop: it takes orders over HTTP, charges for them, and sends their state."""
 
 from __future__ import annotations

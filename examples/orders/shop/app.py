@@ -1,4 +1,4 @@
-"""The app: what the other modules declare belongs to it. Nothing connects here."""
+"""The app, on which the other modules declare their parts. Nothing connects here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = App("shop")
 
 @dataclass
 class OrderState:
-    """An order as the topic ``order-state`` carries it."""
+    """An order, as in the topic ``order-state``."""
 
     id: int
     customer: str
@@ -31,7 +31,7 @@ order_state = app.topic("order-state", value=OrderState, compacted=True)
 
 @app.entity(order_state, source="orders", key="id")
 def load_orders(conn: Connection[Any], keys: list[str]) -> dict[str, OrderState]:
-    """The current states of orders: the relay reads them as it sends."""
+    """The current states of orders: the relay reads them when it sends."""
     query = "select id, customer, cents, state, version from orders where id = any (%s)"
     with conn.cursor(row_factory=class_row(OrderState)) as cursor:
         cursor.execute(query, ([int(key) for key in keys],))

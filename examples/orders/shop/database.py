@@ -1,4 +1,4 @@
-"""The shop's own table, and its engines: SQLAlchemy, sync and async, by psycopg."""
+"""The shop's own tables, and its engines: SQLAlchemy, sync and async, with psycopg."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ async_sessions = async_sessionmaker[AsyncSession]()
 
 
 class Base(DeclarativeBase):
-    """What Alembic compares the database with."""
+    """The tables with which Alembic compares the database."""
 
 
 class Order(Base):
-    """An order; each change of it gives it the next version."""
+    """An order; each change gives it the next version."""
 
     __tablename__ = "orders"
 
@@ -36,12 +36,13 @@ class Order(Base):
     )
     version: Mapped[int] = mapped_column()
 
-    # SQLAlchemy counts the version, and refuses a change of a row that is not as read.
+    # SQLAlchemy counts the version. It refuses to change a row that has changed since
+    # its read.
     __mapper_args__ = {"version_id_col": version}
 
 
 class Total(Base):
-    """What a customer has paid in all."""
+    """The sum that a customer has paid."""
 
     __tablename__ = "totals"
 
@@ -50,7 +51,7 @@ class Total(Base):
 
 
 class Parcel(Base):
-    """An order that is to be packed."""
+    """An order to pack."""
 
     __tablename__ = "parcels"
 
@@ -58,14 +59,14 @@ class Parcel(Base):
 
 
 def read_url() -> URL:
-    """The database, in SQLAlchemy's words: with psycopg, sync and async."""
+    """The URL of the database for SQLAlchemy: with psycopg, sync and async."""
     url = make_url(os.environ["JOBS_LIB_DATABASE_URL"])
     return url.set(drivername="postgresql+psycopg")
 
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[None]:
-    """Both engines, for as long as the block runs."""
+    """Open both engines while the block runs."""
     engine, async_engine = create_engine(read_url()), create_async_engine(read_url())
     sessions.configure(bind=engine)
     async_sessions.configure(bind=async_engine)

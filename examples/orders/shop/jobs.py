@@ -1,4 +1,4 @@
-"""What the shop does after it has answered. ``jobs-lib run shop.jobs:app`` runs it."""
+"""The shop's work after its answer. ``jobs-lib run shop.jobs:app`` runs it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ADD_UP = """
 
 
 def ask_partner(job: Job, path: str, **what: str | int) -> None:
-    """Let the partner do something; a failure is the job's, which is tried again."""
+    """Call the partner; if that fails, the job fails and is tried again."""
     reply = partner.post(
         path,
         json=what,
-        # The same in each attempt: the answer to the one before may have been lost.
+        # The key is the same in each attempt: the last answer may have been lost.
         headers={"Idempotency-Key": job.idempotency_key},
     )
     reply.raise_for_status()
@@ -40,9 +40,9 @@ def ask_partner(job: Job, path: str, **what: str | int) -> None:
 
 @app.job(group="customer", retry=exponential(first=0.2, cap=60))
 def charge(job: Job, customer: str, order: int, cents: int) -> None:
-    """Let the partner charge a customer: one order after the other."""
+    """Let the partner charge a customer, one order after the other."""
     ask_partner(job, "/charges", customer=customer, order=order, cents=cents)
-    # All that follows commits together with the end of this job, or not at all.
+    # All of this commits together with the end of the job, or not at all.
     with job.transaction() as conn:
         conn.execute(SETTLE, ("paid", order))
         order_state.send_current(conn, key=str(order))
@@ -53,7 +53,7 @@ def charge(job: Job, customer: str, order: int, cents: int) -> None:
 
 @app.job(group="customer", retry=exponential(first=0.2, cap=60))
 def refund(job: Job, customer: str, order: int, cents: int) -> None:
-    """Give the money back. In the group of ``charge``, and so never before it."""
+    """Give the money back. In the group of ``charge``, it never runs before that."""
     ask_partner(job, "/refunds", customer=customer, order=order, cents=cents)
     with job.transaction() as conn:
         conn.execute(SETTLE, ("refunded", order))
@@ -63,7 +63,7 @@ def refund(job: Job, customer: str, order: int, cents: int) -> None:
 
 @app.batch(size=100)
 def pack(items: list[Item[int]]) -> None:
-    """Write many parcels in one transaction; one that is there already stays."""
+    """Write many parcels in one transaction; existing ones stay."""
     with app.transaction() as conn, conn.cursor() as cursor:
         cursor.executemany(
             "insert into parcels values (%s) on conflict do nothing",
@@ -73,7 +73,7 @@ def pack(items: list[Item[int]]) -> None:
 
 @app.job(rate=Rate(50, per=1), time_limit=30)
 async def send_text(job: Job, customer: str, order: int) -> None:
-    """Send a text message: no more than 50 in a second, over all pods."""
+    """Send a text message; all pods together send at most 50 in a second."""
     async with httpx.AsyncClient(base_url=partner.base_url) as client:
         reply = await client.post(
             "/texts",
@@ -84,7 +84,7 @@ async def send_text(job: Job, customer: str, order: int) -> None:
 
 
 def name_total(customer: str) -> str:
-    """A group of its own: in that of ``charge``, sums would wait for the partner."""
+    """Name another group: in that of ``charge``, sums would wait for the partner."""
     return f"total:{customer}"
 
 
@@ -98,7 +98,7 @@ def add_up(job: Job, customer: str) -> None:
 @app.periodic("30 3 * * *", tz="Europe/Zurich")
 @app.job()
 def forget(job: Job, tick: datetime) -> None:
-    """Delete what is older than a year, here and wherever the topic is read."""
+    """Delete orders older than a year, here and wherever the topic is read."""
     with job.transaction() as conn:
         a_year_ago = tick - timedelta(days=365)
         for order, version in conn.execute(FORGET, (a_year_ago,)).fetchall():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    """What is open while the server runs."""
+    """Keep the engines open while the server runs."""
     async with connected():
         yield
     app.close()
@@ -30,14 +30,14 @@ web = FastAPI(title="shop", lifespan=lifespan)
 
 
 class NewOrder(BaseModel):
-    """What a customer sends."""
+    """The order that a customer sends."""
 
     customer: Annotated[str, Field(min_length=1, max_length=100)]
     cents: Annotated[int, Field(gt=0, le=1_000_000_00)]
 
 
 class Placed(BaseModel):
-    """What it gets back."""
+    """The answer to a customer."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -50,7 +50,7 @@ class Placed(BaseModel):
 @web.post("/orders", status_code=201)
 def place(new: NewOrder) -> Placed:
     """Take an order: its row, its job and its state are one transaction."""
-    # The block commits, before the answer is sent.
+    # The block commits before the answer is sent.
     with sessions.begin() as session:
         order = Order(customer=new.customer, cents=new.cents)
         session.add(order)
@@ -64,10 +64,10 @@ def place(new: NewOrder) -> Placed:
 
 @web.post("/orders/{order_id}/refund", status_code=202)
 async def ask_refund(order_id: int) -> Placed:
-    """Ask for the money back: the same with an asynchronous session."""
+    """Ask for the money back, with an asynchronous session."""
     async with async_sessions.begin() as session:
         order = await find(session, order_id)
-        # Asked for twice while the first one waits, it is one job.
+        # A second request is the same job as the first, while that one waits.
         once = refund.options(unique=f"refund-{order_id}")
         await once.enqueue(
             session, customer=order.customer, order=order.id, cents=order.cents
@@ -77,13 +77,13 @@ async def ask_refund(order_id: int) -> Placed:
 
 @web.get("/orders/{order_id}")
 async def show(order_id: int) -> Placed:
-    """An order as it is now."""
+    """Return an order as it is now."""
     async with async_sessions() as session:
         return Placed.model_validate(await find(session, order_id))
 
 
 async def find(session: AsyncSession, order_id: int) -> Order:
-    """The order, or 404."""
+    """Find the order, or answer 404."""
     order = await session.get(Order, order_id)
     if order is None:
         raise HTTPException(404, f"there is no order {order_id}")

@@ -1,4 +1,4 @@
-"""The shop's tables in the tests' database, as its own migrations make them."""
+"""The shop's tables in the tests' database, made by its own migrations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INI = Path(__file__).parents[1] / "alembic.ini"
 
 @pytest.fixture(scope="session")
 def jobs_database_setup() -> Callable[[str], None]:
-    """Called once, with the URL of the database that each test has a copy of."""
+    """Called once, with the URL of the database of which each test gets a copy."""
 
     def setup(url: str) -> None:
         with patch.dict(os.environ, {"JOBS_LIB_DATABASE_URL": url}):

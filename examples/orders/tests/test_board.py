@@ -1,4 +1,4 @@
-"""The board: what it makes of the shop's records."""
+"""The board: the rows that it makes of the shop's records."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def client(jobs: Jobs) -> Iterator[TestClient]:
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The partner, at a port of its own; it begins with a refusal."""
+    """The partner, at a port of its own; its first answer is a refusal."""
     for path, done in partner.done.items():
         done.clear()
         partner.calls[path] = 0
@@ -50,7 +50,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def place(client: TestClient, cents: int = 1_200) -> int:
-    """Place an order of ada's; its id."""
+    """Place an order for ada; return its id."""
     reply = client.post("/orders", json={"customer": "ada", "cents": cents})
     assert reply.status_code == 201, reply.text
     return int(reply.json()["id"])

@@ -20,13 +20,13 @@ class Passed:
 
     def __init__(self) -> None:
         self.full: Callable[[], Collection[str]] = tuple
-        """The values of which claims may take no more from ids ahead."""
+        """Values whose jobs claims may not take from ids ahead any more."""
         self.room: Callable[[str], int] = lambda value: 0
         """How many more of a value may wait in memory."""
         self.is_overflown = False
         """Whether some were forgotten."""
         self.hungry: set[str] = set()
-        """Values of which there may be room for more; added to by any thread."""
+        """Values that may have room for more jobs; any thread may add one."""
         self._ids: set[int] = set()
         self._lines: dict[str, dict[str, deque[int]]] = {}
 
@@ -38,7 +38,7 @@ class Passed:
 
     @property
     def values(self) -> Collection[str]:
-        """The values of which some job was passed over."""
+        """The values whose jobs were passed over."""
         return self._lines.keys()
 
     def add(self, origin: str, value: str, job_id: int) -> None:
@@ -60,7 +60,7 @@ class Passed:
 
         Args:
             active: the origins that may be claimed from.
-            besides: values of which claims already ask for some.
+            besides: values whose jobs other claims already ask for.
         """
         taken: list[tuple[str, str, int]] = []
         again: list[str] = []

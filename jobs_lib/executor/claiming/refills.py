@@ -44,7 +44,7 @@ class Refills:
         return {job_id: origin for _, origin, job_id in taken}
 
     def parameters(self, ids: Iterable[int]) -> dict[str, Any]:
-        """The parameters of the part ``unfull``: the values of which enough wait here.
+        """The parameters of the part ``unfull``: values with enough jobs waiting here.
 
         Args:
             ids: the ids that the claim asks for.

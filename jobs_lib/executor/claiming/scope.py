@@ -77,7 +77,7 @@ class Scope:
         return type_ not in self.section.others and type_ not in self._foreign
 
     def list_stuck_types(self, origin: str) -> list[str]:
-        """The types of which a jump takes nothing in an origin."""
+        """The types whose jobs a jump passes over in an origin."""
         # An unknown type is claimed until the claim has reported it in this origin.
         told = {type_ for type_, lies in self._unknown if lies == origin}
         paused = self.paused.get("type", frozenset())

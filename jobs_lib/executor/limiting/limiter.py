@@ -28,7 +28,7 @@ _LEAST, _MANY = 2, 2_000
 _QUICK = 5_000
 """Jobs a second from which jobs count as quick: more workers would run no more."""
 _CHECK_PAUSE, _BUSY_PAUSE = 0.01, 0.05
-"""Seconds between two checks of which lines need more slots; the second one is for
+"""Seconds between two searches for lines that need more slots; the second one is for
 quick jobs, which may have thousands of lines."""
 _IDLE_PAUSE = 0.25
 """Seconds between two searches for slots that no job needs."""

@@ -46,8 +46,8 @@ class Settler:
         Args:
             claimer: has claimed it.
             completer: says how it is written.
-            pace: is told how much has ended.
-            meter: counts what becomes of the jobs; None not to count.
+            pace: notes how many jobs have ended.
+            meter: counts the outcomes of jobs; None not to count.
         """
         self.completed: list[ClaimedJob] = []
         self.outcomes: list[Outcome] = []
@@ -64,11 +64,11 @@ class Settler:
         self._connected_at = time.monotonic()
         self._ended_lanes: list[Lane] = []
         self._judged: list[Outcome] = []
-        """The outcomes as they are to be written."""
+        """The outcomes, in the form in which they will be written."""
         self._doubtful = False
-        """Whether what is to be settled may have been written already."""
+        """Whether unsettled outcomes may have been written already."""
         self._told: set[int] = set()
-        """Jobs in flight that were told as dropped."""
+        """Jobs in flight that were reported as dropped."""
         self._trimmed = 0
         """How many of those given back are being taken out of their claims."""
 
@@ -77,7 +77,7 @@ class Settler:
         self._connected_at = time.monotonic()
 
     def doubt(self) -> None:
-        """An answer was lost: what is to be settled may have been written."""
+        """Note a lost answer: unsettled outcomes may have been written."""
         self._doubtful = True
 
     # What has ended
@@ -97,7 +97,7 @@ class Settler:
         self._finished.wake_at = max(1, self._pace.limit // 8)
 
     def tell_dropped(self, ids: set[int]) -> None:
-        """Tell, once, what was in memory and did not begin: others may have it."""
+        """Report once the jobs in memory that did not begin: others may have them."""
         if fresh := ids - self._told:
             self._told |= fresh
             telemetry.emit("jobs.dropped", ids=sorted(fresh))
@@ -121,7 +121,7 @@ class Settler:
     # What is written
 
     def prepare(self) -> Batch:
-        """The questions that write it; none where nothing is to be written."""
+        """The questions that write the outcomes; none if there are no outcomes."""
         self._judged = self._losses.judge(self.outcomes, self._connected_at)
         settlements = self._completer.prepare(
             self.completed, self._judged, self._claimer.epochs
@@ -133,20 +133,20 @@ class Settler:
         return Batch(questions + self._trim_claims())
 
     def _trim_claims(self) -> list[Question]:
-        """Take out of the claims what does not run under them."""
+        """Take jobs that do not run under their claims out of them."""
         in_flight = self._claimer.in_flight
-        # What waits for another attempt must not pay when this process dies before the
-        # others of its claim have ended.
+        # A job that waits for another attempt must not pay if this process dies before
+        # the other jobs of its claim have ended.
         waiting = [o.job for o in self.outcomes if o.result in _WAITING]
-        # Nor what stands behind it: who cancels it sees by the claims that its group
-        # stands still, in the same moment.
+        # Nor must the jobs behind it: a cancel sees by the claims, at the same moment,
+        # that their group stands still.
         behind = [j for job in waiting if job.group for j in list(job.lane.jobs)]
         given_back = in_flight.given_back + waiting + behind
         self._trimmed = len(in_flight.given_back)
         if not given_back:
             return []
-        # A look from the start on, such as after a pause, finds what is in flight once
-        # more, and names it in another claim.
+        # A look from the start, such as after a pause, finds jobs in flight again, and
+        # names them in another claim.
         seqs = {job.lane.seq for job in given_back}.union(in_flight.claims)
         ids = [job.id for job in given_back]
         parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
@@ -184,7 +184,7 @@ class Settler:
                 self._claimer.claim_again(outcome.job)
             elif outcome.result is Result.RETRIED:
                 self._claimer.note_failed(outcome.job)
-        # What the claim of this same round has given back is still to be told.
+        # Jobs that this same round's claim has given back are still in their claims.
         del in_flight.given_back[: self._trimmed]
         self._trimmed = 0
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:

@@ -1,7 +1,7 @@
-"""A proof of the relay from outside: what was committed, what arrived, the verdict.
+"""A proof of the relay from outside: commits, records, and the verdict on both.
 
-Nothing here asks the library: commits are read from PostgreSQL's log, records from the
-topics, and the judge is a function of the two.
+Nothing here asks the library: the commits are read from PostgreSQL's log and the
+records from the topics. The judge is a function of the two.
 """
 
 from __future__ import annotations

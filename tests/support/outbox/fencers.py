@@ -1,4 +1,4 @@
-"""Producers of the same shards that fence one another as fast as they can.
+"""Producers of the same shards that fence each other as fast as they can.
 
 python -m tests.support.outbox.fencers BOOTSTRAP_SERVERS TOPICS SECONDS
 """
@@ -25,13 +25,13 @@ _SENDERS = 3
 
 
 def fence(producers: ShardProducers, topics: list[str], chance: random.Random) -> None:
-    """Take some shards over, and send a block of each."""
+    """Take over some shards, and send a block of each."""
     shards = {chance.randrange(_SHARDS) for _ in range(3)}
     producers.keep(shards | {s for s in producers.shards if chance.random() < 0.7})
     for shard in producers.fence_off(shards):
         producers.drop(shard)
     for shard in producers.shards:
-        # To several partitions at once: each may be refused by itself.
+        # The records go to several partitions: each of these may refuse on its own.
         records = [
             OutboxRecord(
                 chance.choice(topics),
@@ -52,7 +52,7 @@ def fence(producers: ShardProducers, topics: list[str], chance: random.Random) -
 
 
 def main() -> None:
-    """Go on for some seconds."""
+    """Run for some seconds."""
     servers, topics, seconds = sys.argv[1:]
     until = time.monotonic() + float(seconds)
     settings = load_settings(kafka_bootstrap_servers=servers, session_timeout=4.0)

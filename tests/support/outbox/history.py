@@ -1,8 +1,8 @@
 """The rows that were committed to the outbox, in the order of their commits.
 
-PostgreSQL tells them by logical decoding. Its plugin `pgoutput` gives each column with
-its length, so that no value can be mistaken for another, and each transaction with its
-place in the log.
+PostgreSQL returns them by logical decoding. Its plugin `pgoutput` gives the length of
+each column, so no value can be mistaken for another one, and the place of each
+transaction in the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _AT_ONCE = 20_000
-# Microseconds since 2000-01-01, in seconds since 1970.
+# The microseconds count from 2000-01-01; this is that day in seconds since 1970.
 _EPOCH = 946_684_800
 
 
@@ -36,17 +36,17 @@ class Row:
     version: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     entity: str | None = None
-    """Whose state was to be read when the record left; the value is not known here."""
+    """The entity whose state the relay reads; the value is unknown here."""
     shard: int = 0
     at: float = 0.0
-    """When it was committed, in seconds."""
+    """The time of its commit, in seconds."""
     lsn: int = 0
-    """Where its transaction ends in the log: the order of commits."""
+    """The place in the log where its transaction ends: the order of commits."""
     xid: int = 0
 
 
 class Slot:
-    """Reads every insert into the outbox that is committed after it was made."""
+    """Reads every insert into the outbox that is committed after the slot was made."""
 
     def __init__(self, url: str, schema: str = "jobs_lib") -> None:
         self._url = url
@@ -75,7 +75,7 @@ class Slot:
             connection.execute("select pg_drop_replication_slot(%s)", (self._name,))
 
     def read(self) -> list[Row]:
-        """The rows since the last call; each comes once, whatever befell the server."""
+        """Read the rows since the last call; each comes once, even after a crash."""
         rows: list[Row] = []
         with psycopg.connect(self._url, autocommit=True) as connection:
             while True:
@@ -86,14 +86,14 @@ class Slot:
                 ).fetchall()
                 if not changes:
                     return rows
-                # After a crash a slot tells again what it told since a checkpoint.
+                # After a crash a slot repeats all rows since a checkpoint.
                 found = [r for r in decode(d for (d,) in changes) if r.lsn > self._seen]
                 rows += found
                 self._seen = max([self._seen, *(row.lsn for row in found)])
 
 
 def decode(messages: Iterator[bytes]) -> Iterator[Row]:
-    """The rows that messages of `pgoutput` tell of."""
+    """Decode the rows in messages of `pgoutput`."""
     names: dict[int, list[str]] = {}
     lsn = xid = 0
     at = 0.0
@@ -121,7 +121,7 @@ def _make_row(columns: dict[str, bytes | None], **place: Any) -> Row:
         id=int(text["id"] or ""),
         topic=text["topic"] or "",
         key=text["key"],
-        # As the server writes bytes: \x, and two digits for each.
+        # The server writes bytes as \x and two digits for each.
         value=None if value is None else bytes.fromhex(value[2:]),
         version=None if version is None else int(version),
         headers=json.loads(headers) if headers else {},
@@ -148,14 +148,14 @@ def _read_values(rest: _Bytes) -> list[bytes | None]:
     values: list[bytes | None] = []
     for _ in range(count):
         (kind,) = rest.take(">c")
-        # "u" is a large value that did not change: an insert has none.
+        # "u" is a large value that did not change; an insert has none.
         assert kind in (b"n", b"t"), kind
         values.append(None if kind == b"n" else rest.bytes(*rest.take(">I")))
     return values
 
 
 class _Bytes:
-    """A message that is read from its start on."""
+    """A message that is read from its start."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

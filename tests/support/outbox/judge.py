@@ -1,19 +1,19 @@
 """The verdict on a relay: a function of what was committed and of what arrived.
 
-What is allowed, exactly. The rows of a key have places 0, 1, 2, … in the order of their
-commits; a key's records are a sequence of places.
+The rules are exact. The rows of a key have the places 0, 1, 2, … in the order of their
+commits; the records of a key are a sequence of places.
 
-- Each record goes to the next place, or back to an earlier one. Where rows are merged
-  it may also go on past some.
-- To go back is a *replay*: it is not longer than a block, and the sequence runs on from
-  there, so that it comes past every state again before it ends.
+- A record goes to the next place, or back to an earlier one. Where rows are merged, it
+  may also skip some places.
+- A step back is a *replay*. It is not longer than a block. After it the sequence
+  continues and passes every state again before it ends.
 - The last record is the last row's.
-- A record is a *repeat* if its key was at its place, or past it, before. There are no
+- A record is a *repeat* if the key was already at its place, or past it. There are no
   more repeats than the faults of the run explain; without a fault there are none.
 
-Where rows are merged a replay need not stop at the states that were sent the first
-time. A swap could hide in that while faults last, and nowhere else; topics that merge
-nothing take the same way through the relay, and there nothing can hide.
+Where rows are merged, a replay need not stop at the states that were sent the first
+time. Two swapped records could hide there while faults last, and nowhere else. Topics
+that merge nothing take the same path through the relay, and there nothing can hide.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN = 20
 
 
 class Violation(NamedTuple):
-    """What is wrong, and the invariant that it breaks."""
+    """A fault, and the invariant that it breaks."""
 
     invariant: str
     what: str
@@ -43,21 +43,21 @@ class Violation(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What the judge found."""
+    """The findings of the judge."""
 
     violations: list[Violation] = field(default_factory=list)
     rows: int = 0
-    """That were committed."""
+    """How many rows were committed."""
     records: int = 0
     merged: int = 0
-    """Rows without a record, for which a later one of their key stands."""
+    """How many rows have no record because a later row of their key replaces them."""
     repeats: int = 0
     late: int = 0
-    """Rows whose id is lower than one that was committed before."""
+    """How many rows have a lower id than a row that was committed before."""
     tombstones: int = 0
-    """Records without a value."""
+    """How many records have no value."""
     delays: list[float] = field(default_factory=list)
-    """Seconds from each commit to its record's time, in rising order."""
+    """The seconds from each commit to the time of its record, in rising order."""
 
     @property
     def broken(self) -> set[str]:
@@ -69,7 +69,7 @@ class Verdict:
         return self.delays[int(share * (len(self.delays) - 1))] if self.delays else 0.0
 
     def __str__(self) -> str:
-        """For people: the first violations, and the counts."""
+        """The first violations and the counts, for people."""
         told = [f"{v.invariant}: {v.what}" for v in self.violations[:_SHOWN]]
         if len(self.violations) > _SHOWN:
             told.append(f"… {len(self.violations)} in all")
@@ -94,14 +94,14 @@ def judge(
     """Compare what was committed with what arrived.
 
     Args:
-        rows: every row committed, in the order of commits. One that comes again under
-            its id was held and let go; its first place counts.
+        rows: every committed row, in the order of commits. A row that comes again under
+            its id was held and released; its first place counts.
         topics: all records of each topic, in the order of their offsets.
-        merging: topics of which the last of several rows may stand for all.
-        partitions: of each topic, where that is to be checked.
-        block: rows in a block; the longest way back that a replay may take.
-        repeats: that the faults of the run explain.
-        left: ids that may be without a record, since they are held.
+        merging: topics in which the last of several rows may replace all of them.
+        partitions: the number of partitions of each topic, if that is to be checked.
+        block: the rows in a block; a replay may go back this far at most.
+        repeats: how many repeats the faults of the run explain.
+        left: ids that may lack a record, since they are held.
     """
     known: dict[int, Row] = {}
     for row in rows:
@@ -182,7 +182,7 @@ class _Key:
         self.arrived = {ids[n] for n in self._sent}
 
     def judge(self, verdict: Verdict, left: set[int]) -> None:
-        """Add what is found to the verdict."""
+        """Add the findings to the verdict."""
         verdict.violations += self._find_lost(verdict, left)
         verdict.violations += self._find_disorder(left)
         verdict.violations += self._find_decreases()
@@ -226,7 +226,7 @@ class _Key:
             yield Violation("I20", f"{self._name} lies in several partitions")
 
     def _find_decreases(self) -> Iterator[Violation]:
-        """Of versions, for a consumer that passes over what it has seen."""
+        """Find decreases of the version, as a consumer sees it that skips repeats."""
         highest, version = -1, 0
         for n, record in zip(self._sent, self._records, strict=True):
             if n <= highest:
@@ -243,7 +243,7 @@ class _Key:
 def _check_record(
     topic: str, record: Seen, known: Mapping[int, Row], partitions: Mapping[str, int]
 ) -> Iterator[Violation]:
-    """Find what is wrong with one record alone."""
+    """Find the faults of a single record."""
     name = f"record {record.partition}/{record.offset} of {topic}"
     row = known.get(_read_id(record))
     if row is None:
@@ -285,7 +285,7 @@ def _count_late(rows: Iterable[Row]) -> int:
 
 
 def find_missing(counters: Mapping[str, int]) -> list[Violation]:
-    """What was to strike in a run and never did: then the run shows nothing."""
+    """Find faults that a run should inject and did not: such a run proves nothing."""
     return [
         Violation("I39", f"{name}: not once")
         for name, count in counters.items()

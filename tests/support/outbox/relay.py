@@ -1,11 +1,12 @@
-"""A relay in a process of its own: it tells what it does, and stops where it is told.
+"""A relay in a process of its own: it prints what it does, and stops where it should.
 
-Points at which it can be struck: ``full``, when a block is with the producer, not yet
-acknowledged, and nothing has asked for the commit; ``sent``, when the block is in Kafka
-and its rows are not deleted. The next block is struck, once, after SIGUSR1 (killed at
-``sent``) or SIGUSR2 (at ``full``, by the signal that its start names), or the first. At
-``sent`` only one of which something must come twice: where rows are merged, a newer one
-may stand for all that are sent again.
+A signal can strike it at two points. At ``full`` a block is with the producer: Kafka
+has not acknowledged it, and nothing has asked for the commit. At ``sent`` the block is
+in Kafka, and its rows are not deleted. SIGUSR1 makes it die at ``sent``. After SIGUSR2
+the signal that its start names hits it at ``full``. Each strikes the next block, once.
+Without a signal the first block is struck, if the start says so. At ``sent`` a block is
+struck only if some of its records must come twice: where rows are merged, a newer row
+may replace all rows that are sent again.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from tests.support.apps import make_app
 from tests.support.say import say
 
 _FENCED = ("(_FENCED)", "(PRODUCER_FENCED)", "(INVALID_PRODUCER_EPOCH)")
-"""How the text of Kafka's error ends, for a producer that another one has replaced."""
+"""The ends of Kafka's errors for a producer that another one has replaced."""
 _TOLD = {"block.read", "block.produced", "block.deleted"}
 _armed: dict[str, signal.Signals] = {}
 _merging: set[str] = set()
 _block = threading.local()
-"""``repeats``: whether the thread's block has a record that nothing can stand for."""
+"""``repeats``: whether the thread's block has a record that no other can replace."""
 
 
 def strike(point: str, told: object) -> None:
-    """Send this process its signal, if that is due here."""
+    """Send this process its signal, if it is due at this point."""
     number = _armed.pop(point, None)
     if number is not None:
         say(f"struck {point} {told}")
@@ -48,26 +49,26 @@ class Struck(Producer):
     """A producer that can be struck before it commits."""
 
     def begin_transaction(self, *args: Any) -> None:
-        """Begin, with a block of which nothing is known."""
+        """Begin with a block whose records are still unknown."""
         _block.repeats = False
         super().begin_transaction(*args)
 
     def produce(self, topic: str, *args: Any, **options: Any) -> None:
-        """Send a record, and note whether another one can stand for it."""
+        """Send a record, and note whether another one can replace it."""
         _block.repeats |= topic not in _merging
         super().produce(topic, *args, **options)
 
     def commit_transaction(self, *args: Any) -> None:
-        """Commit, unless this is the point."""
+        """Commit, unless a signal strikes here."""
         if len(self):
             strike("full", len(self))
         super().commit_transaction(*args)
 
 
 def listen(event: str, fields: dict[str, Any]) -> None:
-    """Tell of blocks, fences, and of what it leaves to others."""
+    """Print the blocks, the fences, and what the relay leaves to others."""
     if event == "process.started":
-        # From here on it outlives any outage.
+        # From here on the relay survives any outage.
         say("started")
     if event in _TOLD:
         ids = ",".join(map(str, fields["rows"]))
@@ -91,7 +92,7 @@ def listen(event: str, fields: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run until it is stopped."""
+    """Run until a signal stops it."""
     given = json.loads(sys.argv[1])
     _merging.update(given.pop("merging"))
     topics = given.pop("topics")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-# Each may have sent a block that it has not deleted yet.
+# Each sender may have sent a block that it has not deleted yet.
 from jobs_lib.outbox.relay import SENDERS
 from tests.support.apps import count_unsent, make_app
 from tests.support.outbox.history import Slot
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Stage:
-    """Relays of one database, the topics that they fill, and what was written.
+    """The relays of one database, the topics that they fill, and what was written.
 
     Args:
-        url: of the database.
-        bootstrap_servers: of the broker.
-        states: a topic that is merged.
-        events: one that is not.
-        run_process: the fixture.
-        partitions: of each topic.
-        settings: of the relays.
+        url: the URL of the database.
+        bootstrap_servers: the addresses of the broker.
+        states: a topic whose rows are merged.
+        events: a topic whose rows are not merged.
+        run_process: the fixture of this name.
+        partitions: how many partitions each topic has.
+        settings: the settings of the relays.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Stage:
         self.partitions = dict.fromkeys([states, events], partitions)
         self.relays: dict[str, Worker] = {}
         self.struck: Counter[str] = Counter()
-        """Faults by their kind."""
+        """How many faults there were, by their kind."""
         self.explained = 0
-        """Repeats that they can have caused."""
+        """How many repeats they may have caused."""
         self._run_process = run_process
         self._slot = Slot(url)
         self._rows: list[Row] = []
         self._ended: list[Worker] = []
 
     def close(self) -> None:
-        """End the relays, and let go of the slot."""
+        """End the relays, and drop the slot."""
         for worker in self.relays.values():
             worker.kill()
         self._slot.__exit__(None, None, None)
@@ -88,13 +88,13 @@ class Stage:
         at_full: str = "SIGSTOP",
         **settings: Any,
     ) -> Worker:
-        """Start a relay, which tells what tests.support.outbox.relay says.
+        """Start a relay; tests.support.outbox.relay says what it prints.
 
         Args:
-            pod: its name; of the same name, it replaces the one before.
-            strikes: at which point which signal hits it, from its start.
-            at_full: the signal of the point ``full``, once it gets SIGUSR2.
-            settings: its own.
+            pod: its name. It replaces an earlier relay of this name.
+            strikes: from its start, which signal hits it at which point.
+            at_full: the signal that hits it at ``full`` after SIGUSR2.
+            settings: its own settings.
         """
         given = {
             **self.settings,
@@ -117,7 +117,7 @@ class Stage:
         return worker
 
     def count_lines(self, pattern: str) -> int:
-        """Lines that relays have written, those that have ended as well."""
+        """Count the lines that relays have written, also those that have ended."""
         wanted = re.compile(pattern)
         workers = [*self.relays.values(), *self._ended]
         return sum(
@@ -125,14 +125,14 @@ class Stage:
         )
 
     def owners(self) -> dict[str, int]:
-        """How many shards each pod has; nothing while the server is away."""
+        """How many shards each pod has; empty while the server is away."""
         with contextlib.suppress(psycopg.OperationalError), self._connect() as admin:
             found = read_owners(admin, "relay")
             return {pod: len(shards) for pod, shards in found.items()}
         return {}
 
     def await_owners(self, *pods: str, timeout: float = 30.0) -> None:
-        """Wait until these pods, and no others, have all shards."""
+        """Wait until these pods have all shards, and no other pod has any."""
         with self._connect() as admin:
             row = admin.execute("select shards from jobs_lib.installation").fetchone()
         assert row is not None
@@ -146,7 +146,7 @@ class Stage:
 
     @property
     def output(self) -> str:
-        """What the relays have said last, for messages."""
+        """The last lines of the relays, for messages."""
         parts = []
         for pod, worker in self.relays.items():
             told = find_crash(worker) or worker.errors[-20:]
@@ -155,19 +155,19 @@ class Stage:
 
     @property
     def crashes(self) -> str:
-        """What relays have said that ended without being asked to."""
+        """The last lines of relays that ended by themselves."""
         workers = [*self.relays.values(), *self._ended]
         return "\n".join(line for one in workers for line in find_crash(one))
 
     # Faults
 
     def explain(self, kind: str, blocks: int) -> None:
-        """Count a fault, after which so many blocks may be sent again."""
+        """Count a fault after which this many blocks may be sent again."""
         self.struck[kind] += 1
         self.explained += blocks * self.settings["relay_block"]
 
     def kill_at_once(self, pod: str) -> None:
-        """SIGKILL a relay, wherever it is, and start it again."""
+        """SIGKILL a relay at any point, and start it again."""
         self.explain("kills", SENDERS)
         self.relays[pod].kill()
         self.start_relay(pod)
@@ -180,13 +180,13 @@ class Stage:
         try:
             assert worker.wait(timeout=60) == -signal.SIGKILL, worker.output
         except pytest.fail.Exception:
-            # It sends nothing: where does each of its threads stand?
+            # The relay sends nothing: make it print where each of its threads stands.
             worker.signal(signal.SIGHUP)
             worker.wait(timeout=5)
         self.start_relay(pod)
 
     def pause(self, pod: str) -> None:
-        """Stop a relay with a full queue until it is replaced, and let it go on."""
+        """Stop a relay with a full queue until it is replaced, then let it go on."""
         self.explain("pauses", 2 * SENDERS)
         worker = self.relays[pod]
         before = count_struck(worker)
@@ -197,16 +197,21 @@ class Stage:
             what=lambda: f"{pod} is struck\n{self.output}",
         )
         self.await_replaced(pod)
-        # What it had in its queue was sent by others before it goes on.
+        # Before it goes on, others have sent what it had in its queue.
         self.await_left()
         worker.resume()
 
     def pause_until_fenced(self, *pods: str) -> None:
-        """Pause relays in turn until the broker has refused one of them.
+        """Pause one relay after another until the broker has refused one of them.
 
+<<<<<<< HEAD
         A relay that stands still for longer than its records may wait gives them up
         itself, before the broker can refuse them. Then PostgreSQL says that another
         relay has its shard, or has ended its session: a take-over does so.
+=======
+        A relay that stands still for longer than its records may wait gives them up by
+        itself. Then PostgreSQL refuses it, because another relay has its shard.
+>>>>>>> wP
         """
         noticed = "^fenced by|^failed relay"
         for pod in pods:
@@ -219,7 +224,7 @@ class Stage:
         pytest.fail(f"the broker has refused none of {pods}\n{self.output}")
 
     def await_replaced(self, pod: str) -> None:
-        """Wait until others have the shards of a relay."""
+        """Wait until other relays have the shards of this one."""
 
         def replaced() -> bool:
             owners = self.owners()
@@ -232,7 +237,7 @@ class Stage:
         )
 
     def await_fenced(self, times: int = 0) -> None:
-        """Wait until the broker has refused a relay more than so many times."""
+        """Wait until the broker has refused a relay more often than this."""
         self._await_lines("^fenced by kafka", times, "the broker refuses it")
 
     def _await_lines(self, pattern: str, more_than: int, what: str) -> None:
@@ -245,13 +250,13 @@ class Stage:
     # The end
 
     def count_left(self) -> int:
-        """Rows that have not left, held ones as well; -1 while the server is away."""
+        """Count the rows that wait or are held; -1 while the server is away."""
         with contextlib.suppress(psycopg.OperationalError), self._connect() as admin:
             return sum(count_unsent(admin))
         return -1
 
     def await_left(self, timeout: float = 60.0) -> None:
-        """Wait until all that is there now has left."""
+        """Wait until all rows that exist now have left."""
         with self._connect() as admin:
             row = admin.execute("select max(id) from jobs_lib.outbox").fetchone()
             wait_for(
@@ -265,7 +270,7 @@ class Stage:
             )
 
     def await_empty(self, timeout: float = 60.0) -> None:
-        """Wait until everything has left."""
+        """Wait until all rows have left."""
         wait_for(
             lambda: self.count_left() == 0,
             timeout=timeout,
@@ -273,7 +278,7 @@ class Stage:
         )
 
     def judge(self, *, repeats: int | None = None, timeout: float = 30.0) -> Verdict:
-        """The verdict on all until now; by default the faults' repeats are allowed."""
+        """The verdict on all rows so far; by default with the repeats of its faults."""
         self._rows += self._slot.read()
         return judge(
             self._rows,
@@ -288,7 +293,7 @@ class Stage:
         )
 
     def trace(self, row_id: int) -> str:
-        """What became of a row: in the log, by its relays' words, and in the topic."""
+        """Trace a row: in the log, in its relays' output, and in the topic."""
         told = [f"{row}" for row in self._rows if row.id == row_id]
         mention = re.compile(rf"rows=(?:.*,)?{row_id}(?:,|$)")
         for pod, worker in [*self.relays.items(), *(("-", one) for one in self._ended)]:
@@ -311,9 +316,9 @@ class Stage:
         return "\n".join(told)
 
     def measure_outbox(self) -> int:
-        """Bytes of the outbox, once what was deleted is swept away."""
+        """Measure the bytes of the outbox after its deleted rows have been vacuumed."""
         with self._connect() as admin:
-            # The table keeps its empty pages unless it is told to give them back.
+            # By its own setting the table keeps its empty pages.
             admin.execute("vacuum (truncate) jobs_lib.outbox")
             query = "select pg_relation_size('jobs_lib.outbox')"
             row = admin.execute(query).fetchone()
@@ -325,12 +330,12 @@ class Stage:
 
 
 def find_crash(worker: Worker) -> list[str]:
-    """Its last words from where it crashed; none if it did not."""
+    """The last lines of a relay from its crash on; none if it did not crash."""
     lines = list(worker.errors)
     starts = (n for n, line in enumerate(lines) if line.startswith("Fatal Python"))
     return lines[next(starts, len(lines)) :]
 
 
 def count_struck(worker: Worker) -> int:
-    """How often a relay was struck with a full queue."""
+    """Count how often a relay was struck with a full queue."""
     return sum(line.startswith("struck full") for line in list(worker.lines))

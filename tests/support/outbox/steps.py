@@ -1,4 +1,4 @@
-"""A relay that does nothing by itself: a test takes each of its steps."""
+"""A relay that does nothing by itself: the test makes each of its steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.block import Block
 
 EPOCH = 1
-"""At which a relay of these tests owns its shards."""
+"""The epoch at which a relay of these tests owns its shards."""
 
 
 def own_shards(
@@ -60,9 +60,9 @@ class RelaySteps:
     def hold(
         self, connection: psycopg.Connection[Any], shard: int, block: Block
     ) -> None:
-        """Hold what Kafka has refused of a block, and what comes behind it."""
+        """Hold the rows of a block that Kafka has refused, and the rows behind them."""
         self._sender._hold(connection, shard, EPOCH, block)
 
     def be_of_server(self, server: int) -> None:
-        """Take rows for those of another server from now on."""
+        """Treat rows as those of another server from now on."""
         self._sender._server = server

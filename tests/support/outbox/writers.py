@@ -1,4 +1,4 @@
-"""Writers that make the outbox's life hard: they roll back, commit late, and race."""
+"""Writers that roll back, commit late, and race."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NEXT = (
 class Writers:
     """Threads that change entities, and write each change to two topics.
 
-    Of ten transactions two roll back, and two are committed late: rows with higher ids
-    are committed before theirs. A server that goes away is waited for.
+    Of ten transactions two roll back, and two commit late: rows with higher ids are
+    committed before theirs. If the server goes away, the threads wait for it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Writers:
         pause: float = 0.01,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """How many transactions ended which way."""
+        """How many transactions ended in each way."""
         self._url = url
         self._states = states
         self._events = events
@@ -80,20 +80,21 @@ class Writers:
                     while not self._stop.wait(chance.uniform(0, 2 * self._pause)):
                         self._write(connection, chance)
             except psycopg.Error:
-                # Whether that was committed is told by the log alone.
+                # Only the log shows whether that was committed.
                 self._count("cut off")
                 self._stop.wait(0.1)
 
     def _write(
         self, connection: psycopg.Connection[Any], chance: random.Random
     ) -> None:
-        # In order, so that no two wait for each other.
+        # The keys are sorted, so that no two writers wait for each other.
         for key in sorted(chance.sample(self._keys, chance.randint(1, 3))):
             self._change(connection, key, chance)
         if chance.random() < 0.2:
             self._events.send(connection, key=None, value={"at": chance.random()})
         if chance.random() < 0.5:
-            # With no row of its own before it: nothing orders these but the outbox.
+            # Such a key has no row of its own to lock: only the outbox orders its
+            # records.
             key = f"bare-{chance.randrange(6)}"
             self._events.send(connection, key=key, value={"at": chance.random()})
         ending = chance.random()
@@ -112,7 +113,7 @@ class Writers:
         row = connection.execute(_NEXT, (key,)).fetchone()
         assert row is not None
         (version,) = row
-        # No two alike: a value says where it comes from.
+        # No two values are alike: each one shows where it comes from.
         value = {"key": key, "n": version, "by": chance.getrandbits(64), "who": VALUE}
         if chance.random() < 0.1:
             self._states.tombstone(connection, key=key, version=version)

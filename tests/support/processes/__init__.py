@@ -1,5 +1,5 @@
-"""Apps of tests that run in a process of their own, each under a name.
+"""Apps of tests that run in processes of their own, each with a name.
 
-`start_process("relay", url, topic="states")` of `tests/conftest.py` starts one. By
-`tests.support.processes.kinds` a function becomes such a name.
+`start_process("relay", url, topic="states")` of `tests/conftest.py` starts one.
+`tests.support.processes.kinds` makes a function such a name.
 """

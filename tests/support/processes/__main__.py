@@ -1,7 +1,7 @@
 """Start a process of a kind: `python -m tests.support.processes KIND URL OPTIONS`.
 
-The options are JSON: those of the kind, settings of its app, and `dies_at`, which says
-at the how-manieth of an event the process kills itself.
+The options are JSON: those of the kind, settings of its app, and `dies_at`. With
+`dies_at` the process kills itself at the nth event of a name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.support.apps import make_app
 from tests.support.processes import dying, executors, pods, relays
 from tests.support.processes.kinds import KINDS, die_at
 
-#: What has the kinds.
+#: The modules that have the kinds.
 MODULES = (dying, executors, pods, relays)
 
 
 def main() -> NoReturn:
-    """Run until the process is stopped."""
+    """Run until a signal stops the process."""
     name, url, given = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
     kind, options = KINDS[name], json.loads(given)

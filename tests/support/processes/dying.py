@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 STEPS = [
     "borrow",  # before the transaction begins
     "begun",  # nothing is written yet
-    "written",  # the effect is, the handler goes on
-    "left",  # the handler is done with the transaction
-    "completion",  # it is about to be sent, and the commit behind it
-    "committed",  # both are in, and the handler goes on
+    "written",  # the effect is written, and the handler goes on
+    "left",  # the handler has left the transaction
+    "completion",  # the completion is about to be sent, and the commit behind it
+    "committed",  # both are committed, and the handler goes on
     "ran",  # the handler has ended
     "settled",  # the dispatcher knows
 ]
 ENTITIES = "create table entities (key text primary key, n int not null)"
-"""The table of what `changes_entities` changes."""
+"""The table of the entities that `changes_entities` changes."""
 
 _CHANGE = "update entities set n = n + 1 where key = %s returning n"
 _last: list[str] = []
-"""The step of this process, if it is to die at one."""
+"""The step at which this process dies, if there is one."""
 
 
 def die(step: str) -> None:
-    """Kill the process, if this is its step."""
+    """Kill the process, if it is at its step."""
     if step in _last:
         say(f"dying: {step}")
         kinds.die()
@@ -57,7 +57,7 @@ def listen(event: str, _: dict[str, Any]) -> None:
 
 
 def watch(last: str) -> None:
-    """Die at this step, be it a handler's or the library's."""
+    """Die at this step, of the handler or of the library."""
     _last.append(last)
     for name, step in (("__enter__", "borrow"), ("__aenter__", "borrow")):
         before(OwnTransaction, name, step)
@@ -103,7 +103,7 @@ def dies(app: App, step: str | None = None) -> None:
 
 @kind("executor")
 def changes_entities(app: App, topic: str, step: str | None = None) -> None:
-    """Each job changes an entity, and sends a message of that."""
+    """Each job changes an entity, and sends a message about it."""
     if step:
         watch(step)
     events = app.topic(topic, value=int)

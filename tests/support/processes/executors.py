@@ -1,4 +1,4 @@
-"""Executors, and a scheduler, that need no Kafka."""
+"""Executors and a scheduler that need no Kafka."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 AT_ONCE = exponential(first=0.01, cap=0.01, max_attempts=3)
 USUAL = {name: Settings.model_fields[name].default for name in QUICK}
-"""The settings that make a test short, as users have them."""
+"""The settings that shorten tests, with the defaults that users have."""
 
 
 @kind("executor")
 def effects(app: App, *, hangs: bool = False) -> None:
-    """Each job has an effect in its own transaction, which it may never end."""
+    """Each job has an effect in its own transaction, which may never end."""
 
     @app.job(group="group")
     def work(job: Job, n: int, group: str) -> None:
@@ -44,7 +44,7 @@ def effects(app: App, *, hangs: bool = False) -> None:
 
 @kind("executor", **USUAL)
 def idle(app: App) -> None:
-    """A job does nothing, and all settings are a user's."""
+    """A job does nothing, and all settings are those of a user."""
 
     @app.job()
     def work(job: Job) -> None: ...
@@ -52,7 +52,7 @@ def idle(app: App) -> None:
 
 @kind("executor")
 def killer(app: App) -> None:
-    """One kind of job notes that it ran, the other kills the process."""
+    """Jobs of one type note that they ran; those of the other kill the process."""
 
     @app.job(retry=AT_ONCE)
     def work(job: Job) -> None:
@@ -69,7 +69,7 @@ def killer(app: App) -> None:
 
 @kind("executor", workers=16)
 def notes_starts(app: App, folder: str) -> None:
-    """Each job notes its start in a file, and ends once another file is there."""
+    """Each job notes its start in a file, and ends once another file exists."""
     pod = app.settings.pod
     starts = os.open(Path(folder, "starts"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     may_end = Path(folder, f"{pod} may end")
@@ -83,7 +83,7 @@ def notes_starts(app: App, folder: str) -> None:
             threading.Event().wait(0.01)
 
 
-# A hand-over may take long; the time of a process that stops is its own.
+# A hand-over may take long, but a process that stops has its own limit.
 @kind("executor", handover_timeout=600, workers=2)
 def slow(app: App, seconds: float) -> None:
     """Each job takes a given time."""
@@ -97,11 +97,11 @@ def slow(app: App, seconds: float) -> None:
 
 @kind()
 def scheduler(app: App, cron: str, ends: str | None = None) -> None:
-    """A scheduler that may be killed or stopped once, inside its transaction."""
+    """A scheduler that can be killed or stopped once, inside its transaction."""
     left = {ends}
 
     def choose_group(**_: object) -> str | None:
-        # Asked for while the job is enqueued: the tick is moved, and not committed.
+        # This runs while the job is enqueued: the tick is moved, and not committed.
         if "killed" in left:
             die()
         if "stopped" in left:

@@ -1,4 +1,4 @@
-"""What a process beside a test is: what its app declares, and what of it runs."""
+"""Processes beside a test: the app that each declares, and its parts that run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """A function that declares, and how its app runs."""
+    """A function that declares an app, and how the app runs."""
 
     declare: Callable[..., None]
     parts: tuple[str, ...]
@@ -29,20 +29,20 @@ class Kind:
 
     @property
     def options(self) -> set[str]:
-        """What the function takes besides the app."""
+        """The parameters of the function besides the app."""
         return {*inspect.signature(self.declare).parameters} - {"app"}
 
 
 KINDS: dict[str, Kind] = {}
-"""By the names of their functions."""
+"""The kinds by the names of their functions."""
 
 
 def kind(
     *parts: str, is_sidecar: bool = False, **settings: Any
 ) -> Callable[[Declare], Declare]:
-    """A process that runs these parts of an app which the function has declared.
+    """A process that runs these parts of the app that the function declares.
 
-    The settings are the app's, unless the test gives others.
+    Unless the test gives others, the app has these settings.
     """
 
     def add(declare: Declare) -> Declare:
@@ -59,7 +59,7 @@ def die() -> None:
 
 
 def die_at(events: Mapping[str, int]) -> None:
-    """Kill this process once an event has come as often as its number says."""
+    """Kill this process when an event has come as often as its number says."""
     left = dict(events)
 
     def count(event: str, _: dict[str, Any]) -> None:

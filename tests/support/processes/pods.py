@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from jobs_lib import App, Job
 
 MAY_END = "create table may_end (pod text)"
-"""The pods whose jobs need not wait any more."""
+"""The pods whose jobs may end."""
 TOTALS = """
 create table totals (key text primary key, records int, sum int);
 create table states (key text primary key, version int, sum int);
 """
-"""What `steps` counts."""
+"""The tables in which `steps` counts."""
 
 
 def consume_nothing(app: App) -> None:
@@ -34,7 +34,7 @@ def consume_nothing(app: App) -> None:
 
 
 def await_end(app: App) -> None:
-    """Wait until the test lets this pod's jobs end."""
+    """Wait until the test allows this pod's jobs to end."""
     with psycopg.connect(app.settings.database_url, autocommit=True) as connection:
         ask = "select from may_end where pod = %s"
         while not connection.execute(ask, (app.settings.pod,)).rowcount:
@@ -43,7 +43,7 @@ def await_end(app: App) -> None:
 
 @kind("consumers", "executor")
 def calls(app: App, server: str) -> None:
-    """Each job calls an HTTP server, and nothing else."""
+    """Each job calls an HTTP server and does nothing else."""
     consume_nothing(app)
 
     @app.job(group="key")
@@ -54,7 +54,7 @@ def calls(app: App, server: str) -> None:
 
 @kind("consumers")
 def beside_sidecar(app: App) -> None:
-    """The service, whose jobs run in the sidecar."""
+    """The service. Its jobs run in the sidecar."""
     consume_nothing(app)
     _say_origin(app)
 
@@ -72,10 +72,10 @@ def _say_origin(app: App) -> None:
         say(f"ran {job.origin}")
 
 
-# Whoever leaves without a word is missed for so long.
+# The group waits this long for a pod that dies.
 @kind(*PARTS, workers=2, session_timeout=120, shutdown_timeout=600)
 def pod(app: App) -> None:
-    """Each job ends when the test lets it."""
+    """Each job ends when the test allows it."""
     consume_nothing(app)
 
     @app.job()
@@ -108,7 +108,7 @@ def zombie(app: App) -> None:
 
 @kind(*PARTS, consumer_block=50, relay_block=100)
 def steps(app: App, target: str) -> None:
-    """Reads in blocks, keeps totals by jobs, and publishes states to a target."""
+    """An app that reads blocks, keeps totals in jobs, and sends states to a target."""
     states = app.topic(target, compacted=True, partitions=2, merge=False)
     home = home_of(app)
 

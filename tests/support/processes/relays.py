@@ -1,4 +1,4 @@
-"""A consumer, a relay, and a re-export, that read or write one topic."""
+"""A consumer, a relay, and a re-export that read or write one topic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jobs_lib import App
 
 
-# A short session: the group waits that long for a member that was killed.
+# A short session: the group waits this long for a killed member.
 @kind("consumers", consumer_block=7, session_timeout=2)
 def sums(app: App, topic: str) -> None:
     """A consumer that adds up the values of each partition."""

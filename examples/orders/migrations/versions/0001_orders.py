@@ -1,4 +1,4 @@
-"""Make the shop's tables, and the library's beside them in a schema of their own."""
+"""Make the shop's tables, and those of the library in a schema of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """All in one transaction. A later release of the library is a later revision."""
+    """Make all in one transaction. A new release of the library is a new revision."""
     op.create_table(
         "orders",
         sa.Column("id", sa.Integer, primary_key=True),
@@ -40,6 +40,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The library's tables stay: what waits in them would be lost."""
+    """Keep the library's tables: the jobs and rows that wait in them would be lost."""
     for table in ("parcels", "totals", "orders"):
         op.drop_table(table)
