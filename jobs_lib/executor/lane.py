@@ -115,6 +115,11 @@ Item: TypeAlias = ClaimedJob | Lane
 """An item for a worker: a job without a group, or a group's lane."""
 
 
+def get_head(item: Item) -> ClaimedJob:
+    """Get the item's first job."""
+    return item.jobs[0] if isinstance(item, Lane) else item
+
+
 class Result(Enum):
     """The kinds of result of an attempt."""
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: The tests below also need these, in any version that fits the others.
-TOOLS = ["hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
+TOOLS = ["hatchling", "hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
 TOOLS += ["sqlalchemy[asyncio]", "asyncpg", "avro", "psycopg2-binary", "trustme"]
 TESTS = ["tests/unit", "tests/security/test_values.py"]
 TESTS += [

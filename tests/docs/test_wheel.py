@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -30,6 +31,7 @@ def test_the_migrations_are_inside_the_wheel(tmp_path, postgres_server):
             ".",
         ],
         cwd=ROOT,
+        env={**os.environ, "PROJECT_URL": "https://example.org/team/jobs_lib"},
         check=True,
     )
     (wheel,) = tmp_path.glob("jobs_lib-*.whl")
@@ -42,6 +44,10 @@ def test_the_migrations_are_inside_the_wheel(tmp_path, postgres_server):
     assert (installed / "jobs_lib" / "devstack" / "kafka.lock").is_file()
     (declared,) = installed.glob("jobs_lib-*.dist-info/entry_points.txt")
     assert "[pytest11]\njobs_lib = jobs_lib.testing.plugin" in declared.read_text()
+    (described,) = installed.glob("jobs_lib-*.dist-info/METADATA")
+    metadata = described.read_text()
+    assert "Project-URL: Source, https://example.org/team/jobs_lib\n" in metadata
+    assert "](docs/" not in metadata
     name = f"wheel_{uuid4().hex[:12]}"
     with psycopg.connect(postgres_server.url, autocommit=True) as admin:
         admin.execute(f"create database {name}")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
-from jobs_lib.executor.lane import ClaimedJob, Lane
-from jobs_lib.executor.limiting.turn import Turn
+from jobs_lib.executor.running.lane_runner import LaneRunner
 from jobs_lib.executor.running.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from jobs_lib.executor.lane import Item
+    from jobs_lib.executor.lane import ClaimedJob, Item, Lane
+    from jobs_lib.executor.limiting.turn import Turn
     from jobs_lib.executor.running.runner import Runner
-
-_YIELD_AFTER = 50
 
 
 class AsyncWorkers:
@@ -41,24 +38,19 @@ class AsyncWorkers:
     ) -> None:
         self.count = count
         self._runner = runner
-        self._limits = limits
         self._starving = starving
-        self._pass_on = pass_on
         self._close = close
-        self._ready: deque[Item | Turn] = deque()
-        self._turns: dict[asyncio.Task[None], Turn] = {}
+        self._lanes: LaneRunner[asyncio.Task[None]] = LaneRunner(
+            runner, limits, pass_on, self._watch, is_async=True
+        )
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._running: dict[asyncio.Task[None], ClaimedJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.ran = 0
-        """The number of jobs that were begun."""
-        self._stopping = False
         self._thread = threading.Thread(
             target=self._serve, name="jobs_lib loop", daemon=True
         )
         self._watchdog = Watchdog(
-            self._running,
+            self._lanes.running,
             call=self._call,
             cancel=self.cancel,
             give_up=self._give_up,
@@ -76,8 +68,7 @@ class AsyncWorkers:
 
     def stop(self) -> None:
         """Cancel running jobs, and wait for them."""
-        self._stopping = True
-        self._ready.clear()
+        self._lanes.stop()
         self._watchdog.stop()
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel_all)
@@ -88,9 +79,14 @@ class AsyncWorkers:
         return self._thread.is_alive() and self._watchdog.is_alive()
 
     @property
+    def ran(self) -> int:
+        """The number of jobs that were begun."""
+        return self._lanes.ran
+
+    @property
     def is_starving(self) -> bool:
         """Whether no job waits to be run."""
-        return not self._ready
+        return not self._lanes.ready
 
     @property
     def idle(self) -> int:
@@ -99,22 +95,14 @@ class AsyncWorkers:
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these in this order: ``first``, or after those that wait."""
-        if first:
-            self._ready.extendleft(reversed(items))
-        else:
-            self._ready.extend(items)
+        self._lanes.put(items, first=first)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._wake_tasks)
         self._watchdog.wake()
 
     def take_back(self) -> list[Item | Turn]:
         """Take everything back that no task has begun."""
-        taken: list[Item | Turn] = []
-        while True:
-            try:
-                taken.append(self._ready.pop())
-            except IndexError:
-                return taken
+        return self._lanes.take_back()
 
     def cancel(self, job: ClaimedJob) -> None:
         """Cancel a running handler."""
@@ -127,22 +115,13 @@ class AsyncWorkers:
             self._loop.call_soon_threadsafe(function)
 
     def _give_up(self, task: asyncio.Task[None], job: ClaimedJob) -> bool:
-        """End an attempt whose handler goes on; False if it has ended meanwhile.
+        given_up = self._lanes.give_up(task, job)
+        if given_up:
+            self._call(self._add_task)
+        return given_up
 
-        The handler cannot be stopped. Its work can no longer commit, because the
-        attempt is over in the database; another task takes its place.
-        """
-        if self._running.pop(task, None) is None:
-            return False
-        job.lane.finished.add(job, self._runner.time_out(job))
-        if turn := self._turns.pop(task, None):
-            turn.abort()
-        if job.group is not None:
-            job.lane.failed = True
-            job.lane.finished.add_lane(job.lane)
-            job.lane.finished.wake()
-        self._call(self._add_task)
-        return True
+    def _watch(self) -> None:
+        self._watchdog.wake()
 
     # The loop's thread
 
@@ -175,7 +154,7 @@ class AsyncWorkers:
         task.add_done_callback(self._tasks.discard)
 
     def _wake_tasks(self) -> None:
-        for _ in range(min(len(self._ready), len(self._idle))):
+        for _ in range(min(len(self._lanes.ready), len(self._idle))):
             waiting = self._idle.popleft()
             if not waiting.done():
                 waiting.set_result(None)
@@ -185,138 +164,58 @@ class AsyncWorkers:
             task.cancel()
 
     def _cancel_one(self, job: ClaimedJob) -> None:
-        for task, running in self._running.items():
+        for task, running in self._lanes.running.items():
             if running is job:
                 task.cancel()
 
     async def _work(self) -> None:
-        while not self._stopping:
+        while not self._lanes.stopping:
             try:
                 await self._work_off()
                 return
             except BaseException as error:
                 # The cancellation was meant for a job, which has ended.
-                if self._stopping:
+                if self._lanes.stopping:
                     raise
                 if not isinstance(error, asyncio.CancelledError):
                     telemetry.emit("thread.ended", thread="jobs_lib loop", error=error)
 
     async def _work_off(self) -> None:
-        ran = 0
-        while not self._stopping:
-            try:
-                item = self._ready.popleft()
-            except IndexError:
-                self._starving()
-                waiting = asyncio.get_running_loop().create_future()
-                self._idle.append(waiting)
+        task = asyncio.current_task()
+        assert task is not None
+        decisions = self._lanes.decide(task)
+        outcome = None
+        try:
+            while True:
                 try:
-                    await waiting
-                except BaseException:
-                    # A handler has cancelled all tasks: nothing must wake this one.
-                    with suppress(ValueError):
-                        self._idle.remove(waiting)
-                    raise
-                continue
-            if isinstance(item, Turn):
-                going = await self._run_turn(item)
-            else:
-                going = await self._run_item(item)
-            if going is None:
-                return  # another task has taken this one's place
-            ran += 1
-            if ran % _YIELD_AFTER == 0:
-                await asyncio.sleep(0)
-
-    async def _run_item(self, item: Item) -> bool | None:
-        if isinstance(item, ClaimedJob):
-            return await self._run(item)
-        return await self._run_lane(item)
-
-    async def _run_turn(self, turn: Turn) -> bool | None:
-        """Run the jobs that wait behind a limit, one after the other."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._turns[task] = turn
-        try:
-            while not self._stopping:
-                item = turn.take()
-                if item is None:
-                    break
-                if await self._run_item(item) is None:
-                    return None
-                if turn.is_long():
-                    self._ready.append(turn)
-                    break
-        except BaseException:
-            if self._turns.pop(task, None):
-                turn.abort()
-            raise
-        self._turns.pop(task, None)
-        return True
-
-    async def _run(self, job: ClaimedJob) -> bool | None:
-        """Run a job; returns whether its group may go on, None if it was given up."""
-        lane = job.lane
-        try:
-            return await self._run_one(job)
+                    job = decisions.send(outcome)
+                except StopIteration:
+                    return
+                if job is None:
+                    await self._wait()
+                    outcome = None
+                    continue
+                outcome = await self._runner.run_async(job)
+                # The cancellation was meant for the job, not for the task.
+                while task.cancelling() and not self._lanes.stopping:
+                    task.uncancel()
         except BaseException as error:
-            # If its outcome is written already, this one changes nothing.
-            if task := asyncio.current_task():
-                self._running.pop(task, None)
-            if not job.timed_out:
-                lane.finished.add(job, self._runner.fail(job, error))
+            # It came from outside, and may have hit this task anywhere.
+            decisions.throw(error)
             raise
 
-    async def _run_one(self, job: ClaimedJob) -> bool | None:
-        job.started, job.began = True, time.monotonic()
-        self.ran += 1
-        if job.lane.is_over():
-            return job.lane.finished.drop(job)
-        if job.cancel_requested:
-            return job.lane.finished.add(job, self._runner.cancelled(job))
-        task = asyncio.current_task()
-        assert task is not None
-        limit = self._limits.get(job.type) if self._limits else None
-        if limit is not None:
-            job.deadline = time.monotonic() + limit
-            self._watchdog.wake()
-        self._running[task] = job
-        outcome = await self._runner.run_async(job)
-        if self._running.pop(task, None) is None:
-            return None
-        # The cancellation was meant for the job, not for the task.
-        while task.cancelling() and not self._stopping:
-            task.uncancel()
-        return job.lane.finished.add(job, outcome)
-
-    async def _run_lane(self, lane: Lane) -> bool | None:
+    async def _wait(self) -> None:
+        if self._lanes.ready:
+            # It has run many: let other tasks have the loop.
+            await asyncio.sleep(0)
+            return
+        self._starving()
+        waiting = asyncio.get_running_loop().create_future()
+        self._idle.append(waiting)
         try:
-            return await self._run_through(lane)
+            await waiting
         except BaseException:
-            lane.failed = True
-            lane.finished.add_lane(lane)
-            lane.finished.wake()
+            # A handler has cancelled all tasks: nothing must wake this one.
+            with suppress(ValueError):
+                self._idle.remove(waiting)
             raise
-
-    async def _run_through(self, lane: Lane) -> bool | None:
-        jobs = lane.jobs
-        while not lane.dropped and not self._stopping:
-            try:
-                job = jobs.popleft()
-            except IndexError:
-                break
-            if not self._runner.is_async(job):
-                jobs.appendleft(job)
-                self._pass_on(lane)
-                return True
-            going = await self._run(job)
-            if going is None:
-                return None
-            if not going:
-                lane.failed = True
-                break
-        lane.finished.add_lane(lane)
-        if lane.failed or not self._ready:
-            lane.finished.wake()
-        return True

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.executor.lane import Lane
+from jobs_lib.executor.lane import get_head
 from jobs_lib.executor.limiting.turn import Turn
 from jobs_lib.executor.running.event_loop import AsyncWorkers
 from jobs_lib.executor.running.runner import Runner
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.executor.lane import ClaimedJob, Finished, Item
+    from jobs_lib.executor.lane import ClaimedJob, Finished, Item, Lane
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
@@ -150,13 +150,13 @@ class WorkerPool:
         others: list[Item | Turn] = []
         for item in [*self._workers.take_back(), *self._loop.take_back()]:
             # A turn holds no jobs itself.
-            if not isinstance(item, Turn) and _head(item).lane.finished is ended:
+            if not isinstance(item, Turn) and get_head(item).lane.finished is ended:
                 ours.append(item)
             else:
                 others.append(item)
         if others:
             self.put(others[::-1])
-        return sorted(ours, key=lambda item: _head(item).id)
+        return sorted(ours, key=lambda item: get_head(item).id)
 
     def cancel(self, job: ClaimedJob) -> None:
         """Cancel a running handler, if it is async."""
@@ -166,7 +166,7 @@ class WorkerPool:
     def _is_async(self, item: Item | Turn) -> bool:
         if isinstance(item, Turn):
             return item.is_async
-        return self._runner.is_async(_head(item))
+        return self._runner.is_async(get_head(item))
 
     def _put_lane(self, lane: Lane) -> None:
         self.put([lane])
@@ -176,7 +176,3 @@ class WorkerPool:
         await self._async_pool.open()
         async with self._async_pool.connection() as connection:
             yield connection
-
-
-def _head(item: Item) -> ClaimedJob:
-    return item.jobs[0] if isinstance(item, Lane) else item
