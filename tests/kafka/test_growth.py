@@ -71,16 +71,7 @@ def send(bootstrap_servers, home, done):
     stop = threading.Event()
 
     def produce() -> None:
-<<<<<<< HEAD
-        # Idempotent: a retry of the first records must not come behind the next ones.
         producer = make_producer(bootstrap_servers)
-=======
-        # It is idempotent: a retry of the first records must not come after the next
-        # ones.
-        producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True}
-        )
->>>>>>> wP
         while not stop.wait(0.005):
             # However slow the machine is, this ends soon after the last record.
             for key in KEYS if sum(counts.values()) - done() < 500 else ():

@@ -9,7 +9,7 @@ import pytest
 
 from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.executor.limiting.turn import Line, Turn
-from jobs_lib.executor.running.threads import ThreadWorkers
+from jobs_lib.executor.running.lane_runner import LaneRunner
 from tests.support.claimed import make_claimed
 
 
@@ -62,26 +62,26 @@ def test_a_turn_counts_as_long_after_fifty_jobs(line):
     assert [line.turn.is_long() for _ in range(100)].index(True) == 49
 
 
-class Interrupted:
-    """Takes the place of a runner: an error from outside ends the thread."""
+class Unused:
+    """Takes the place of a runner that runs nothing."""
 
     has_batches = False
-
-    def run(self, job: ClaimedJob) -> None:
-        """Raise, as if the handler were interrupted."""
-        raise KeyboardInterrupt
 
     def fail(self, job: ClaimedJob, error: BaseException) -> None:
         """Do nothing when the attempt fails."""
 
 
-def test_a_turn_ends_when_an_error_ends_its_thread(line, ends):
-    runner: Any = Interrupted()
-    workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
-    lane = Lane("local/0", 1, None, 1, UUID(int=1), Finished())
-    job = make_claimed(lane)
+def test_a_turn_ends_when_an_error_ends_its_worker(line, ends):
+    runner: Any = Unused()
+    lanes: LaneRunner[int] = LaneRunner(
+        runner, {}, lambda lane: None, lambda: None, is_async=False
+    )
+    job = make_claimed(Lane("local/0", 1, None, 1, UUID(int=1), Finished()))
     line.waiting.append(job)
+    lanes.put([line.turn], first=False)
+    decisions = lanes.decide(1)
+    assert next(decisions) is job
     with pytest.raises(KeyboardInterrupt):
-        workers._run_turn(line.turn)
+        decisions.throw(KeyboardInterrupt())
     assert ends == [("a", True)]
-    assert not workers._turns
+    assert not lanes.turns

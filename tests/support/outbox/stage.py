@@ -204,14 +204,9 @@ class Stage:
     def pause_until_fenced(self, *pods: str) -> None:
         """Pause one relay after another until the broker has refused one of them.
 
-<<<<<<< HEAD
         A relay that stands still for longer than its records may wait gives them up
         itself, before the broker can refuse them. Then PostgreSQL says that another
         relay has its shard, or has ended its session: a take-over does so.
-=======
-        A relay that stands still for longer than its records may wait gives them up by
-        itself. Then PostgreSQL refuses it, because another relay has its shard.
->>>>>>> wP
         """
         noticed = "^fenced by|^failed relay"
         for pod in pods:
