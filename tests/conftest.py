@@ -103,6 +103,12 @@ def nothing_fails_unsaid(request: pytest.FixtureRequest) -> Iterator[None]:
         )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_options() -> None:
+    """Keep the options of this run from a pytest that a test starts."""
+    os.environ.pop("PYTEST_ADDOPTS", None)
+
+
 @pytest.fixture(autouse=True)
 def fresh_settings() -> Iterator[None]:
     """Keep what a test puts into the environment from the next test."""
