@@ -321,6 +321,38 @@ def test_a_finished_job_is_kept_for_the_days_of_its_type_however_it_ended(
     ), kept
 
 
+@pytest.mark.guarantee("J17")
+def test_jobs_that_end_with_an_own_transaction_are_kept_for_the_days_of_their_types(
+    database_url, connect, wait_for
+):
+    app = make_app(database_url)
+
+    @app.job(group="group", history=timedelta(days=3))
+    def plain(job: Job, group: str) -> None: ...
+
+    @app.job(group="group", history=timedelta(days=30))
+    def own(job: Job, group: str) -> None:
+        # It also completes the jobs of its group that ran before it.
+        with job.transaction():
+            pass
+
+    admin = connect(autocommit=True)
+    before = today(admin)
+    with psycopg.connect(database_url) as connection:
+        for kind in (plain, own):
+            kind.enqueue(connection, group="g")
+    with running(app, "executor"):
+        wait_for(lambda: count(admin, "jobs") == 0, what="both have ended")
+    kept = admin.execute(
+        "select type, keep_until from jobs_lib.history order by 1"
+    ).fetchall()
+    # At midnight the day of the end may be the next one.
+    assert any(
+        kept == [("own", day + timedelta(30)), ("plain", day + timedelta(3))]
+        for day in (before, today(admin))
+    ), kept
+
+
 def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkeypatch):
     from jobs_lib.backoff import Retry
 

@@ -213,6 +213,25 @@ def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
     assert scene.effects() == [job]
 
 
+@pytest.mark.guarantee("I12", "FP16")
+def test_a_take_over_waits_for_a_consumer_that_is_committing(scene):
+    pod, heir = scene.pod(), scene.pod()
+    taking = {**scene.taking(pod), "role": "consume:readers"}
+    partition = {"group": "readers", "topic": "local", "partition": 1}
+    scene.send(scene.admin, "make_origins", taking)
+    ((_, epoch),) = scene.send(scene.admin, "take_origins", taking)
+    place = {"group": "readers", "topics": ["local"], "partitions": [1]}
+    scene.send(scene.admin, "make_offsets", place)
+    consumer = scene.begin()
+    moved = {"owner": pod.id, "epoch": epoch, "expected": None, "next_offset": 5}
+    scene.send(consumer, "advance_offset", partition | moved)
+    taking["owner"] = heir.id
+    assert scene.waits(scene.connect(), "lock_origins", taking)
+    consumer.commit()
+    assert not scene.waits(scene.connect(), "lock_origins", taking)
+    assert scene.send(scene.admin, "read_offsets", place) == [("local", 1, 5)]
+
+
 @pytest.mark.expects("jobs.fenced")
 @pytest.mark.parametrize("late", [True, False], ids=["settled", "unsettled"])
 def test_a_timed_out_attempt_commits_before_its_time_out_is_written_or_never(
