@@ -262,7 +262,12 @@ class Settings(BaseSettings):
         0, ge=0, description="Jobs after which a process ends so; 0 for no limit."
     )
     consumer_block: int = Field(
-        200, ge=1, le=10_000, description="Records handled in one transaction."
+        200, ge=1, le=10_000, description="The most records handled in one transaction."
+    )
+    consumer_block_seconds: Seconds = Field(
+        1.0,
+        description="A consumer commits after the record during which so many seconds "
+        "are over, so that a partition can move soon.",
     )
     history_days: int = Field(
         1,

@@ -5,35 +5,39 @@ pauses partitions that are far ahead. Worker threads take a partition each, appl
 block, and move the offset in the same transaction under the fence. Offsets in the
 database win over Kafka's: they are committed to Kafka later, so Kafka's may lag but
 never lead.
+
+The offset in the database may change behind the process: an operator sets it, or a
+server takes over that lacks the last commits. So the process reads it again after each
+lost connection, and with each heartbeat, and goes on from where it is.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import psycopg
+from uuid import uuid4
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import RECONNECT
+from jobs_lib.consuming.progress import Progress, get_offset
+from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
-from jobs_lib.postgres.database import BEGIN, fenced
+from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from uuid import UUID
 
+    import psycopg
     from confluent_kafka import Message
 
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
     from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.session import Session
     from jobs_lib.telemetry.liveness import Pulse
 
 _COMMIT_PAUSE = 1.0
@@ -41,26 +45,10 @@ _READ_AHEAD = 4
 """Blocks that may wait in memory before the partition is paused."""
 _LAST_SECONDS = 1.0
 """Seconds for each thread to end, after its partitions were released."""
-
-
-@dataclass(slots=True, eq=False)
-class Progress:
-    """One owned partition."""
-
-    partition: Partition
-    epoch: int
-    stored: int | None
-    """The offset in the database; None if nothing was applied yet."""
-    waiting: deque[Message] = field(default_factory=deque)
-    reading: bool = False
-    """Set once the client reads from the stored offset: earlier records are useless."""
-    unsure: bool = False
-    """Set when a commit's answer was lost: the offset must be read again first."""
-    paused: bool = False
-    busy: bool = False
-    leaving: bool = False
-    failures: int = 0
-    retry_at: float = 0.0
+_MOVED = "JB004"
+"""The offset is no longer where this process left it."""
+_ENDED = "JB003"
+"""A handler has ended the transaction of its block."""
 
 
 class Consumer:
@@ -74,18 +62,37 @@ class Consumer:
         owner: UUID,
         *,
         block: int,
+        block_seconds: float,
+        heartbeat: float,
         threads: int = 2,
     ) -> None:
+        """Prepare to consume.
+
+        Args:
+            database: holds the offsets, and what handlers change.
+            member: of the consumer group.
+            declared: what to do with the records of each topic.
+            owner: the process that owns the partitions.
+            block: the most records of a block.
+            block_seconds: a block ends after the record during which they are over.
+            heartbeat: seconds between two looks at the offsets in the database.
+            threads: the number of threads that apply blocks.
+        """
         self.group = member.group
         self._database = database
         self._member = member
         self._declared = {one.topic: one for one in declared}
         self._owner = owner
         self._block = block
+        self._block_seconds = block_seconds
+        self._heartbeat = heartbeat
+        self._looked_at = 0.0
+        """When the offsets in the database were last compared with ours."""
         self._partitions: dict[Partition, Progress] = {}
         self._changed = threading.Condition()
-        self._uncommitted: dict[Partition, int] = {}
-        self._committed_at = 0.0
+        self._untold: dict[Partition, int] = {}
+        """Offsets that Kafka has not acknowledged yet."""
+        self._told_at = 0.0
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -123,12 +130,16 @@ class Consumer:
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
         with self._database.connect(name, impatient=True) as connection:
-            stored = self._read_offsets(connection, list(parts))
+            stored = self._read_offsets(connection, list(parts), make=True)
         with self._changed:
             for partition, epoch in parts.items():
+                at = stored.get(partition)
                 self._partitions[partition] = Progress(
-                    partition, epoch, stored.get(partition)
+                    partition, epoch, at, size=self._block
                 )
+                # The owner before may have ended between its two commits.
+                if at is not None:
+                    self._untold[partition] = at
         for partition in parts:
             self._member.begin(partition, stored.get(partition))
 
@@ -143,9 +154,11 @@ class Consumer:
             self._changed.wait_for(
                 lambda: not any(progress.busy for progress in leaving), timeout
             )
+        self._commit_to_kafka(now=True)
+        with self._changed:
             for partition in parts:
                 self._partitions.pop(partition, None)
-        self._commit_to_kafka(now=True)
+                self._untold.pop(partition, None)
 
     # The member's side, in the poll thread
 
@@ -164,6 +177,13 @@ class Consumer:
             if progress := self._partitions.get(partition):
                 progress.reading = True
 
+    def committed(self, offsets: Mapping[Partition, int]) -> None:
+        """Note that Kafka has these offsets now."""
+        with self._changed:
+            for partition, offset in offsets.items():
+                if self._untold.get(partition) == offset:
+                    del self._untold[partition]
+
     def received(self, messages: list[Message]) -> None:
         """Queue records for the workers; pause partitions that are far ahead."""
         with self._changed:
@@ -171,6 +191,12 @@ class Consumer:
                 partition = (message.topic() or "", message.partition() or 0)
                 progress = self._partitions.get(partition)
                 if progress is None or progress.leaving or not progress.reading:
+                    continue
+                # A topic that was cut or made anew begins below the stored offset.
+                if (
+                    progress.stored is not None
+                    and get_offset(message) < progress.stored
+                ):
                     continue
                 progress.waiting.append(message)
                 if (
@@ -187,7 +213,13 @@ class Consumer:
         """Apply blocks; an error of a handler is noted for its partition alone."""
         loop = self._loops[number]
         with self._database.connect(loop.name) as connection:
+            # A handler that rolls back must not go on outside of any transaction.
+            connection.autocommit = False
+            # Nobody knows what was committed on the last one, or what a server has
+            # that took over.
+            self._doubt_all()
             while not self._stopping.is_set():
+                self._look_at_offsets(connection)
                 progress = self._take()
                 if progress is None:
                     loop.pulse.beat()
@@ -210,7 +242,10 @@ class Consumer:
             ready = [
                 progress
                 for progress in self._partitions.values()
-                if progress.waiting and not progress.busy and progress.retry_at <= now
+                if not progress.busy
+                and not progress.leaving
+                and (progress.in_doubt or progress.waiting)
+                and progress.retry_at <= now
             ]
             if not ready:
                 self._changed.wait(0.1)
@@ -223,44 +258,27 @@ class Consumer:
             )
             return progress
 
-    def _apply(self, connection: psycopg.Connection[Any], progress: Progress) -> None:
-        if progress.unsure:
-            progress.stored = self._read_offsets(connection, [progress.partition]).get(
-                progress.partition
-            )
-            progress.unsure = False
-        # After a failure apply single records, so that good ones before it go in.
-        size = 1 if progress.failures else self._block
+    def _apply(self, connection: Session[Any], progress: Progress) -> None:
+        if progress.in_doubt:
+            self._settle_doubt(connection, progress)
         with self._changed:
-            block = [
-                progress.waiting[i] for i in range(min(size, len(progress.waiting)))
-            ]
-        stored = progress.stored
-        fresh = [m for m in block if stored is None or (m.offset() or 0) >= stored]
-        if fresh and not self._prepare(progress, fresh):
+            block = progress.choose()
+        if not block or not self._prepare(progress, block):
             return
         try:
-            if fresh:
-                self._commit_block(connection, progress, fresh)
-        except FencedError as error:
-            connection.rollback()
-            progress.leaving = True
-            telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
-        except psycopg.OperationalError:
-            # Nobody knows whether the commit went through.
-            progress.unsure = True
-            raise
+            applied = self._commit_block(connection, progress, block)
         except BaseException as error:
+            connection.is_lent = False
+            if connection.closed:
+                self._note_loss(progress, block, error)
+                raise
             connection.rollback()
-            self._note_failure(progress, fresh, error)
+            self._note_error(progress, block, error)
             return
         with self._changed:
-            if progress.leaving:
-                progress.waiting.clear()
-                return
-            for _ in block:
-                progress.waiting.popleft()
-            progress.failures = 0
+            # Once it is to leave, nothing waits any more.
+            if not progress.leaving:
+                progress.move(get_offset(block[applied - 1]) + 1, applied)
             if progress.paused and len(progress.waiting) < self._block:
                 progress.paused = False
                 self._member.resume(progress.partition)
@@ -270,31 +288,42 @@ class Consumer:
         try:
             self._declared[progress.partition[0]].prepare(block)
         except RecordError as error:
-            self._note_failure(progress, block, error)
+            self._note_failure(progress, block, None, error)
         except JobsError as error:
             # A server does not answer, such as the registry: not the record's fault.
-            progress.failures += 1
-            progress.retry_at = time.monotonic() + RECONNECT.delay(progress.failures)
+            progress.wait_longer()
             telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
         else:
             return True
         return False
 
     def _commit_block(
-        self,
-        connection: psycopg.Connection[Any],
-        progress: Progress,
-        block: list[Message],
-    ) -> None:
+        self, connection: Session[Any], progress: Progress, block: list[Message]
+    ) -> int:
+        """Apply a block and move the offset; returns the number of records applied."""
         topic, number = progress.partition
-        following = (block[-1].offset() or 0) + 1
-        origin = f"{topic}/{number}"
-        connection.execute(BEGIN)
-        self._declared[topic].apply(connection, block)
+        mark = uuid4().hex
+        until = time.monotonic() + self._block_seconds
+        with connection.pipeline():
+            connection.execute(
+                self._database.queries["begin_block"], {"block": mark}, prepare=True
+            )
+        connection.is_lent = True
+        applied = self._declared[topic].apply(
+            connection,
+            block,
+            lambda: not progress.leaving and time.monotonic() < until,
+        )
+        connection.is_lent = False
         if telemetry.listened("records.applied"):
             telemetry.emit(
-                "records.applied", group=self.group, origin=origin, count=len(block)
+                "records.applied",
+                group=self.group,
+                origin=progress.origin,
+                count=applied,
             )
+        last = block[applied - 1]
+        following = get_offset(last) + 1
         # One round trip: if the offset is refused, the server rolls back.
         with fenced(), connection.pipeline():
             connection.execute(
@@ -307,60 +336,155 @@ class Consumer:
                     "epoch": progress.epoch,
                     "expected": progress.stored,
                     "next_offset": following,
+                    "appended_ms": last.timestamp()[1],
+                    "block": mark,
                 },
                 prepare=True,
             )
             connection.execute("commit")
-        progress.stored = following
         if telemetry.listened("records.committed"):
             telemetry.emit(
                 "records.committed",
                 group=self.group,
-                origin=origin,
+                origin=progress.origin,
                 next_offset=following,
             )
         with self._changed:
-            self._uncommitted[progress.partition] = following
+            self._untold[progress.partition] = following
+        return applied
 
-    def _note_failure(
+    # When it fails
+
+    def _note_error(
         self, progress: Progress, block: list[Message], error: BaseException
     ) -> None:
-        """Stop the partition at this record until it can be applied; others go on."""
-        progress.failures += 1
-        alone = len(block) == 1
-        if alone:
-            topic, number = progress.partition
-            progress.retry_at = time.monotonic() + RECONNECT.delay(progress.failures)
+        """Note why a block was undone; the connection still works."""
+        if isinstance(error, BlockError):
+            self._note_failure(progress, block, error.index, error.error)
+        elif getattr(error, "sqlstate", None) == _MOVED:
+            progress.in_doubt = True
+        elif isinstance(error, FencedError):
+            progress.leaving = True
+            telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
+        elif getattr(error, "sqlstate", None) == _ENDED:
+            self._note_failure(
+                progress,
+                block,
+                None,
+                RecordError(
+                    "its handler has ended the transaction: leave commit and rollback "
+                    "to jobs_lib, and wrap what may fail in `with conn.transaction():`"
+                ),
+            )
+        else:
+            self._note_failure(progress, block, None, error)
+
+    def _note_loss(
+        self, progress: Progress, block: list[Message], error: BaseException
+    ) -> None:
+        """Note a lost connection: the record is to blame only if it happens again."""
+        first = get_offset(block[0])
+        if progress.lost_at == first and isinstance(error, BlockError):
+            self._note_failure(progress, block, error.index, error.error)
+        progress.lost_at = first
+
+    def _note_failure(
+        self,
+        progress: Progress,
+        block: list[Message],
+        index: int | None,
+        error: BaseException,
+    ) -> None:
+        """Stop the partition at a record until it can be applied; others go on."""
+        if progress.note_failure(block, index):
             telemetry.emit(
                 "record.failed",
                 group=self.group,
-                origin=f"{topic}/{number}",
-                offset=block[0].offset(),
+                origin=progress.origin,
+                offset=progress.failed,
                 error=describe(error),
             )
 
-    def _commit_to_kafka(self, now: bool = False) -> None:
+    # Where the offsets are
+
+    def _doubt_all(self) -> None:
+        """Read all offsets again before anything else is applied."""
         with self._changed:
-            if not self._uncommitted or (
-                not now and time.monotonic() - self._committed_at < _COMMIT_PAUSE
+            for progress in self._partitions.values():
+                progress.in_doubt = True
+
+    def _look_at_offsets(self, connection: Session[Any]) -> None:
+        """Notice offsets that somebody has moved, once in a heartbeat."""
+        with self._changed:
+            now = time.monotonic()
+            if now < self._looked_at + self._heartbeat:
+                return
+            self._looked_at = now
+            ours = {
+                one.partition: one.stored
+                for one in self._partitions.values()
+                if not (one.busy or one.leaving or one.in_doubt)
+            }
+        if not ours:
+            return
+        stored = self._read_offsets(connection, list(ours))
+        with self._changed:
+            for partition, before in ours.items():
+                progress = self._partitions.get(partition)
+                # A block that was committed meanwhile has moved it, too.
+                if progress is None or progress.busy or progress.stored != before:
+                    continue
+                progress.in_doubt |= stored.get(partition) != before
+
+    def _settle_doubt(self, connection: Session[Any], progress: Progress) -> None:
+        """Go on from the offset in the database, wherever it is."""
+        found = self._read_offsets(connection, [progress.partition], make=True)
+        stored = found.get(progress.partition)
+        with self._changed:
+            progress.in_doubt = False
+            if progress.continues_at(stored):
+                return
+            before = progress.stored
+            progress.start_again(stored)
+        telemetry.emit(
+            "offset.moved",
+            group=self.group,
+            origin=progress.origin,
+            before=before,
+            next_offset=stored,
+        )
+        self._member.begin(progress.partition, stored)
+
+    def _commit_to_kafka(self, now: bool = False) -> None:
+        """Tell Kafka the offsets, again and again until it has acknowledged them."""
+        with self._changed:
+            if not self._untold or (
+                not now and time.monotonic() - self._told_at < _COMMIT_PAUSE
             ):
                 return
-            offsets, self._uncommitted = self._uncommitted, {}
-            self._committed_at = time.monotonic()
+            offsets = dict(self._untold)
+            self._told_at = time.monotonic()
         self._member.commit(offsets)
 
     def _read_offsets(
-        self, connection: psycopg.Connection[Any], partitions: list[Partition]
+        self,
+        connection: psycopg.Connection[Any],
+        partitions: list[Partition],
+        *,
+        make: bool = False,
     ) -> dict[Partition, int]:
+        """Read stored offsets; ``make`` adds the rows that are missing."""
         parameters = {
             "group": self.group,
             "topics": [topic for topic, _ in partitions],
             "partitions": [number for _, number in partitions],
         }
-        connection.execute(self._database.queries["make_offsets"], parameters)
-        rows = connection.execute(
-            self._database.queries["read_offsets"], parameters
-        ).fetchall()
+        with connection.transaction():
+            if make:
+                connection.execute(self._database.queries["make_offsets"], parameters)
+            rows = connection.execute(
+                self._database.queries["read_offsets"], parameters
+            ).fetchall()
         return {(topic, number): at for topic, number, at in rows if at is not None}
 
 

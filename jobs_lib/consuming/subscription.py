@@ -31,6 +31,22 @@ if TYPE_CHECKING:
 V = TypeVar("V", default=Any)
 
 TYPE_HEADER = "ce_type"
+# As in libpq, whose enum would load psycopg where consumers are only declared.
+_IN_TRANSACTION, _FAILED_TRANSACTION = 2, 3
+
+
+class BlockError(Exception):
+    """A record of a block cannot be applied.
+
+    Attributes:
+        index: of the record in the block; None if that is not known.
+        error: says why.
+    """
+
+    def __init__(self, index: int | None, error: BaseException) -> None:
+        super().__init__(index, error)
+        self.index = index
+        self.error = error
 
 
 class Subscription:
@@ -118,18 +134,47 @@ class Subscription:
                 except ValueError as error:
                     raise _unreadable(message, error) from None
 
-    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
-        """Apply a block of one partition, in order, in the open transaction."""
+    def apply(
+        self,
+        connection: Connection,
+        messages: Sequence[Message],
+        may_go_on: Callable[[], bool],
+    ) -> int:
+        """Apply a block of one partition, in order, in the open transaction.
+
+        Args:
+            connection: with the transaction of the block.
+            messages: the records of the block.
+            may_go_on: asked after each record; if it returns False, the block ends.
+
+        Returns the number of records that were applied.
+
+        Raises:
+            BlockError: a record cannot be applied.
+        """
         if self._applier is not None:
-            self._applier(connection, messages)
-            return
-        for message in messages:
-            function, decoder = self._choose(message)
-            record = make_record(message, decode(message, decoder))
-            with handling(record.origin):
-                left = function(record, connection)
-                if left is not None:
-                    refuse_lazy(left, f"the consumer of {self.topic!r}")
+            try:
+                self._applier(connection, messages)
+            except BaseException as error:
+                raise BlockError(None, error) from error
+            return len(messages)
+        for index, message in enumerate(messages):
+            try:
+                self._handle(connection, message)
+            except BaseException as error:
+                raise BlockError(index, error) from error
+            if not may_go_on():
+                return index + 1
+        return len(messages)
+
+    def _handle(self, connection: Connection, message: Message) -> None:
+        function, decoder = self._choose(message)
+        record = make_record(message, decode(message, decoder))
+        with handling(record.origin):
+            left = function(record, connection)
+            if left is not None:
+                refuse_lazy(left, f"the consumer of {self.topic!r}")
+        _check_transaction(connection, message)
 
     @property
     def _decoders(self) -> list[Decoder]:
@@ -149,6 +194,28 @@ class Subscription:
                 "declare a consumer for it"
             )
         return chosen
+
+
+def _check_transaction(connection: Connection, message: Message) -> None:
+    """Refuse to go on where a handler has broken or ended the block's transaction.
+
+    Raises:
+        RecordError: a statement failed in it, or it is over.
+    """
+    status = connection.info.transaction_status
+    if status == _IN_TRANSACTION:
+        return
+    if status == _FAILED_TRANSACTION:
+        raise RecordError(
+            f"a statement failed for the record at {describe(message)}, and its "
+            "handler went on: the transaction is lost. To try a statement that may "
+            "fail, wrap it in `with conn.transaction():`, which is a savepoint"
+        )
+    raise RecordError(
+        f"the handler has ended the transaction of the record at {describe(message)}: "
+        "leave commit and rollback to jobs_lib. To undo a part, wrap it in "
+        "`with conn.transaction():`, which is a savepoint"
+    )
 
 
 def decode(message: Message, decoder: Decoder) -> Any:

@@ -42,6 +42,7 @@ _NO_ANSWER = {
 }
 OnRefused = Callable[[AccessError], None]
 """Called each time the brokers refuse a client that tries to connect."""
+OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 """The beginning of a log line: kind, client, and thread, one for each broker."""
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
@@ -53,14 +54,25 @@ def _log(refusal: AccessError) -> None:
 
 
 def make_consumer(
-    settings: Settings, group: str, on_refused: OnRefused = _log
+    settings: Settings,
+    group: str,
+    on_refused: OnRefused = _log,
+    on_commit: OnCommit | None = None,
 ) -> Consumer:
     """Make a consumer of ``group`` whose client id is the pod's name.
+
+    Args:
+        settings: where the brokers are.
+        group: the consumer group.
+        on_refused: called when the brokers refuse the client.
+        on_commit: called with the result of each commit of offsets.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_consumer(settings, group)
+    if on_commit is not None:
+        configuration["on_commit"] = on_commit
     return cast(
         "Consumer",
         _make(Consumer, configuration, settings, _on_error(settings, on_refused)),

@@ -62,6 +62,9 @@ class MemberListener(Protocol):
     def received(self, messages: list[Message]) -> None:
         """Take records that arrived."""
 
+    def committed(self, offsets: dict[Partition, int]) -> None:
+        """Note that the broker has acknowledged these offsets of the group."""
+
 
 class GroupMember:
     """One member of a consumer group."""
@@ -157,7 +160,10 @@ class GroupMember:
         )
 
     def commit(self, offsets: dict[Partition, int]) -> None:
-        """Commit offsets to Kafka, for lag tools and gates, without waiting for it."""
+        """Commit offsets to Kafka, for lag tools and gates, without waiting for it.
+
+        Listeners learn of those that were acknowledged.
+        """
         places = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
 
         def commit(consumer: Consumer) -> bool:
@@ -193,7 +199,9 @@ class GroupMember:
 
     def _be_member(self) -> Iterator[None]:
         """Poll until this member should leave."""
-        consumer = make_consumer(self._settings, self.group, self._report_refusal)
+        consumer = make_consumer(
+            self._settings, self.group, self._report_refusal, self._on_commit
+        )
         try:
             consumer.subscribe(
                 self.topics,
@@ -262,6 +270,17 @@ class GroupMember:
     def _report(self, error: BaseException) -> None:
         """Report an error and go on: a lost permission may be granted again."""
         telemetry.emit("loop.failed", loop=self._loop.name, error=error)
+
+    def _on_commit(
+        self, error: KafkaError | None, partitions: list[TopicPartition]
+    ) -> None:
+        if error is not None:
+            return  # the offsets are committed again
+        done = {
+            (at.topic, at.partition): at.offset for at in partitions if not at.error
+        }
+        for listener in self._listeners:
+            listener.committed(done)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:

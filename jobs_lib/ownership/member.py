@@ -55,6 +55,9 @@ class MemberSource(Source):
     def received(self, messages: list[Message]) -> None:
         """Do nothing: the consumer applies records."""
 
+    def committed(self, offsets: dict[Partition, int]) -> None:
+        """Do nothing: the consumer keeps the offsets."""
+
 
 def _origins(partitions: Iterable[Partition]) -> list[str]:
     return [f"{topic}/{number}" for topic, number in partitions]

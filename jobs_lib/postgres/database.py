@@ -122,7 +122,7 @@ class Database:
 
     def connect(
         self, name: str, *, direct: bool = False, impatient: bool = False
-    ) -> psycopg.Connection[TupleRow]:
+    ) -> Session[TupleRow]:
         """Open a connection in autocommit mode; operators see ``name``.
 
         Args:

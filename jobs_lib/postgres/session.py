@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg.rows import Row
 
+from jobs_lib.errors import JobsError
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -27,6 +29,34 @@ class Session(psycopg.Connection[Row]):
     """Seconds; None while the handler itself decides how long it waits."""
     server: int | None = None
     """The server that answers, once known; see the query ``read_server``."""
+    is_lent: bool = False
+    """Whether a handler has it, whose transaction the library commits."""
+
+    def commit(self) -> None:
+        """Commit the transaction, unless that is the library's task.
+
+        Raises:
+            JobsError: a handler has the connection.
+        """
+        self._refuse("commit")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Roll the transaction back, unless that is the library's task.
+
+        Raises:
+            JobsError: a handler has the connection.
+        """
+        self._refuse("rollback")
+        super().rollback()
+
+    def _refuse(self, what: str) -> None:
+        if self.is_lent:
+            raise JobsError(
+                f"conn.{what}() in a handler: its transaction also holds the effects "
+                "of other records and their offset, and jobs_lib ends it. To undo a "
+                "part, wrap it in `with conn.transaction():`, which is a savepoint"
+            )
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""

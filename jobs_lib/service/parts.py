@@ -101,6 +101,8 @@ class PartMaker:
             declared,
             self.process.id,
             block=settings.consumer_block,
+            block_seconds=settings.consumer_block_seconds,
+            heartbeat=settings.heartbeat_interval,
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)

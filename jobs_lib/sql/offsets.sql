@@ -13,10 +13,14 @@ join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
     using (topic, partition)
 where o.consumer_group = %(group)s
 
+-- name: begin_block
+-- A rollback undoes this setting, so that `advance_offset` notices it.
+select set_config('jobs_lib.block', %(block)s, true)
+
 -- name: advance_offset
 select {schema}.advance_offset(
     %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
-    %(next_offset)s
+    %(next_offset)s, to_timestamp(%(appended_ms)s / 1000.0), %(block)s
 )
 
 -- name: forget_gone_keys

@@ -42,6 +42,8 @@
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
+    offset.moved       group, origin, before,        somebody has set it, or commits
+                       next_offset                   were lost: it goes on from there
     loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
     transaction.old    kind, who, application,       dead rows pile up behind it;
@@ -103,6 +105,7 @@ _LOGGED = {
     "ticks.dropped": logging.WARNING,
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
+    "offset.moved": logging.WARNING,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,

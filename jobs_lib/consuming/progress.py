@@ -1,0 +1,130 @@
+"""One owned partition: the records that wait in memory, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jobs_lib.backoff import RECONNECT
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from jobs_lib.kafka.member import Partition
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """One owned partition.
+
+    ``failed`` and ``search_until`` limit the next block after a failure, so that each
+    good record of the block is handled once more at the most.
+    """
+
+    partition: Partition
+    epoch: int
+    stored: int | None
+    """The offset in the database; None if nothing was applied yet."""
+    waiting: deque[Message] = field(default_factory=deque)
+    reading: bool = False
+    """Set once the client reads from the stored offset: earlier records are useless."""
+    in_doubt: bool = False
+    """Set when the offset in the database may be another one: read it again first."""
+    paused: bool = False
+    busy: bool = False
+    leaving: bool = False
+    size: int = 1
+    """The most records of the next block."""
+    failed: int | None = None
+    """The offset of a record that has failed; it is tried alone."""
+    search_until: int | None = None
+    """A record below this offset has failed; each is tried alone until it is found."""
+    failures: int = 0
+    """Failed attempts in a row."""
+    retry_at: float = 0.0
+    lost_at: int | None = None
+    """The offset of the first record of the block that lost its connection."""
+
+    @property
+    def origin(self) -> str:
+        """The partition as ``topic/partition``."""
+        topic, number = self.partition
+        return f"{topic}/{number}"
+
+    def choose(self) -> list[Message]:
+        """The records of the next block, which stay in the queue."""
+        size = min(self.size, len(self.waiting))
+        if not size:
+            return []
+        first = get_offset(self.waiting[0])
+        if self.search_until is not None and first >= self.search_until:
+            self.search_until = None
+        if self.failed is not None and first > self.failed:
+            self.failed = None
+        if self.search_until is not None:
+            size = 1
+        block: list[Message] = []
+        for message in self.waiting:
+            if self.failed is not None and get_offset(message) >= self.failed:
+                # The good ones before it go in first, and then it is tried alone.
+                return block or [message]
+            block.append(message)
+            if len(block) == size:
+                break
+        return block
+
+    def note_failure(self, block: list[Message], index: int | None) -> bool:
+        """Note a failed block; returns whether its first record is known to fail.
+
+        Args:
+            block: the records of the block.
+            index: of the record that has failed; None if that is not known.
+        """
+        if index is None and len(block) > 1:
+            self.search_until = get_offset(block[-1]) + 1
+            return False
+        self.failed = get_offset(block[index or 0])
+        if index:
+            return False
+        self.wait_longer()
+        return True
+
+    def wait_longer(self) -> None:
+        """Let the partition wait before its next attempt, longer after each one."""
+        self.failures += 1
+        self.retry_at = time.monotonic() + RECONNECT.delay(self.failures)
+
+    def move(self, stored: int, count: int) -> None:
+        """Note that so many waiting records are applied and committed."""
+        for _ in range(count):
+            self.waiting.popleft()
+        self.stored = stored
+        self.failures = 0
+        self.lost_at = None
+
+    def start_again(self, stored: int | None) -> None:
+        """Drop everything that waits; the client must seek to ``stored``."""
+        self.waiting.clear()
+        self.reading = False
+        self.stored = stored
+        self.failed = self.search_until = self.lost_at = None
+        self.failures, self.retry_at = 0, 0.0
+
+    def continues_at(self, stored: int | None) -> bool:
+        """Whether the waiting records go on from there; drops those before it."""
+        if stored is None or self.stored is None or stored < self.stored:
+            return stored == self.stored
+        while self.waiting and get_offset(self.waiting[0]) < stored:
+            self.waiting.popleft()
+        # An empty queue may have lost records that lay before the new offset.
+        if stored != self.stored and not self.waiting:
+            return False
+        self.stored = stored
+        return True
+
+
+def get_offset(message: Message) -> int:
+    """Get a message's offset."""
+    return message.offset() or 0
