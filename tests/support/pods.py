@@ -63,6 +63,11 @@ def read_owners(admin: Any, role: str) -> dict[str, set[str]]:
     return {pod: set(origins) for pod, origins in rows.fetchall()}
 
 
+def read_shares(admin: Any, role: str) -> dict[str, int]:
+    """How many origins each pod has in a role."""
+    return {pod: len(origins) for pod, origins in read_owners(admin, role).items()}
+
+
 def count_shares(admin: Any, role: str) -> list[int]:
     """How many origins each process has in a role, without processes that have none."""
     rows = admin.execute(
