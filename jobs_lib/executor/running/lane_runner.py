@@ -171,7 +171,8 @@ class LaneRunner(Generic[WorkerId]):
                     then = yield from self._run_lane(item, worker)
                 if then is Then.LEAVE:
                     return then
-                if self.ready and turn.is_long():
+                # A task also ends a long turn for the sake of its event loop.
+                if (self.ready or self._is_async) and turn.is_long():
                     self.ready.append(turn)
                     break
         except BaseException:
