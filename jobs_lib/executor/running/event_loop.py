@@ -41,7 +41,7 @@ class AsyncWorkers:
         self._starving = starving
         self._close = close
         self._lanes: LaneRunner[asyncio.Task[None]] = LaneRunner(
-            runner, limits, pass_on, self._watch, is_async=True
+            runner, limits, pass_on, lambda: self._watchdog.wake(), is_async=True
         )
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,9 +120,6 @@ class AsyncWorkers:
             self._call(self._add_task)
         return given_up
 
-    def _watch(self) -> None:
-        self._watchdog.wake()
-
     # The loop's thread
 
     def _serve(self) -> None:
@@ -200,9 +197,9 @@ class AsyncWorkers:
                 while task.cancelling() and not self._lanes.stopping:
                     task.uncancel()
         except BaseException as error:
-            # It came from outside, and may have hit this task anywhere.
+            # It came from outside, and may have hit this task anywhere. It is raised
+            # again from there.
             decisions.throw(error)
-            raise
 
     async def _wait(self) -> None:
         if self._lanes.ready:

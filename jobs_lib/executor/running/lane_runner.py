@@ -122,7 +122,8 @@ class LaneRunner(Generic[WorkerId]):
         if turn := self.turns.pop(worker, None):
             turn.abort()
         if job.group is not None:
-            _end(job.lane)
+            job.lane.failed = True
+            job.lane.finished.end_lane(job.lane)
         return True
 
     def decide(
@@ -236,13 +237,7 @@ class LaneRunner(Generic[WorkerId]):
             if lane.failed or not self.ready:
                 lane.finished.wake()
         except BaseException:
-            _end(lane)
+            lane.failed = True
+            lane.finished.end_lane(lane)
             raise
         return Then.GO_ON
-
-
-def _end(lane: Lane) -> None:
-    """End a lane whose group must wait for the outcome of its last job."""
-    lane.failed = True
-    lane.finished.add_lane(lane)
-    lane.finished.wake()

@@ -147,9 +147,9 @@ class ThreadWorkers:
                 else:
                     outcome = run(job)
         except BaseException as error:
-            # It came from outside, and may have hit this thread anywhere.
+            # It came from outside, and may have hit this thread anywhere. It is raised
+            # again from there.
             decisions.throw(error)
-            raise
 
     def _wait(self) -> None:
         self._starving()
