@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 import pytest
 
 from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.executor.limiting.turn import Line, Turn
-from jobs_lib.executor.running.lane_runner import LaneRunner
+from jobs_lib.executor.running.event_loop import AsyncWorkers
 from jobs_lib.executor.running.threads import ThreadWorkers
 from tests.support.claimed import make_claimed
 
@@ -90,19 +92,30 @@ def test_a_turn_ends_when_an_error_ends_its_thread(line, ends, lane):
     with pytest.raises(KeyboardInterrupt):
         workers._work_off()
     assert ends == [("a", True)]
-    assert not workers._lanes.turns
+    assert not workers._queue.turns
+
+
+class Quick(Interrupted):
+    """Takes the place of a runner: its handlers await nothing."""
+
+    async def run_async(self, job: ClaimedJob) -> None:
+        """Complete the job."""
 
 
 def test_a_turn_of_a_task_lets_others_have_the_event_loop(line, lane):
-    runner: Any = Interrupted()
-    lanes: LaneRunner[int] = LaneRunner(
-        runner, {}, lambda lane: None, lambda: None, is_async=True
-    )
+    runner: Any = Quick()
+    workers = AsyncWorkers(1, runner, {}, Mock(), Mock(), AsyncMock())
     line.waiting.extend(make_claimed(lane) for _ in range(3_000))
-    lanes.put([line.turn], first=False)
-    decisions = lanes.decide(1)
-    ran = 0
-    while next(decisions) is not None:
-        ran += 1
-    # Fifty turns of fifty jobs each, although nothing else waits.
-    assert ran == 2_500
+    workers._queue.put([line.turn], first=False)
+
+    async def count_breaks() -> int:
+        work = asyncio.create_task(workers._work_off())
+        breaks = 0
+        while line.waiting:
+            await asyncio.sleep(0)
+            breaks += 1
+        work.cancel()
+        return breaks
+
+    # One after each fifty jobs, although nothing else waits.
+    assert asyncio.run(count_breaks()) == 60
