@@ -74,7 +74,7 @@ def test_each_answer_of_the_partner_has_the_outcome_of_the_page(
 
 @pytest.fixture
 def run(page, connect, wait_for):
-    """A function that runs the jobs until only this many are left.
+    """A function that runs the jobs until only this many are left, which have failed.
 
     It returns how many jobs of each type have ended with each outcome, and the tenants
     that the middleware saw: one around each run.
@@ -84,8 +84,13 @@ def run(page, connect, wait_for):
     def run(left: int = 0) -> tuple[list[tuple[str, str, int]], list[str]]:
         with executing(page["shop"].app, HOME):
             wait_for(
-                lambda: count(admin, "jobs") == left,
-                what="only what waits for its time is left",
+                lambda: (
+                    count(admin, "jobs") == left
+                    and not admin.execute(
+                        "select from jobs_lib.jobs where attempt = 0"
+                    ).rowcount
+                ),
+                what="only what waits for another attempt is left",
             )
         ends = admin.execute(
             "select type, outcome, count(*)::int from jobs_lib.history"

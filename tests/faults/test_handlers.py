@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -142,8 +142,10 @@ class Late:
         """Whether no other async handler can run meanwhile, the next attempt's too."""
         return self.kind == "blocks the loop"
 
-    def end(self, url: str) -> None:
+    def end(self, url: str, admin: Any) -> None:
         """Free it, and wait until all jobs have ended and its commit was refused."""
+        # Its commit is refused only once the attempt is counted in the database.
+        wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
         self.freed.set()
         wait_for(lambda: count(url) == 0, what="it has ended")
         wait_for(lambda: self.refused, what="the first attempt may not commit")
@@ -203,7 +205,7 @@ def test_a_handler_that_ignores_its_time_limit_is_fenced(url, app, admin, late):
         wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
         if not late.blocks_the_loop:
             wait_for(lambda: count(url) == 0, what="the next attempt has ended")
-        late.end(url)
+        late.end(url, admin)
     assert late.refused == [1]
     assert effects(url) == [2]
     assert attempts(url) == {("completed", 2)}
@@ -224,13 +226,13 @@ def test_a_handler_that_ignores_its_time_limit_holds_up_nothing_else(
         wait_for(lambda: {100, 101} <= set(effects(url)), what="the others have run")
         wait_for(lambda: stuck, what="its time is over")
         await_heartbeats(admin, process)
-        late.end(url)
+        late.end(url, admin)
     assert effects(url) == [2, 100, 101]
     assert attempts(url) == {("completed", 1), ("completed", 2)}
 
 
 @pytest.mark.expects("jobs.fenced")
-def test_a_handler_that_ignores_its_time_limit_is_reported(url, app, late):
+def test_a_handler_that_ignores_its_time_limit_is_reported(url, app, admin, late):
     with (
         heard("loop.blocked") as blocked,
         heard("job.stuck") as stuck,
@@ -243,7 +245,7 @@ def test_a_handler_that_ignores_its_time_limit_is_reported(url, app, late):
             wait_for(lambda: blocked, what="the lag is reported")
             assert blocked[0][1]["seconds"] >= 0.5
             assert "freed.wait" in blocked[0][1]["stack"]
-        late.end(url)
+        late.end(url, admin)
 
 
 def attempt_of_late(admin) -> int | None:

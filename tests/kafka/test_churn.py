@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.apps import make_app, running
 from tests.support.ordered import EFFECTS, add_ordered_job, read_order
-from tests.support.pods import read_shares
+from tests.support.pods import await_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,24 +45,6 @@ def make(database_url, bootstrap_servers, topic):
         return app
 
     return make
-
-
-@pytest.fixture
-def await_pods(admin, wait_for):
-    """A function that waits until these pods, and no others, share all origins."""
-
-    def await_pods(*names: str) -> None:
-        def shared() -> bool:
-            shares = read_shares(admin, "execute")
-            return {*shares} == {*names} and sum(shares.values()) == PARTITIONS
-
-        wait_for(
-            shared,
-            timeout=40,
-            what=lambda: f"{names} share all: {read_shares(admin, 'execute')}",
-        )
-
-    return await_pods
 
 
 @contextlib.contextmanager
@@ -106,9 +88,7 @@ def enqueuing(app: App, admin: Any, connect: Any) -> Iterator[dict[str, int]]:
 @pytest.mark.guarantee("FK1", "S13", "I13")
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("sidecar", [False, True], ids=["member", "sidecar"])
-def test_pods_come_and_go_under_load(
-    make, admin, connect, await_pods, wait_for, strategy, sidecar
-):
+def test_pods_come_and_go_under_load(make, admin, connect, wait_for, strategy, sidecar):
     def pod(name: str):
         return running_pod(make(name, assignment_strategy=strategy), sidecar=sidecar)
 
@@ -116,14 +96,14 @@ def test_pods_come_and_go_under_load(
     until = time.monotonic() + SECONDS
     moves = 0
     with pod("pod-a"):
-        await_pods("pod-a")
+        await_pods(admin, {"pod-a"}, PARTITIONS)
         with enqueuing(make("outside"), admin, connect) as counts:
             for number in itertools.count():
                 if time.monotonic() > until:
                     break
                 with pod(f"pod-{number}"):
-                    await_pods("pod-a", f"pod-{number}")
-                await_pods("pod-a")
+                    await_pods(admin, {"pod-a", f"pod-{number}"}, PARTITIONS)
+                await_pods(admin, {"pod-a"}, PARTITIONS)
                 moves += 2
         wait_for(
             lambda: not admin.execute("select from jobs_lib.jobs limit 1").rowcount,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.apps import count, make_app, running
-from tests.support.pods import read_shares
+from tests.support.pods import await_shares
 
 PARTITIONS = 4
 JOBS = 60
@@ -50,25 +50,11 @@ def make(database_url, own_broker, begun):
     return make
 
 
-@pytest.fixture
-def await_shares(admin, wait_for):
-    """A function that waits until each pod has its number of origins."""
-
-    def await_shares(expected: dict[str, int]) -> None:
-        wait_for(
-            lambda: read_shares(admin, "execute") == expected,
-            timeout=60,
-            what=lambda: f"{expected}: {read_shares(admin, 'execute')}",
-        )
-
-    return await_shares
-
-
 @pytest.mark.slow
 @pytest.mark.expects("jobs.fenced", "loop.failed")
 @pytest.mark.guarantee("I4")
 def test_jobs_in_the_memory_of_a_pod_without_kafka_do_not_run_twice(
-    make, begun, own_broker, admin, connect, await_shares, wait_for
+    make, begun, own_broker, admin, connect, wait_for
 ):
     cut_off = make("cut off", own_broker.proxied)
     other = make("other", own_broker.bootstrap_servers)
@@ -76,13 +62,13 @@ def test_jobs_in_the_memory_of_a_pod_without_kafka_do_not_run_twice(
         running(cut_off, "consumers", "executor"),
         running(other, "consumers", "executor"),
     ):
-        await_shares({"cut off": 2, "other": 2})
+        await_shares(admin, {"cut off": 2, "other": 2})
         with connect() as connection:
             for n in range(16):
                 cut_off.jobs["work"].enqueue_many(connection, [{"key": f"k{n}"}] * JOBS)
         wait_for(lambda: len(begun["cut off"]) > 20, what="both work")
         own_broker.proxy.hold()
-        await_shares({"other": 4})
+        await_shares(admin, {"other": 4})
         (taken_at,) = admin.execute(
             "select extract(epoch from max(since))::float8 from jobs_lib.origins"
             " where role = 'execute'"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.apps import HOME, count, make_app, running
 from tests.support.ordered import EFFECTS, add_ordered_job, read_order
-from tests.support.pods import Pods, read_owners, read_shares
+from tests.support.pods import Pods, await_pods, read_owners
 
 if TYPE_CHECKING:
     from jobs_lib import App
@@ -112,14 +112,8 @@ def test_an_executor_becomes_five_and_one_again_under_load(
         add_ordered_job(app)
         return app
 
-    def await_pods(count: int) -> None:
-        names = {f"pod-{n}" for n in range(count)}
-
-        def shared() -> bool:
-            shares = read_shares(admin, "execute")
-            return {*shares} == names and sum(shares.values()) == len(HOME)
-
-        wait_for(shared, timeout=30, what=f"{count} pods share all")
+    def await_shared(count: int) -> None:
+        await_pods(admin, {f"pod-{n}" for n in range(count)}, len(HOME))
 
     admin.execute(EFFECTS)
     rounds = Rounds(make("outside").jobs["work"], connect)
@@ -129,13 +123,13 @@ def test_an_executor_becomes_five_and_one_again_under_load(
             stacks.append(pods.enter_context(contextlib.ExitStack()))
             stacks[-1].enter_context(running(make(f"pod-{n}"), "executor"))
             rounds.send()
-            await_pods(n + 1)
+            await_shared(n + 1)
             rounds.send()
         for n in reversed(range(1, 5)):
             rounds.send()
             stacks[n].close()
             rounds.send()
-            await_pods(n)
+            await_shared(n)
         total = rounds.sent * len(rounds.GROUPS)
         wait_for(
             lambda: admin.execute("select from effects").rowcount == total,

@@ -14,8 +14,9 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.service.service import Service
 from jobs_lib.service.supervisor import CUT_OFF, SHARE
 from tests.support.apps import make_app
-from tests.support.pods import read_shares
+from tests.support.pods import await_shares
 from tests.support.processes.pods import MAY_END
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.support import Worker
@@ -52,6 +53,13 @@ class Pod:
         """Return the status of one of its probes; 0 without an answer."""
         return ask(self._port, path)
 
+    def stop_twice(self) -> None:
+        """Ask it to stop, and again once it has heard that."""
+        self.worker.signal(signal.SIGTERM)
+        wait_for(lambda: self.ask("/readyz") == 503, what="it has heard that")
+        self.worker.signal(signal.SIGTERM)
+        assert self.worker.wait() == CUT_OFF
+
     def said(self, word: str) -> set[str]:
         """Return the jobs that it has reported with this word."""
         lines = list(self.worker.lines)
@@ -65,7 +73,7 @@ def home(topic) -> str:
 
 
 @pytest.fixture
-def start_pods(admin, database_url, bootstrap_servers, home, start_process, wait_for):
+def start_pods(admin, database_url, bootstrap_servers, home, start_process):
     """A function that starts pods, and waits until they share the partitions evenly.
 
     Their jobs end when the test lets them.
@@ -86,14 +94,7 @@ def start_pods(admin, database_url, bootstrap_servers, home, start_process, wait
 
     def start_pods(*names: str) -> list[Pod]:
         pods = [start(name) for name in names]
-        wait_for(
-            lambda: (
-                read_shares(admin, "execute")
-                == dict.fromkeys(names, PARTITIONS // len(names))
-            ),
-            timeout=60,
-            what="they share the partitions",
-        )
+        await_shares(admin, dict.fromkeys(names, PARTITIONS // len(names)))
         return pods
 
     return start_pods
@@ -132,7 +133,7 @@ def check_left(admin, ended: set[str]) -> None:
 
 @pytest.mark.guarantee("J19")
 def test_a_stopping_pod_finishes_its_running_jobs_and_leaves_the_rest_to_others(
-    admin, home, kafka_admin, start_pods, put_to_work, wait_for
+    admin, home, kafka_admin, start_pods, put_to_work
 ):
     first, second = start_pods("first", "second")
     put_to_work(first, second)
@@ -149,24 +150,18 @@ def test_a_stopping_pod_finishes_its_running_jobs_and_leaves_the_rest_to_others(
     members = groups[f"{home}-service"].result().members
     assert [member.client_id for member in members] == ["second"]
     # This is long before the group would have missed it.
-    wait_for(
-        lambda: read_shares(admin, "execute") == {"second": PARTITIONS},
-        timeout=40,
-        what="the other has it all",
-    )
+    await_shares(admin, {"second": PARTITIONS})
+    check_left(admin, ended)
+    # What it has taken over survives that it is cut off, too.
+    second.stop_twice()
     check_left(admin, ended)
 
 
 @pytest.mark.guarantee("J19")
-def test_a_pod_that_is_asked_twice_to_stop_ends_at_once(
-    admin, start_pods, put_to_work, wait_for
-):
+def test_a_pod_that_is_asked_twice_to_stop_ends_at_once(admin, start_pods, put_to_work):
     (pod,) = start_pods("first")
     put_to_work(pod)
-    pod.worker.signal(signal.SIGTERM)
-    wait_for(lambda: pod.ask("/readyz") == 503, what="it has heard that")
-    pod.worker.signal(signal.SIGTERM)
-    assert pod.worker.wait() == CUT_OFF
+    pod.stop_twice()
     assert pod.said("ended") == set()
     check_left(admin, ended=set())
 

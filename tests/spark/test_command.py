@@ -140,12 +140,14 @@ def loaded(
     """A re-export of all flights, loaded by Spark once, since that takes long."""
     name = f"test-{uuid4().hex[:12]}"
     create_topic(kafka_admin, name, 4, COMPACTED)
-    with jobs_databases.fresh() as url:
-        folder = tmp_path_factory.mktemp("flights")
-        flights = Flights(url, bootstrap_servers, name, folder)
-        output = flights.command("start", "flights", "--rate", "6000")
-        yield Loaded(flights, output, *flights.read_jobs())
-    delete_topics(kafka_admin, [name])
+    try:
+        with jobs_databases.fresh() as url:
+            folder = tmp_path_factory.mktemp("flights")
+            flights = Flights(url, bootstrap_servers, name, folder)
+            output = flights.command("start", "flights", "--rate", "6000")
+            yield Loaded(flights, output, *flights.read_jobs())
+    finally:
+        delete_topics(kafka_admin, [name])
 
 
 @pytest.mark.slow
