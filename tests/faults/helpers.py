@@ -59,13 +59,17 @@ def effects(url: str) -> list[int]:
 
 def await_heartbeats(admin: Any, process: Process, number: int = 1) -> None:
     """Wait until a process has sent some more heartbeats."""
-    query = "select heartbeat_at from jobs_lib.processes where id = %s"
     for _ in range(number):
-        before = admin.execute(query, (process.id,)).fetchone()
-        wait_for(
-            lambda at=before: admin.execute(query, (process.id,)).fetchone() > at,
-            what="its heart beats",
-        )
+        _await_heartbeat(admin, process)
+
+
+def _await_heartbeat(admin: Any, process: Process) -> None:
+    query = "select heartbeat_at from jobs_lib.processes where id = %s"
+    before = admin.execute(query, (process.id,)).fetchone()
+    wait_for(
+        lambda: admin.execute(query, (process.id,)).fetchone() > before,
+        what="its heart beats",
+    )
 
 
 class Use:

@@ -147,6 +147,18 @@ class Work:
         wait_for(lambda: hung <= self.starts.keys(), what="they hang")
         return hung
 
+    def cut_connections(self) -> None:
+        """End the sessions of executors and handlers, and wait until jobs run again."""
+        before = len(self.starts)
+        self._admin.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name ~ '^jobs_lib (executor|handlers) '"
+        )
+        wait_for(
+            lambda: len(self.starts) > before or left(self._admin) == 0,
+            what="it goes on",
+        )
+
     def await_end(self) -> None:
         """Wait until all jobs have ended."""
         wait_for(lambda: left(self._admin) == 0, timeout=30, what="all have run")
@@ -207,22 +219,14 @@ def test_rebalances_and_shutdowns_spend_no_attempt(work, admin):
 
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("I7")
-def test_lost_connections_and_errors_of_our_own_spend_no_attempt(work, admin):
+def test_lost_connections_and_errors_of_our_own_spend_no_attempt(work):
     app = work.make("first")
     with heard("job.ran") as ran, running(app, "executor"):
         work.enqueue(app, 100)
         wait_for(lambda: len(work.starts) > 20, what="some have run")
         work.enqueue(app, 100)
         for _ in range(3):
-            before = len(work.starts)
-            admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name ~ '^jobs_lib (executor|handlers) '"
-            )
-            wait_for(
-                lambda before=before: len(work.starts) > before or left(admin) == 0,
-                what="it goes on",
-            )
+            work.cut_connections()
         work.await_end()
     assert len(work.starts) == 200
     work.check(effects=200, ran=ran)
