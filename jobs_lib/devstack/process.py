@@ -7,6 +7,10 @@ A server is started in one of two ways, both through a few lines of `sh`:
   the watchdog ends the server and removes its folder. (`PR_SET_PDEATHSIG` would not
   work: it fires when the *thread* that forked ends, and a change of user clears it.)
 - *detached*: it is no child of this process, and outlives it.
+
+The process table is read here, and not through psutil: servers of the system are
+started without the extra that installs it. Besides, psutil computes the time of a start
+from the clock, which may be set in the meantime.
 """
 
 from __future__ import annotations

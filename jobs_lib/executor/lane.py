@@ -213,6 +213,11 @@ class Finished:
         """No job of a lane runs any more."""
         self._lanes.append(lane)
 
+    def end_lane(self, lane: Lane) -> None:
+        """The same, for a lane that the dispatcher should take at once."""
+        self.add_lane(lane)
+        self.wake()
+
     def take(self) -> tuple[list[ClaimedJob], list[Outcome], list[Lane]]:
         """All that ended since the last call: completed jobs, outcomes, lanes."""
         # The lanes first: a lane ends after its jobs, so theirs are then there, too.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.inner_runs import run_pytest
 from tests.support.pages import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -103,20 +101,14 @@ def run_tests(tmp_path):
         (tmp_path / "conftest.py").write_text(configuration, encoding="utf-8")
         file, report = tmp_path / "test_hanging.py", tmp_path / "report.xml"
         file.write_text(START + tests + END, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", *options]
-        command += ["--timeout=0.5", f"--timeout-method={METHOD}"]
-        done = subprocess.run(
-            [*command, f"--junit-xml={report}", str(file)],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                "PYTEST_PLUGINS": "pytest_timeout,xdist.plugin",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
+        done = run_pytest(
+            tmp_path,
+            *options,
+            "--timeout=0.5",
+            f"--timeout-method={METHOD}",
+            f"--junit-xml={report}",
+            file.name,
+            plugins="pytest_timeout,xdist.plugin",
         )
         ended: dict[str, str] = {}
         for case in ElementTree.parse(report).iter("testcase"):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.apps import HOME, QUICK, executing
+from tests.support.apps import HOME, QUICK, count, executing
 from tests.support.pages import write_modules
 
 MODULES = [
@@ -72,66 +72,100 @@ def test_each_answer_of_the_partner_has_the_outcome_of_the_page(
     assert [*map(str, page["tenants"].tenants)] == ["None"] * len(answers)
 
 
-def test_the_handlers_of_the_page_have_the_outcomes_it_promises(
-    page, connect, wait_for
-):
-    admin = connect(autocommit=True)
-    admin.execute("create table charges (customer text, n int)")
-    admin.execute("create table mails (address text)")
-    app = page["shop"].app
+@pytest.fixture
+def run(page, connect, wait_for):
+    """A function that runs the jobs until only this many are left, which have failed.
 
+    It returns how many jobs of each type have ended with each outcome, and the tenants
+    that the middleware saw: one around each run.
+    """
+    admin = connect(autocommit=True)
+
+    def run(left: int = 0) -> tuple[list[tuple[str, str, int]], list[str]]:
+        with executing(page["shop"].app, HOME):
+            wait_for(
+                lambda: (
+                    count(admin, "jobs") == left
+                    and not admin.execute(
+                        "select from jobs_lib.jobs where attempt = 0"
+                    ).rowcount
+                ),
+                what="only what waits for another attempt is left",
+            )
+        ends = admin.execute(
+            "select type, outcome, count(*)::int from jobs_lib.history"
+            " group by 1, 2 order by 1, 2"
+        ).fetchall()
+        return ends, sorted(map(str, page["tenants"].tenants))
+
+    return run
+
+
+def test_plain_and_async_handlers_have_their_effects_once(page, connect, run):
     with connect() as connection:
+        connection.execute("create table charges (customer text, n int)")
+        connection.execute("create table mails (address text)")
         tenant = page["shop"].charge.options(headers={"tenant": "acme"})
         tenant.enqueue(connection, customer="ada", order=7)
         page["mail"].send_mail.enqueue(connection, address="ada@example.org")
+    assert run() == (
+        [("charge", "completed", 1), ("send_mail", "completed", 1)],
+        ["None", "acme"],
+    )
+    with connect() as connection:
+        charges = connection.execute("select * from charges").fetchall()
+        mails = connection.execute("select * from mails").fetchall()
+    assert charges == [("ada", 7)]
+    assert mails == [("ada@example.org",)]
+    assert list(page["mail"].sent.values()) == ["ada@example.org"]
+
+
+def test_a_function_of_the_payload_chooses_the_group(page, connect, run):
+    with connect() as connection:
         page["books"].book.enqueue(connection, account=7)
         page["books"].book.enqueue(connection, account=8, test=True)
+    assert run() == ([("book", "completed", 2)], ["None"] * 2)
+    assert sorted(page["books"].booked) == ["None 8", "account 7 7"]
+
+
+def test_only_the_last_state_is_published(page, connect, run):
+    with connect() as connection:
         for state in ("a", "b", "c"):
             page["publish"].publish.enqueue(connection, entity="e", state=state)
+    ends = [("publish", "completed", 1), ("publish", "superseded", 2)]
+    assert run() == (ends, ["None"])
+    assert page["publish"].published == ["c"]
+
+
+def test_jobs_with_limits_and_with_workers_of_their_own_run(page, connect, run):
+    with connect() as connection:
         page["report"].write_report.enqueue(connection, count=3)
         page["sms"].send_text.enqueue(connection, number="555-0100")
         page["sync"].sync.enqueue(connection, tenant="acme")
         page["reports"].write_daily.enqueue(connection, day="2026-11-24")
         page["reports"].write_yearly.enqueue(connection, year=2026)
-        page["search"].index.enqueue(connection, "ada")
-        page["search"].index.enqueue(connection, "")
-        page["history"].settle.enqueue(connection, order=7)
-        page["history"].ping.enqueue(connection)
-    with executing(app, HOME):
-        wait_for(
-            lambda: (
-                admin.execute("select count(*) from jobs_lib.jobs").fetchone() == (1,)
-                and page["publish"].published
-            ),
-            what="only what waits for its time is left",
-        )
-    ends = admin.execute(
-        "select type, outcome, count(*)::int, max(keep_until) - min(finished_at)::date"
-        " from jobs_lib.history group by 1, 2 order by 1, 2"
-    ).fetchall()
-    assert [end[:3] for end in ends] == [
-        ("book", "completed", 2),
-        ("charge", "completed", 1),
-        ("index", "completed", 1),
-        ("publish", "completed", 1),
-        ("publish", "superseded", 2),
-        ("send_mail", "completed", 1),
-        ("send_text", "completed", 1),
-        ("settle", "completed", 1),
-        ("sync", "completed", 1),
-        ("write_daily", "completed", 1),
-        ("write_report", "completed", 1),
-        ("write_yearly", "completed", 1),
-    ]
-    assert {name: days for name, _, _, days in ends}["settle"] >= 29
-    assert admin.execute("select * from charges").fetchall() == [("ada", 7)]
-    assert admin.execute("select * from mails").fetchall() == [("ada@example.org",)]
-    assert list(page["mail"].sent.values()) == ["ada@example.org"]
-    assert page["publish"].published == ["c"]
-    assert sorted(page["books"].booked) == ["None 8", "account 7 7"]
-    assert page["sms"].texts == ["555-0100"]
+    types = ["send_text", "sync", "write_daily", "write_report", "write_yearly"]
+    assert run() == ([(one, "completed", 1) for one in types], ["None"] * 5)
     assert page["report"].pages == [0, 1, 2]
+    assert page["sms"].texts == ["555-0100"]
     assert page["sync"].synced == ["acme"]
     assert sorted(page["reports"].written) == ["2026", "2026-11-24"]
-    # The middleware ran around each run that happened: all but the superseded jobs.
-    assert sorted(map(str, page["tenants"].tenants)) == ["None"] * 11 + ["acme"]
+
+
+def test_an_item_of_a_batch_fails_alone(page, connect, run):
+    with connect() as connection:
+        page["search"].index.enqueue(connection, "ada")
+        page["search"].index.enqueue(connection, "")
+    assert run(left=1) == ([("index", "completed", 1)], [])
+
+
+def test_the_history_has_each_job_for_as_long_as_its_type_says(page, connect, run):
+    with connect() as connection:
+        page["history"].settle.enqueue(connection, order=7)
+        page["history"].ping.enqueue(connection)
+    assert run() == ([("settle", "completed", 1)], ["None"] * 2)
+    with connect() as connection:
+        (days,) = connection.execute(
+            "select keep_until - finished_at::date from jobs_lib.history"
+        ).fetchone()
+    assert days >= 29

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from tests.support import wait_for
 from tests.support.apps import make_app
 
 if TYPE_CHECKING:
+    from jobs_lib.ownership import Process
     from tests.support import Worker
 
 TABLES = """
@@ -53,6 +55,21 @@ def effects(url: str) -> list[int]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("select n from effects order by n")
         return [row[0] for row in rows]
+
+
+def await_heartbeats(admin: Any, process: Process, number: int = 1) -> None:
+    """Wait until a process has sent some more heartbeats."""
+    for _ in range(number):
+        _await_heartbeat(admin, process)
+
+
+def _await_heartbeat(admin: Any, process: Process) -> None:
+    query = "select heartbeat_at from jobs_lib.processes where id = %s"
+    before = admin.execute(query, (process.id,)).fetchone()
+    wait_for(
+        lambda: admin.execute(query, (process.id,)).fetchone() > before,
+        what="its heart beats",
+    )
 
 
 class Use:

@@ -82,6 +82,18 @@ def test_groups_keep_their_order_when_the_last_commits_are_lost(pair, wait_for, 
         assert [n for g, n in runs if g == group][-10:] == [*range(10)]
 
 
+def check_order(key: int, numbers: list[int]) -> None:
+    """Check the order of a key's records; a failover comes after the number 100."""
+    every = [*range(key, 201, KEYS)]
+    # Rows that are back are sent again, before rows that were committed after them.
+    before = [n for n in every if n <= 100]
+    after = [n for n in every if n == key or n > 100]
+    assert numbers[: len(before)] == before
+    # A block may come twice: the last record that a consumer sees counts.
+    last = [*dict.fromkeys(numbers[: len(before) - 1 : -1])][::-1]
+    assert last == after
+
+
 @pytest.mark.guarantee("FP7", "J7", "I20")
 def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
     pair, bootstrap_servers, topic, wait_for
@@ -138,14 +150,7 @@ def test_no_key_of_a_job_or_record_is_given_twice_and_records_keep_their_order(
     assert [numbers for numbers in sent.values() if len(numbers) > 1] == []
     assert set().union(*sent.values()) == {*range(201)}
     for key, numbers in of_keys.items():
-        every = [*range(int(key), 201, KEYS)]
-        # Rows that are back are sent again, before rows that were committed after them.
-        before = [n for n in every if n <= 100]
-        after = [n for n in every if n == int(key) or n > 100]
-        assert numbers[: len(before)] == before
-        # A block may come twice: the last record that a consumer sees counts.
-        last = [*dict.fromkeys(numbers[: len(before) - 1 : -1])][::-1]
-        assert last == after
+        check_order(int(key), numbers)
 
 
 @pytest.mark.guarantee("FP7")

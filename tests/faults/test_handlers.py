@@ -8,14 +8,22 @@ import itertools
 import os
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs_lib import exponential
 from jobs_lib.errors import FencedError
-from tests.faults.helpers import attempts, count, effects
+from tests.faults.helpers import attempts, await_heartbeats, count, effects
+from tests.support import wait_for
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.canary import VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib import App
+    from jobs_lib.ownership import Process
 
 RETRY = exponential(first=0.01, cap=0.01, max_attempts=3)
 ADD = "insert into effects values (%s, %s)"
@@ -68,7 +76,7 @@ RUDE = [raise_base, leave, interrupt, close, commit, roll_back, fail_inside]
 @pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize("handler", RUDE, ids=lambda handler: handler.__name__)
 def test_a_rude_handler_spends_its_attempts_and_nothing_else(
-    url, app, connect, wait_for, handler, kind
+    url, app, connect, handler, kind
 ):
     rude = app.job(name="rude", retry=RETRY)(
         handler if kind == "plain" else make_async(handler)
@@ -118,82 +126,126 @@ def make_async(handler):
     return run
 
 
+class Late:
+    """A job that ignores the time limit of its first attempt until it is freed."""
+
+    def __init__(self, app: App, kind: str) -> None:
+        self.kind = kind
+        self.freed = threading.Event()
+        self.refused: list[int] = []
+        """The attempts whose commit was refused."""
+        handler = self._make_plain() if kind == "plain" else self._make_async()
+        self.type = app.job(name="late", time_limit=0.2, retry=RETRY)(handler)
+
+    @property
+    def blocks_the_loop(self) -> bool:
+        """Whether no other async handler can run meanwhile, the next attempt's too."""
+        return self.kind == "blocks the loop"
+
+    def end(self, url: str, admin: Any) -> None:
+        """Free it, and wait until all jobs have ended and its commit was refused."""
+        # Its commit is refused only once the attempt is counted in the database.
+        wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
+        self.freed.set()
+        wait_for(lambda: count(url) == 0, what="it has ended")
+        wait_for(lambda: self.refused, what="the first attempt may not commit")
+
+    def _make_plain(self):
+        def overrun(job) -> None:
+            try:
+                with job.transaction() as connection:
+                    connection.execute(ADD, (job.attempt, job.id))
+                    if job.attempt == 1:
+                        assert self.freed.wait(20)
+            except FencedError:
+                self.refused.append(job.attempt)
+                raise
+
+        return overrun
+
+    def _make_async(self):
+        async def overrun(job) -> None:
+            try:
+                async with job.transaction() as connection:
+                    await connection.execute(ADD, (job.attempt, job.id))
+                    if job.attempt == 1 and self.blocks_the_loop:
+                        assert self.freed.wait(20)
+                    while job.attempt == 1 and not self.freed.is_set():
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await asyncio.sleep(0.01)
+            except FencedError:
+                self.refused.append(job.attempt)
+                raise
+
+        return overrun
+
+
+@pytest.fixture(params=["plain", "blocks the loop", "ignores cancel"])
+def late(request, app, connect) -> Late:
+    """A job that is enqueued, and will overrun its time limit."""
+    late = Late(app, request.param)
+    with connect() as connection:
+        late.type.enqueue(connection)
+    return late
+
+
+@contextlib.contextmanager
+def executing_late(app: App) -> Iterator[Process]:
+    """Run a pod with one worker, on which the late job has started."""
+    with heard("job.started") as started, executing(app, HOME, workers=1) as process:
+        wait_for(lambda: started, what="it runs")
+        yield process
+
+
 @pytest.mark.expects("jobs.fenced")
 @pytest.mark.guarantee("FJ3")
-@pytest.mark.parametrize("kind", ["plain", "blocks the loop", "ignores cancel"])
-def test_a_handler_that_ignores_its_time_limit_is_fenced(
-    url, app, admin, connect, wait_for, kind
+def test_a_handler_that_ignores_its_time_limit_is_fenced(url, app, admin, late):
+    with executing_late(app):
+        # The attempt is over for everything else, while the handler still runs.
+        wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
+        if not late.blocks_the_loop:
+            wait_for(lambda: count(url) == 0, what="the next attempt has ended")
+        late.end(url, admin)
+    assert late.refused == [1]
+    assert effects(url) == [2]
+    assert attempts(url) == {("completed", 2)}
+
+
+@pytest.mark.expects("jobs.fenced")
+def test_a_handler_that_ignores_its_time_limit_holds_up_nothing_else(
+    url, app, admin, connect, late
 ):
-    freed = threading.Event()
-    refused: list[int] = []
-
-    def overrun(job) -> None:
-        try:
-            with job.transaction() as connection:
-                connection.execute(ADD, (job.attempt, job.id))
-                if job.attempt == 1:
-                    assert freed.wait(20)
-        except FencedError:
-            refused.append(job.attempt)
-            raise
-
-    async def overrun_async(job) -> None:
-        try:
-            async with job.transaction() as connection:
-                await connection.execute(ADD, (job.attempt, job.id))
-                if job.attempt == 1 and kind == "blocks the loop":
-                    assert freed.wait(20)
-                while job.attempt == 1 and not freed.is_set():
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.sleep(0.01)
-        except FencedError:
-            refused.append(job.attempt)
-            raise
-
-    late = app.job(name="late", time_limit=0.2, retry=RETRY)(
-        overrun if kind == "plain" else overrun_async
-    )
-
     @app.job()
     def add(job, n: int) -> None:
         with job.transaction() as connection:
             connection.execute(ADD, (n, job.id))
 
-    with connect() as connection:
-        late.enqueue(connection)
-    with (
-        executing(app, HOME, workers=1) as process,
-        heard("job.started") as started,
-        heard("loop.blocked") as blocked,
-        heard("job.stuck") as stuck,
-    ):
-        wait_for(lambda: started, what="it runs")
+    with heard("job.stuck") as stuck, executing_late(app) as process:
         with connect() as connection:
             add.enqueue_many(connection, [{"n": 100}, {"n": 101}])
         wait_for(lambda: {100, 101} <= set(effects(url)), what="the others have run")
-        # The attempt is over for everything else, while the handler still runs.
+        wait_for(lambda: stuck, what="its time is over")
+        await_heartbeats(admin, process)
+        late.end(url, admin)
+    assert effects(url) == [2, 100, 101]
+    assert attempts(url) == {("completed", 1), ("completed", 2)}
+
+
+@pytest.mark.expects("jobs.fenced")
+def test_a_handler_that_ignores_its_time_limit_is_reported(url, app, admin, late):
+    with (
+        heard("loop.blocked") as blocked,
+        heard("job.stuck") as stuck,
+        executing_late(app),
+    ):
         wait_for(lambda: stuck, what="it is reported")
         assert stuck[0][1]["job"].attempt == 1
         assert "overrun" in stuck[0][1]["stack"]
-        wait_for(lambda: attempt_of_late(admin) != 0, what="the attempt is counted")
-        beat = "select heartbeat_at from jobs_lib.processes where id = %s"
-        before = admin.execute(beat, (process.id,)).fetchone()
-        wait_for(
-            lambda: admin.execute(beat, (process.id,)).fetchone() != before,
-            what="its heart beats",
-        )
-        if kind == "blocks the loop":
+        if late.blocks_the_loop:
             wait_for(lambda: blocked, what="the lag is reported")
             assert blocked[0][1]["seconds"] >= 0.5
             assert "freed.wait" in blocked[0][1]["stack"]
-        else:
-            wait_for(lambda: count(url) == 0, what="the next attempt has ended")
-        freed.set()
-        wait_for(lambda: count(url) == 0, what="it has ended")
-        wait_for(lambda: refused, what="the first attempt may not commit")
-    assert refused == [1]
-    assert effects(url) == [2, 100, 101]
-    assert attempts(url) == {("completed", 1), ("completed", 2)}
+        late.end(url, admin)
 
 
 def attempt_of_late(admin) -> int | None:
@@ -206,7 +258,7 @@ def attempt_of_late(admin) -> int | None:
 @pytest.mark.guarantee("FP14")
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
-    url, admin, connect, wait_for, kind
+    url, admin, connect, kind
 ):
     app = make_app(url, async_workers=4)
     freed = threading.Event()
@@ -251,12 +303,7 @@ def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
             ),
             what="others are claimed, run and completed",
         )
-        beat = "select heartbeat_at from jobs_lib.processes where id = %s"
-        before = admin.execute(beat, (process.id,)).fetchone()
-        wait_for(
-            lambda: admin.execute(beat, (process.id,)).fetchone() != before,
-            what="its heart beats",
-        )
+        await_heartbeats(admin, process)
         assert len(inside) == 4
         freed.set()
         wait_for(lambda: count(url) == 0, what="all have ended")
@@ -278,7 +325,7 @@ def come_back() -> None: ...
 @pytest.mark.parametrize(
     ("act", "code"), [(exit_itself, 7), (leave_the_handler, 70), (come_back, 70)]
 )
-def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code, kind):
+def test_a_fork_in_a_handler_is_harmless(url, app, connect, act, code, kind):
     codes: list[int] = []
 
     def split() -> None:
@@ -313,7 +360,7 @@ def test_a_fork_in_a_handler_is_harmless(url, app, connect, wait_for, act, code,
 
 @pytest.mark.guarantee("FJ1")
 def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
-    url, admin, app, connect, wait_for, monkeypatch
+    url, admin, app, connect, monkeypatch
 ):
     # Draw nearly the longest delay below each bound.
     monkeypatch.setattr("jobs_lib.backoff.random.random", lambda: 0.999)

@@ -9,6 +9,7 @@ import pytest
 
 from jobs_lib import Item  # noqa: TC001 - read from the annotation
 from jobs_lib.ownership import Source
+from tests.faults.helpers import await_heartbeats
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
 
@@ -160,16 +161,6 @@ def test_a_pod_that_waits_for_a_hand_over_begins_nothing_that_others_have_taken(
                 connection, [{"n": n} for n in range(3)]
             )
 
-    def beat() -> None:
-        """Wait for two heartbeats; the first is sent after this moment."""
-        query = "select heartbeat_at from jobs_lib.processes where id = %s"
-        for _ in range(2):
-            before = admin.execute(query, (process.id,)).fetchone()
-            wait_for(
-                lambda at=before: admin.execute(query, (process.id,)).fetchone() > at,
-                what="another heartbeat",
-            )
-
     source = ReadSource()
     with (
         heard("jobs.fenced") as fenced,
@@ -185,7 +176,8 @@ def test_a_pod_that_waits_for_a_hand_over_begins_nothing_that_others_have_taken(
             " where role = 'execute' and origin = %s",
             (taken,),
         )
-        beat()
+        # One that was sent after the take-over, and the one after that.
+        await_heartbeats(admin, process, 2)
         gates[taken].set()
         wait_for(lambda: fenced, what="the handler that ran commits nothing")
         assert sorted(begun) == [(leaving, 0), (taken, 0)]

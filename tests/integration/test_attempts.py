@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs_lib import Job, exponential
+from tests.support import wait_for
 from tests.support.apps import HOME, executing, heard, make_app, running
+
+if TYPE_CHECKING:
+    from jobs_lib import App
 
 
 def left(admin) -> int:
@@ -31,7 +36,7 @@ when (new.state = 'scheduled') execute function note();
 
 @pytest.mark.guarantee("I6")
 def test_attempts_are_numbered_without_gaps_and_wait_within_their_bounds(
-    database_url, admin, connect, wait_for
+    database_url, admin, connect
 ):
     admin.execute(NOTE_DELAYS)
     app = make_app(database_url)
@@ -92,25 +97,31 @@ create trigger fail before delete on jobs_lib.jobs for each row execute function
 """
 
 
-@pytest.mark.expects("loop.failed")
-@pytest.mark.guarantee("I7")
-def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
-    database_url, admin, connect, wait_for
-):
-    admin.execute("create table effects (job bigint)")
-    admin.execute(FAIL)
-    starts: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    cut = threading.Event()
-    failing: set[int] = set()
+class Work:
+    """Jobs of several pods, whose handlers and completions fail at times."""
 
-    def make(pod: str):
-        app = make_app(database_url, pod=pod, workers=4, shutdown_timeout=0.2)
+    def __init__(self, url: str, admin: Any, connect: Any) -> None:
+        admin.execute("create table effects (job bigint)")
+        admin.execute(FAIL)
+        self._url = url
+        self._admin = admin
+        self._connect = connect
+        self.starts: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """(attempt, crashes) of each start, by job."""
+        self.failing: set[int] = set()
+        """The jobs whose handler has failed; each fails once."""
+        self.cut = threading.Event()
+        """Lets the jobs of the type `hang` end."""
+
+    def make(self, pod: str) -> App:
+        """Make the app of a pod."""
+        app = make_app(self._url, pod=pod, workers=4, shutdown_timeout=0.2)
 
         @app.job(retry=exponential(first=0.01, cap=0.01))
         def add(job: Job, n: int) -> None:
-            starts[job.id].append((job.attempt, job.crashes))
+            self.starts[job.id].append((job.attempt, job.crashes))
             if n % 10 == 0 and job.attempt == 1:
-                failing.add(job.id)
+                self.failing.add(job.id)
                 raise ValueError(n)
             with job.transaction() as connection:
                 connection.execute("insert into effects values (%s)", (job.id,))
@@ -118,20 +129,70 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
 
         @app.job(retry=exponential(first=0.01, cap=0.01))
         def hang(job: Job) -> None:
-            starts[job.id].append((job.attempt, job.crashes))
-            cut.wait(20)
+            self.starts[job.id].append((job.attempt, job.crashes))
+            self.cut.wait(20)
 
         return app
 
-    first, second = make("first"), make("second")
+    def enqueue(self, app: App, jobs: int) -> None:
+        """Enqueue jobs of the type `add`."""
+        with self._connect() as connection:
+            app.jobs["add"].enqueue_many(connection, [{"n": n} for n in range(jobs)])
 
-    def wave() -> None:
-        with connect() as connection:
-            first.jobs["add"].enqueue_many(connection, [{"n": n} for n in range(100)])
+    def hang(self, app: App, origin: str, jobs: int) -> set[int]:
+        """Enqueue jobs of the type `hang` in an origin, and wait until they run."""
+        with self._connect() as connection:
+            hanging = app.jobs["hang"].options(origin=origin)
+            hung = {hanging.enqueue(connection) for _ in range(jobs)}
+        wait_for(lambda: hung <= self.starts.keys(), what="they hang")
+        return hung
 
+    def cut_connections(self) -> None:
+        """End the sessions of executors and handlers, and wait until jobs run again."""
+        before = len(self.starts)
+        self._admin.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name ~ '^jobs_lib (executor|handlers) '"
+        )
+        wait_for(
+            lambda: len(self.starts) > before or left(self._admin) == 0,
+            what="it goes on",
+        )
+
+    def await_end(self) -> None:
+        """Wait until all jobs have ended."""
+        wait_for(lambda: left(self._admin) == 0, timeout=30, what="all have run")
+
+    def check(self, *, effects: int, ran: list[tuple[str, dict[str, Any]]]) -> None:
+        """Check that only failures of handlers were counted."""
+        failures = self._admin.execute("select last_value >= 40 from failures")
+        assert failures.fetchone() == (True,), "no completion has failed"
+        ended = self._admin.execute("select id, outcome, attempt from jobs_lib.history")
+        rows = ended.fetchall()
+        assert len(rows) == len(self.starts)
+        for job, outcome, attempt in rows:
+            errors = [f["error"] for _, f in ran if f["job"].id == job and f["error"]]
+            expected = ("completed", 2 if job in self.failing else 1)
+            assert (outcome, attempt) == expected, (self.starts[job], errors)
+        runs = {run for of_job in self.starts.values() for run in of_job}
+        assert runs == {(1, 0), (2, 0)}
+        found = self._admin.execute("select count(*), count(distinct job) from effects")
+        assert found.fetchone() == (effects, effects)
+
+
+@pytest.fixture
+def work(database_url, admin, connect) -> Work:
+    """Jobs whose attempts are noted."""
+    return Work(database_url, admin, connect)
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("I7")
+def test_rebalances_and_shutdowns_spend_no_attempt(work, admin):
+    first, second = work.make("first"), work.make("second")
     with heard("job.ran") as ran, running(first, "executor"):
-        wave()
-        wait_for(lambda: len(starts) > 20, what="some have run")
+        work.enqueue(first, 100)
+        wait_for(lambda: len(work.starts) > 20, what="some have run")
         with heard("jobs.released") as released, running(second, "executor") as pod:
             # A rebalance comes while jobs run, and then a shutdown that cuts them off.
             mine = "select origin from jobs_lib.origins where owner = %s"
@@ -140,40 +201,32 @@ def test_shutdowns_rebalances_and_errors_of_our_own_spend_no_attempt(
                 what="the second has a share",
             )
             (origin,) = admin.execute(mine, (pod.process.id,)).fetchone()
-            with connect() as connection:
-                hanging = first.jobs["hang"].options(origin=origin)
-                hung = {hanging.enqueue(connection) for _ in range(3)}
-            wait_for(lambda: hung <= starts.keys(), what="three hang")
+            hung = work.hang(first, origin, 3)
         assert hung <= set(released[0][1]["ids"])
-        cut.set()
-        wave()
+        work.cut.set()
+        # These run in the origins that the second has given back, too.
+        work.enqueue(first, 100)
+        work.await_end()
+    repeated = [
+        job
+        for job, runs in work.starts.items()
+        if len(runs) > 1 and job not in work.failing
+    ]
+    assert len(repeated) >= 3, "what was cut off has run again"
+    assert len(work.starts) == 203
+    work.check(effects=200, ran=ran)
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("I7")
+def test_lost_connections_and_errors_of_our_own_spend_no_attempt(work):
+    app = work.make("first")
+    with heard("job.ran") as ran, running(app, "executor"):
+        work.enqueue(app, 100)
+        wait_for(lambda: len(work.starts) > 20, what="some have run")
+        work.enqueue(app, 100)
         for _ in range(3):
-            before = len(starts)
-            admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name ~ '^jobs_lib (executor|handlers) '"
-            )
-            wait_for(
-                lambda before=before: len(starts) > before or left(admin) == 0,
-                what="it goes on",
-            )
-        wait_for(lambda: left(admin) == 0, timeout=30, what="all have run")
-    assert admin.execute("select last_value >= 40 from failures").fetchone() == (True,)
-    repeated = sum(
-        len(of_job) > 1 for job, of_job in starts.items() if job not in failing
-    )
-    assert repeated >= 3, "what was cut off has run again"
-    # Only failures of handlers are counted.
-    ended = admin.execute(
-        "select id, outcome, attempt from jobs_lib.history"
-    ).fetchall()
-    assert len(ended) == 203
-    for job, outcome, attempt in ended:
-        errors = [f["error"] for _, f in ran if f["job"].id == job and f["error"]]
-        expected = ("completed", 2 if job in failing else 1)
-        assert (outcome, attempt) == expected, (starts[job], errors)
-    assert all(run in {(1, 0), (2, 0)} for of_job in starts.values() for run in of_job)
-    (effects, once) = admin.execute(
-        "select count(*), count(distinct job) from effects"
-    ).fetchone()
-    assert effects == once == 200
+            work.cut_connections()
+        work.await_end()
+    assert len(work.starts) == 200
+    work.check(effects=200, ran=ran)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import wait_for
 from tests.support.apps import count, make_app
-from tests.support.pods import read_owners
+from tests.support.pods import await_shares
 from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.jobs.type import JobType
+    from tests.support import Worker
 
 PARTITIONS, WORKERS = 4, 4
 KEYS = [f"key-{n}" for n in range(24)]
@@ -63,15 +72,47 @@ def calls():
     calls.close()
 
 
-@pytest.mark.expects("fenced", "loop.failed")
-@pytest.mark.guarantee("I4", "FP16")
-@pytest.mark.parametrize("fault", ["frozen", "without database", "without kafka"])
-def test_only_calls_under_way_at_a_fault_are_made_twice(
-    database_url, own_broker, admin, connect, start_process, wait_for, calls, fault
-):
-    home = own_broker.create(PARTITIONS)
+@pytest.fixture
+def home(own_broker) -> str:
+    """The topic of the pods."""
+    return own_broker.create(PARTITIONS)
 
-    def start(pod: str, url: str, servers: str):
+
+@dataclass
+class TwoPods:
+    """Two pods, and the proxies by which one of them reaches its servers."""
+
+    struck: Worker
+    other: Worker
+    to_database: Proxy
+    to_kafka: Proxy
+    admin: Any
+
+    def strike(self, fault: str) -> None:
+        """Stop one pod, or cut it off from a server."""
+        if fault == "frozen":
+            self.struck.pause()
+        elif fault == "without database":
+            self.to_database.hold()
+        else:
+            self.to_kafka.hold()
+
+    def await_shares(self, **expected: int) -> None:
+        """Wait until each pod owns this number of partitions."""
+        await_shares(self.admin, expected, self.describe)
+
+    def describe(self) -> str:
+        """Return all that the pods have written."""
+        return f"{self.struck.output}\n{self.other.output}"
+
+
+@pytest.fixture
+def pods(
+    database_url, own_broker, home, admin, start_process, calls
+) -> Iterator[TwoPods]:
+    """Two pods that share the partitions evenly."""
+
+    def start(pod: str, url: str, servers: str) -> Worker:
         return start_process(
             "calls",
             url,
@@ -84,52 +125,57 @@ def test_only_calls_under_way_at_a_fault_are_made_twice(
             database_timeout=2,
         )
 
-    def shares() -> dict[str, int]:
-        return {p: len(o) for p, o in read_owners(admin, "execute").items()}
+    with Proxy.before(database_url) as proxy:
+        pods = TwoPods(
+            start("struck", proxy.url(database_url), own_broker.proxied),
+            start("other", database_url, own_broker.bootstrap_servers),
+            proxy,
+            own_broker.proxy,
+            admin,
+        )
+        pods.await_shares(struck=2, other=2)
+        yield pods
 
-    app = make_app(database_url, home=home)
 
-    @app.job(group="key")
+@pytest.fixture
+def work(database_url, home) -> JobType[...]:
+    """The job type of the pods, for the test to enqueue."""
+
+    @make_app(database_url, home=home).job(group="key")
     def work(job, key: str) -> None: ...
 
-    with Proxy.before(database_url) as proxy:
-        struck = start("struck", proxy.url(database_url), own_broker.proxied)
-        other = start("other", database_url, own_broker.bootstrap_servers)
+    return work
 
-        def output() -> str:
-            return f"{shares()}\n{struck.output}\n{other.output}"
 
-        even = {"struck": 2, "other": 2}
-        wait_for(lambda: shares() == even, timeout=60, what=output)
-        with connect() as connection:
-            work.enqueue_many(connection, [{"key": key} for key in KEYS] * 4)
-        wait_for(lambda: len(calls.of("struck")) == WORKERS, what=output)
-        if fault == "frozen":
-            struck.pause()
-        elif fault == "without database":
-            proxy.hold()
-        else:
-            own_broker.proxy.hold()
-        wait_for(lambda: shares().get("other") == PARTITIONS, timeout=60, what=output)
-        # A living owner learns of it by its next heartbeat, and the new owner begins
-        # then.
-        wait_for(
-            lambda: {*calls.of("struck")} <= {*calls.of("other")},
-            timeout=60,
-            what=output,
-        )
-        under_way = {*calls.of("struck")}
-        calls.let_go.set()
-        if fault == "frozen":
-            struck.resume()
-        wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what=output)
-        # Until it is back, its memory still holds jobs that others took.
-        proxy.release()
-        own_broker.proxy.release()
-        wait_for(lambda: shares() == even, timeout=60, what=output)
+@pytest.mark.expects("fenced", "loop.failed")
+@pytest.mark.guarantee("I4", "FP16")
+@pytest.mark.parametrize("fault", ["frozen", "without database", "without kafka"])
+def test_only_calls_under_way_at_a_fault_are_made_twice(
+    pods, work, calls, admin, connect, fault
+):
+    with connect() as connection:
+        work.enqueue_many(connection, [{"key": key} for key in KEYS] * 4)
+    wait_for(lambda: len(calls.of("struck")) == WORKERS, what=pods.describe)
+    pods.strike(fault)
+    pods.await_shares(other=PARTITIONS)
+    # A living owner learns of it by its next heartbeat, and the new owner begins then.
+    wait_for(
+        lambda: {*calls.of("struck")} <= {*calls.of("other")},
+        timeout=60,
+        what=pods.describe,
+    )
+    under_way = {*calls.of("struck")}
+    calls.let_go.set()
+    if fault == "frozen":
+        pods.struck.resume()
+    wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what=pods.describe)
+    # Until it is back, its memory still holds jobs that others took.
+    pods.to_database.release()
+    pods.to_kafka.release()
+    pods.await_shares(struck=2, other=2)
     made = Counter(job for _, job in calls.made)
     assert len(made) == len(KEYS) * 4
     assert len(under_way) == WORKERS
     repeated = {job for job, times in made.items() if times > 1}
-    assert repeated <= under_way, f"{calls.made}\n{struck.output}\n{other.output}"
+    assert repeated <= under_way, f"{calls.made}\n{pods.describe()}"
     assert max(made.values()) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,10 +14,12 @@ from tests.support.outbox.history import Slot
 from tests.support.outbox.judge import judge
 from tests.support.processes.dying import ENTITIES, STEPS, changes_entities
 from tests.support.records import read_topic
-from tests.support.waiting import wait_for
+from tests.support.waiting import linger, wait_for
 
 if TYPE_CHECKING:
-    from tests.support.records import Seen
+    from tests.support.brokers import OwnBroker
+    from tests.support.outbox.history import Row
+    from tests.support.outbox.judge import Verdict
 
 QUICK = exponential(first=0.02, cap=0.1)
 _WAITING = """
@@ -32,11 +34,6 @@ def seconds(quick: float, slow: float):
     return pytest.mark.parametrize(
         "seconds", [quick, pytest.param(slow, marks=marks)], ids="{:g}s".format
     )
-
-
-def linger(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    wait_for(lambda: time.monotonic() >= until, timeout=seconds + 5)
 
 
 def values(bootstrap_servers: str, topic: str) -> dict[str, list[int]]:
@@ -100,58 +97,75 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
     assert not verdict.violations, str(verdict)
 
 
+class Changes:
+    """Jobs that each change an entity and send it; every fifth then fails twice."""
+
+    def __init__(self, url: str, admin: Any, broker: OwnBroker, connect: Any) -> None:
+        self._servers = broker.bootstrap_servers
+        self._connect = connect
+        self.app = make_app(url, kafka_bootstrap_servers=self._servers)
+        config = {"message.timestamp.type": "LogAppendTime"}
+        self._events = self.app.topic(broker.create(2, config), value=int)
+        admin.execute(ENTITIES)
+        admin.execute("insert into entities values ('a', 0)")
+
+        @self.app.job(group="key", retry=QUICK)
+        def change(job, key: str, n: int) -> None:
+            with job.transaction() as connection:
+                changed = connection.execute(
+                    "update entities set n = %s where key = %s and n <> %s", (n, key, n)
+                )
+                # Send a message only for a change. An attempt that comes this far and
+                # fails must change the row again the next time.
+                if changed.rowcount:
+                    self._events.send(connection, key=key, value=n, version=n)
+                if n % 5 == 0 and job.attempt <= 2:
+                    raise ConnectionError("after the change")
+
+        self._change = change
+
+    def enqueue(self, numbers: range) -> None:
+        """Enqueue two jobs for each number; the second one changes nothing."""
+        with self._connect() as connection:
+            for n in numbers:
+                self._change.enqueue(connection, key="a", n=n)
+                self._change.enqueue(connection, key="a", n=n)
+                connection.commit()
+
+    def judge(self, rows: list[Row]) -> Verdict:
+        """Check that the topic has these committed rows, and return the verdict."""
+        records = read_topic(self._servers, self._events.name)
+        verdict = judge(rows, {self._events.name: records})
+        assert not verdict.violations, str(verdict)
+        return verdict
+
+    def values(self) -> dict[str, list[int]]:
+        """Return the records of the topic by key."""
+        return values(self._servers, self._events.name)
+
+
 @pytest.mark.expects("loop.failed")
 @seconds(2, 60)
 @pytest.mark.guarantee("S4", "S17", "I22")
 def test_changes_are_sent_in_order_once_the_broker_is_back(
     database_url, admin, own_broker, connect, seconds
 ):
-    app = make_app(database_url, kafka_bootstrap_servers=own_broker.bootstrap_servers)
-    config = {"message.timestamp.type": "LogAppendTime"}
-    events = app.topic(own_broker.create(2, config), value=int)
-    admin.execute(ENTITIES)
-    admin.execute("insert into entities values ('a', 0)")
-
-    @app.job(group="key", retry=QUICK)
-    def change(job, key: str, n: int) -> None:
-        with job.transaction() as connection:
-            changed = connection.execute(
-                "update entities set n = %s where key = %s and n <> %s", (n, key, n)
-            )
-            # Send a message only for a change. An attempt that comes this far and fails
-            # must change the row again the next time.
-            if changed.rowcount:
-                events.send(connection, key=key, value=n, version=n)
-            if n % 5 == 0 and job.attempt <= 2:
-                raise ConnectionError("after the change")
-
-    def enqueue(numbers: range) -> None:
-        with connect() as connection:
-            for n in numbers:
-                # The second one changes nothing.
-                change.enqueue(connection, key="a", n=n)
-                change.enqueue(connection, key="a", n=n)
-                connection.commit()
-
-    def read() -> dict[str, list[Seen]]:
-        return {events.name: read_topic(own_broker.bootstrap_servers, events.name)}
-
+    changes = Changes(database_url, admin, own_broker, connect)
     with (
         Slot(database_url) as slot,
         heard("jobs.retried") as retried,
-        running(app, "executor", "relay"),
+        running(changes.app, "executor", "relay"),
     ):
-        enqueue(range(1, 6))
+        changes.enqueue(range(1, 6))
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
             timeout=40,
             what="the first ones are sent",
         )
         rows = slot.read()
-        calm = judge(rows, read())
-        assert not calm.violations, str(calm)
+        calm = changes.judge(rows)
         with own_broker.down():
-            enqueue(range(6, 56))
+            changes.enqueue(range(6, 56))
             wait_for(
                 lambda: count(admin, "jobs") == 0,
                 timeout=60,
@@ -162,11 +176,9 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
         wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
         drained = time.monotonic() - back_at
         rows += slot.read()
-    verdict = judge(rows, read())
-    assert not verdict.violations, str(verdict)
+    changes.judge(rows)
     assert len(retried) > 20
-    told = values(own_broker.bootstrap_servers, events.name)
-    assert told == {"a": [*range(1, 56)]}
+    assert changes.values() == {"a": [*range(1, 56)]}
     print(f"before: {calm}\nan outage of {seconds:g} s, drained in {drained:.1f} s")
     assert drained < 10 + seconds / 10
 

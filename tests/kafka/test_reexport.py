@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pytest
 from psycopg.rows import class_row
@@ -12,6 +15,12 @@ from jobs_lib import reexport
 from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
 from tests.support.topics import create_topic, delete_topics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.outbox.topic import Topic
+    from tests.support.records import Seen
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -71,62 +80,55 @@ def table(admin) -> dict[str, object]:
     return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
 
 
-@pytest.mark.guarantee("W1", "W45", "W49")
-def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table(
-    shop, database, admin, connect, bootstrap_servers, wait_for
-):
-    fill(admin, 2_000)
-    items = next(iter(shop.topics.values()))
+def rename(connection, items: Topic[Item], item: int, name: str) -> None:
+    """Rename an item that is there, and send its state."""
+    (version,) = connection.execute(
+        "update items set name = %s, version = version + 1 where id = %s"
+        " returning version",
+        (name, item),
+    ).fetchone() or (None,)
+    if version is not None:
+        value = Item(item, name, version)
+        items.send(connection, key=str(item), value=value, version=version)
+
+
+def delete(connection, items: Topic[Item], item: int) -> None:
+    """Delete an item that is there, and send its tombstone."""
+    gone = connection.execute(
+        "delete from items where id = %s returning version", (item,)
+    ).fetchone()
+    if gone:
+        items.tombstone(connection, key=str(item), version=gone[0] + 1)
+
+
+@contextlib.contextmanager
+def live_writes(connect, items: Topic[Item], count: int) -> Iterator[None]:
+    """Write items meanwhile; each tenth write is a deletion."""
     stop = threading.Event()
 
     def write() -> None:
-        n = 0
         with connect() as connection:
-            while not stop.wait(0.002):
-                n += 1
-                item = 1 + n * 7 % 2_000
+            for n in itertools.count(1):
+                if stop.wait(0.002):
+                    break
+                item = 1 + n * 7 % count
                 if n % 10:
-                    (version,) = connection.execute(
-                        "update items set name = 'renamed ' || %s,"
-                        " version = version + 1 where id = %s returning version",
-                        (n, item),
-                    ).fetchone() or (None,)
-                    if version is not None:
-                        value = Item(item, f"renamed {n}", version)
-                        items.send(
-                            connection, key=str(item), value=value, version=version
-                        )
+                    rename(connection, items, item, f"renamed {n}")
                 else:
-                    gone = connection.execute(
-                        "delete from items where id = %s returning version", (item,)
-                    ).fetchone()
-                    if gone:
-                        items.tombstone(connection, key=str(item), version=gone[0] + 1)
+                    delete(connection, items, item)
                 connection.commit()
 
     writer = threading.Thread(target=write)
-    with running(shop, "executor", "relay"):
-        writer.start()
-        entity = shop.entities["items"]
-        reexport.start(database, entity, rate=100_000)
-        wait_for(
-            lambda: reexport.status(database, "items").state == "finished",
-            timeout=60,
-            what=lambda: f"all is sent: {reexport.status(database, 'items')}",
-        )
+    writer.start()
+    try:
+        yield
+    finally:
         stop.set()
         writer.join()
-        wait_for(
-            lambda: (
-                admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0] == 0
-            ),
-            what="the live rows are sent too",
-        )
-    records = read_topic(bootstrap_servers, items.name)
-    assert newest(records) == table(admin)
-    causes = [record.headers["ce_cause"] for record in records]
-    assert set(causes) == {"live", "reexport"}
-    # A re-export never takes a key back to an older state.
+
+
+def check_versions(records: list[Seen]) -> None:
+    """Check that no record takes its key back to an older state."""
     versions: dict[str, int] = {}
     for record in records:
         if record.value is not None:
@@ -134,6 +136,28 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
             assert record.headers["ce_version"] == str(version)
             assert version >= versions.get(record.key, 0)
             versions[record.key] = version
+
+
+@pytest.mark.guarantee("W1", "W45", "W49")
+def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table(
+    shop, database, admin, connect, bootstrap_servers, wait_for
+):
+    fill(admin, 2_000)
+    items = next(iter(shop.topics.values()))
+    with running(shop, "executor", "relay"):
+        with live_writes(connect, items, 2_000):
+            reexport.start(database, shop.entities["items"], rate=100_000)
+            wait_for(
+                lambda: reexport.status(database, "items").state == "finished",
+                timeout=60,
+                what=lambda: f"all is sent: {reexport.status(database, 'items')}",
+            )
+        wait_for(lambda: count(admin, "outbox") == 0, what="the live rows are sent too")
+    records = read_topic(bootstrap_servers, items.name)
+    assert newest(records) == table(admin)
+    causes = [record.headers["ce_cause"] for record in records]
+    assert set(causes) == {"live", "reexport"}
+    check_versions(records)
 
 
 def test_a_state_that_changes_while_it_is_read_never_goes_back(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,10 @@ from jobs_lib.outbox.capture import capture_changes
 from tests.support.apps import heard, make_app, running
 from tests.support.pods import count_shares
 from tests.support.records import read_topic
+
+if TYPE_CHECKING:
+    from jobs_lib.outbox.topic import Topic
+    from tests.support import Worker
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -58,6 +62,52 @@ def states(app, topic):
     return app.topic(topic(4), value=State, compacted=True, partitions=4, merge=False)
 
 
+@pytest.fixture
+def read_versions(bootstrap_servers, states):
+    """A function that reads the versions of each key from the topic, in order."""
+
+    def read_versions() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for record in read_topic(bootstrap_servers, states.name):
+            found.setdefault(record.key, []).append(int(record.headers["ce_version"]))
+        return found
+
+    return read_versions
+
+
+@pytest.fixture
+def start_relay(start_process, database_url, bootstrap_servers, states):
+    """A function that starts a relay of the topic in a process of its own."""
+
+    def start_relay(**options) -> Worker:
+        return start_process(
+            "relay",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            topic=states.name,
+            **options,
+        )
+
+    return start_relay
+
+
+def send(connection, states: Topic[State], key: str, n: int) -> None:
+    """Send the state of a key in its version n."""
+    states.send(connection, key=key, value=State(key, n, n), version=n)
+
+
+def count_repeats(found: dict[str, list[int]], sent: dict[str, list[int]]) -> int:
+    """Check that repeats change neither the order nor the end; return their number."""
+    assert found.keys() == sent.keys()
+    repeats = 0
+    for key, versions in found.items():
+        firsts = list(dict.fromkeys(versions))
+        repeats += len(versions) - len(firsts)
+        assert firsts == sent[key]
+        assert versions[-1] == sent[key][-1]
+    return repeats
+
+
 def left(admin) -> int:
     return admin.execute("select count(*) from jobs_lib.outbox").fetchone()[0]
 
@@ -71,7 +121,7 @@ def test_every_commit_is_a_record_and_a_rollback_is_none(
         for n in range(1, 301):
             key = f"k{n % 7}"
             with connect() as connection:
-                states.send(connection, key=key, value=State(key, n, n), version=n)
+                send(connection, states, key, n)
                 if n % 3 == 0:
                     connection.rollback()
                 else:
@@ -279,7 +329,7 @@ def test_a_row_with_the_lowest_id_that_commits_last_is_sent(
 
 
 def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
-    app, admin, states, connect, bootstrap_servers, wait_for
+    app, admin, states, connect, read_versions, wait_for
 ):
     admin.execute("create table counters (key text primary key, n int)")
     admin.execute(
@@ -293,9 +343,7 @@ def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
                 (count,) = connection.execute(
                     "update counters set n = n + 1 where key = %s returning n", (key,)
                 ).fetchone()
-                states.send(
-                    connection, key=key, value=State(key, count, count), version=count
-                )
+                send(connection, states, key, count)
                 if (n + seed) % 4:
                     connection.commit()
                 else:
@@ -308,98 +356,47 @@ def test_order_per_key_holds_with_concurrent_writers_and_late_commits(
         for writer in writers:
             writer.join()
         wait_for(lambda: left(admin) == 0, what="the outbox is empty")
-    versions: dict[str, list[int]] = {}
-    for record in read_topic(bootstrap_servers, states.name):
-        versions.setdefault(record.key, []).append(int(record.headers["ce_version"]))
     rows = admin.execute("select key, n from counters where n > 0").fetchall()
-    assert versions == {key: list(range(1, n + 1)) for key, n in rows}
+    assert read_versions() == {key: list(range(1, n + 1)) for key, n in rows}
 
 
 @pytest.mark.guarantee("W11")
 def test_a_crash_between_send_and_delete_repeats_and_loses_nothing(
-    admin,
-    states,
-    app,
-    connect,
-    bootstrap_servers,
-    start_process,
-    database_url,
-    wait_for,
+    admin, states, app, connect, start_relay, read_versions, wait_for
 ):
+    sent: dict[str, list[int]] = {}
     with connect() as connection:
         for n in range(1, 31):
             key = f"k{n % 3}"
-            states.send(connection, key=key, value=State(key, n, n), version=n)
-    worker = start_process(
-        "relay",
-        database_url,
-        kafka_bootstrap_servers=bootstrap_servers,
-        topic=states.name,
-        dies_at={"block.produced": 1},
-    )
-    assert worker.wait(timeout=60) == -9
+            send(connection, states, key, n)
+            sent.setdefault(key, []).append(n)
+    assert start_relay(dies_at={"block.produced": 1}).wait(timeout=60) == -9
     assert left(admin) > 0
     with heard("block.deleted"), running(app, "relay"):
         wait_for(lambda: left(admin) == 0, timeout=30, what="the next relay goes on")
-    by_key: dict[str, list[int]] = {}
-    for record in read_topic(bootstrap_servers, states.name):
-        by_key.setdefault(record.key, []).append(int(record.headers["ce_version"]))
-    repeats = 0
-    for key, versions in by_key.items():
-        expected = [n for n in range(1, 31) if f"k{n % 3}" == key]
-        firsts = list(dict.fromkeys(versions))
-        repeats += len(versions) - len(firsts)
-        assert firsts == expected
-        assert versions[-1] == expected[-1]
+    found = read_versions()
+    assert count_repeats(found, sent) > 0
+    for key, versions in found.items():
         # A repeat replays the sequence; the sequence never goes back for good.
-        assert all(a < b or b == expected[0] for a, b in pairwise(versions))
-    assert repeats > 0
+        assert all(a < b or b == sent[key][0] for a, b in pairwise(versions))
 
 
 @pytest.mark.slow
 def test_relays_share_the_shards_and_take_over_those_of_a_dead_relay(
-    admin,
-    states,
-    app,
-    connect,
-    bootstrap_servers,
-    start_process,
-    database_url,
-    wait_for,
+    admin, states, connect, start_relay, read_versions, wait_for
 ):
-    workers = [
-        start_process(
-            "relay",
-            database_url,
-            kafka_bootstrap_servers=bootstrap_servers,
-            topic=states.name,
-        )
-        for _ in range(2)
-    ]
-
+    first, _ = start_relay(), start_relay()
     wait_for(
         lambda: len(shares := count_shares(admin, "relay")) == 2 and sum(shares) == 16,
         timeout=30,
         what="two relays share 16 shards",
     )
-    versions = 0
-    for round_ in range(4):
-        for _ in range(50):
-            versions += 1
-            with connect() as connection:
-                for key in ("a", "b", "c", "d", "e"):
-                    states.send(
-                        connection,
-                        key=key,
-                        value=State(key, versions, versions),
-                        version=versions,
-                    )
-        if round_ == 1:
-            workers[0].kill()
+    keys = ("a", "b", "c", "d", "e")
+    for n in range(1, 201):
+        with connect() as connection:
+            for key in keys:
+                send(connection, states, key, n)
+        if n == 100:
+            first.kill()
     wait_for(lambda: left(admin) == 0, timeout=60, what="the survivor sent the rest")
-    by_key: dict[str, list[int]] = {}
-    for record in read_topic(bootstrap_servers, states.name):
-        by_key.setdefault(record.key, []).append(int(record.headers["ce_version"]))
-    for found in by_key.values():
-        assert list(dict.fromkeys(found)) == list(range(1, versions + 1))
-        assert found[-1] == versions
+    count_repeats(read_versions(), {key: [*range(1, 201)] for key in keys})

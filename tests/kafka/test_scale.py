@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.apps import count, make_app, running
-from tests.support.pods import Pods, read_owners
+from tests.support.apps import HOME, count, make_app, running
+from tests.support.ordered import EFFECTS, add_ordered_job, read_order
+from tests.support.pods import Pods, await_pods, read_owners
 
 if TYPE_CHECKING:
-    from jobs_lib import Job
+    from jobs_lib import App
+    from jobs_lib.jobs.type import JobType
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -82,69 +84,60 @@ def test_pods_share_partitions_evenly_and_run_the_jobs_of_their_own(
     assert max(sizes) - min(sizes) <= 1
 
 
+class Rounds:
+    """Enqueues one job in each of fifty groups at a time."""
+
+    GROUPS = [f"g{n}" for n in range(50)]
+
+    def __init__(self, work: JobType[...], connect: Any) -> None:
+        self.sent = 0
+        """How many jobs each group has."""
+        self._work = work
+        self._connect = connect
+
+    def send(self) -> None:
+        """Enqueue the next job of each group."""
+        with self._connect() as connection:
+            payloads = [{"group": group, "n": self.sent} for group in self.GROUPS]
+            self._work.enqueue_many(connection, payloads)
+        self.sent += 1
+
+
 @pytest.mark.guarantee("S13", "I11")
 def test_an_executor_becomes_five_and_one_again_under_load(
     database_url, admin, connect, wait_for
 ):
-    admin.execute(
-        'create table effects ("group" text, n int,'
-        " place bigint generated always as identity)"
-    )
-    app = make_app(database_url)
+    def make(pod: str) -> App:
+        app = make_app(database_url, pod=pod)
+        add_ordered_job(app)
+        return app
 
-    @app.job(group="group")
-    def work(job: Job, group: str, n: int) -> None:
-        with job.transaction() as connection:
-            connection.execute(
-                'insert into effects ("group", n) values (%s, %s)', (group, n)
-            )
+    def await_shared(count: int) -> None:
+        await_pods(admin, {f"pod-{n}" for n in range(count)}, len(HOME))
 
-    def make(pod: str):
-        other = make_app(database_url, pod=pod)
-        other.jobs.update(app.jobs)
-        return other
-
-    def owning() -> set[str]:
-        owners = read_owners(admin, "execute")
-        return {*owners} if sum(map(len, owners.values())) == 16 else set()
-
-    def await_pods(count: int) -> None:
-        names = {f"pod-{n}" for n in range(count)}
-        wait_for(lambda: owning() == names, timeout=30, what=f"{count} pods share all")
-
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        with connect() as connection:
-            payloads = [{"group": f"g{g}", "n": sent} for g in range(50)]
-            work.enqueue_many(connection, payloads)
-        sent += 1
-
+    admin.execute(EFFECTS)
+    rounds = Rounds(make("outside").jobs["work"], connect)
     with contextlib.ExitStack() as pods:
         stacks = []
         for n in range(5):
             stacks.append(pods.enter_context(contextlib.ExitStack()))
             stacks[-1].enter_context(running(make(f"pod-{n}"), "executor"))
-            send()
-            await_pods(n + 1)
-            send()
+            rounds.send()
+            await_shared(n + 1)
+            rounds.send()
         for n in reversed(range(1, 5)):
-            send()
+            rounds.send()
             stacks[n].close()
-            send()
-            await_pods(n)
-        total = sent * 50
+            rounds.send()
+            await_shared(n)
+        total = rounds.sent * len(rounds.GROUPS)
         wait_for(
             lambda: admin.execute("select from effects").rowcount == total,
             timeout=60,
             what="all have run",
         )
-    for group in range(50):
-        rows = admin.execute(
-            'select n from effects where "group" = %s order by place', (f"g{group}",)
-        )
-        assert [n for (n,) in rows] == list(range(sent))
+    for group in rounds.GROUPS:
+        assert read_order(admin, group) == list(range(rounds.sent))
 
 
 @pytest.mark.slow

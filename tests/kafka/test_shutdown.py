@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import urllib.error
 import urllib.request
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +14,18 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.service.service import Service
 from jobs_lib.service.supervisor import CUT_OFF, SHARE
 from tests.support.apps import make_app
+from tests.support.pods import await_shares
 from tests.support.processes.pods import MAY_END
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.support import Worker
 
 pytestmark = pytest.mark.expects("fenced")
 
 PARTITIONS = 4
+JOBS = 5
+"""In each partition."""
 
 
 def ask(port: int, path: str) -> int:
@@ -34,84 +42,128 @@ def ask(port: int, path: str) -> int:
         return 0
 
 
-def said(worker, word: str) -> set[str]:
-    """Return the jobs that the worker has reported with this word."""
-    return {line.split()[1] for line in list(worker.lines) if line.startswith(word)}
+class Pod:
+    """A pod in a process of its own."""
+
+    def __init__(self, worker: Worker, port: int) -> None:
+        self.worker = worker
+        self._port = port
+
+    def ask(self, path: str) -> int:
+        """Return the status of one of its probes; 0 without an answer."""
+        return ask(self._port, path)
+
+    def stop_twice(self) -> None:
+        """Ask it to stop, and again once it has heard that."""
+        self.worker.signal(signal.SIGTERM)
+        wait_for(lambda: self.ask("/readyz") == 503, what="it has heard that")
+        self.worker.signal(signal.SIGTERM)
+        assert self.worker.wait() == CUT_OFF
+
+    def said(self, word: str) -> set[str]:
+        """Return the jobs that it has reported with this word."""
+        lines = list(self.worker.lines)
+        return {line.split()[1] for line in lines if line.startswith(word)}
 
 
-@pytest.mark.guarantee("J19")
-def test_a_pod_finishes_its_running_jobs_and_ends_at_once_when_asked_twice(
-    admin, connect, database_url, bootstrap_servers, kafka_admin, topic, start_process,
-    wait_for,
-):  # fmt: skip
-    home = topic(PARTITIONS)
+@pytest.fixture
+def home(topic) -> str:
+    """The topic of the pods."""
+    return topic(PARTITIONS)
+
+
+@pytest.fixture
+def start_pods(admin, database_url, bootstrap_servers, home, start_process):
+    """A function that starts pods, and waits until they share the partitions evenly.
+
+    Their jobs end when the test lets them.
+    """
     admin.execute(MAY_END)
-    ports = {pod: free_port() for pod in ("first", "second")}
-    first, second = (
-        start_process(
+
+    def start(pod: str) -> Pod:
+        port = free_port()
+        worker = start_process(
             "pod",
             database_url,
             kafka_bootstrap_servers=bootstrap_servers,
             home=home,
             pod=pod,
-            probes_port=ports[pod],
+            probes_port=port,
         )
-        for pod in ports
-    )
+        return Pod(worker, port)
 
-    def owned(pod: str) -> int:
-        return admin.execute(
-            "select count(*) from jobs_lib.origins o join jobs_lib.processes p"
-            " on p.id = o.owner where o.role = 'execute' and p.pod = %s",
-            (pod,),
-        ).fetchone()[0]
+    def start_pods(*names: str) -> list[Pod]:
+        pods = [start(name) for name in names]
+        await_shares(admin, dict.fromkeys(names, PARTITIONS // len(names)))
+        return pods
 
-    wait_for(
-        lambda: owned("first") == owned("second") == PARTITIONS // 2,
-        timeout=60,
-        what="each has half of the partitions",
-    )
+    return start_pods
+
+
+@pytest.fixture
+def put_to_work(connect, database_url, home, wait_for):
+    """A function that enqueues jobs in each partition, and waits until all pods run."""
     app = make_app(database_url)
 
     @app.job()
     def work(job) -> None: ...
 
-    with connect() as connection:
-        for n in range(PARTITIONS):
-            for _ in range(5):
-                work.options(origin=f"{home}/{n}").enqueue(connection)
-    wait_for(
-        lambda: len(said(first, "started")) == len(said(second, "started")) == 2,
-        timeout=60,
-        what=lambda: f"both are at work\n{first.output}\n{second.output}",
-    )
-    assert ask(ports["first"], "/readyz") == ask(ports["first"], "/livez") == 200
+    def put_to_work(*pods: Pod) -> None:
+        with connect() as connection:
+            for n in range(PARTITIONS):
+                for _ in range(JOBS):
+                    work.options(origin=f"{home}/{n}").enqueue(connection)
+        wait_for(
+            lambda: all(len(pod.said("started")) == 2 for pod in pods),
+            timeout=60,
+            what=lambda: "\n".join(["all work", *(pod.worker.output for pod in pods)]),
+        )
 
-    first.signal(signal.SIGTERM)
-    wait_for(lambda: ask(ports["first"], "/readyz") == 503, what="it is not ready")
-    assert ask(ports["first"], "/livez") == 200
+    return put_to_work
+
+
+def check_left(admin, ended: set[str]) -> None:
+    """Check that all other jobs are there, and that no attempt or crash was counted."""
+    left = admin.execute("select id::text, attempt, crashes from jobs_lib.jobs")
+    rows = left.fetchall()
+    assert {row[0] for row in rows}.isdisjoint(ended)
+    assert len(rows) == PARTITIONS * JOBS - len(ended)
+    assert {row[1:] for row in rows} == {(0, 0)}
+
+
+@pytest.mark.guarantee("J19")
+def test_a_stopping_pod_finishes_its_running_jobs_and_leaves_the_rest_to_others(
+    admin, home, kafka_admin, start_pods, put_to_work
+):
+    first, second = start_pods("first", "second")
+    put_to_work(first, second)
+    assert first.ask("/readyz") == first.ask("/livez") == 200
+    first.worker.signal(signal.SIGTERM)
+    wait_for(lambda: first.ask("/readyz") == 503, what="it is not ready")
+    assert first.ask("/livez") == 200
     admin.execute("insert into may_end values ('first')")
-    assert first.wait() == 0
-    assert said(first, "ended") == said(first, "started")
-    assert len(said(first, "ended")) < PARTITIONS // 2 * 5
+    assert first.worker.wait() == 0
+    ended = first.said("ended")
+    assert ended == first.said("started")
+    assert len(ended) < PARTITIONS // 2 * JOBS
     groups = kafka_admin.describe_consumer_groups([f"{home}-service"])
     members = groups[f"{home}-service"].result().members
     assert [member.client_id for member in members] == ["second"]
     # This is long before the group would have missed it.
-    wait_for(
-        lambda: owned("second") == PARTITIONS, timeout=40, what="the other has it all"
-    )
+    await_shares(admin, {"second": PARTITIONS})
+    check_left(admin, ended)
+    # What it has taken over survives that it is cut off, too.
+    second.stop_twice()
+    check_left(admin, ended)
 
-    second.signal(signal.SIGTERM)
-    wait_for(lambda: ask(ports["second"], "/readyz") == 503, what="it has heard that")
-    second.signal(signal.SIGTERM)
-    assert second.wait() == CUT_OFF
-    assert said(second, "ended") == set()
-    left = admin.execute("select id::text, attempt, crashes from jobs_lib.jobs")
-    rows = left.fetchall()
-    assert {row[0] for row in rows}.isdisjoint(said(first, "ended"))
-    assert len(rows) == PARTITIONS * 5 - len(said(first, "ended"))
-    assert {row[1:] for row in rows} == {(0, 0)}
+
+@pytest.mark.guarantee("J19")
+def test_a_pod_that_is_asked_twice_to_stop_ends_at_once(admin, start_pods, put_to_work):
+    (pod,) = start_pods("first")
+    put_to_work(pod)
+    pod.stop_twice()
+    assert pod.said("ended") == set()
+    check_left(admin, ended=set())
 
 
 def test_a_pod_that_waits_for_kafka_is_live_and_not_ready(

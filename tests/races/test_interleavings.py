@@ -9,6 +9,7 @@ import pytest
 
 from jobs_lib import Discard
 from jobs_lib.errors import FencedError
+from jobs_lib.executor.claiming.rows import JOB, ClaimRow
 from jobs_lib.executor.lane import Result
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
@@ -71,6 +72,28 @@ def test_a_take_over_comes_first_and_the_claim_passes_it_by_without_waiting(scen
     heir.take_over(ORIGIN)
     assert run(heir) == [job]
     assert scene.state(job) is None
+
+
+@pytest.mark.guarantee("S12", "I11")
+@pytest.mark.parametrize("name", ["claim", "claim_plain"])
+@pytest.mark.parametrize("change", ["owner = gen_random_uuid()", "epoch = epoch + 1"])
+def test_an_old_owner_claims_nothing_after_the_take_over(scene, name, change):
+    pod = scene.pod(ORIGIN)
+    job = scene.enqueue()
+    pod.claimer.cursors[ORIGIN].all_plain = name == "claim_plain"
+    pod.claimer.windows.hint(ORIGIN)
+    query, parameters = pod.claimer.prepare(8)
+    assert query == name
+
+    def claim() -> list[int]:
+        connection = scene.begin()
+        rows = [ClaimRow(*row) for row in scene.send(connection, query, parameters)]
+        connection.rollback()
+        return [row.id for row in rows if row.kind == JOB]
+
+    assert claim() == [job]
+    scene.admin.execute(f"update jobs_lib.origins set {change}")
+    assert claim() == []
 
 
 @pytest.mark.guarantee("J12")

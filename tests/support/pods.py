@@ -6,8 +6,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tests.support.apps import make_app
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib import App, Job
 
 
@@ -61,6 +64,36 @@ def read_owners(admin: Any, role: str) -> dict[str, set[str]]:
         (role,),
     )
     return {pod: set(origins) for pod, origins in rows.fetchall()}
+
+
+def read_shares(admin: Any, role: str) -> dict[str, int]:
+    """How many origins each pod has in a role."""
+    return {pod: len(origins) for pod, origins in read_owners(admin, role).items()}
+
+
+def await_shares(
+    admin: Any, shares: dict[str, int], describe: Callable[[], str] = str
+) -> None:
+    """Wait until these pods, and no others, have these numbers of origins."""
+    wait_for(
+        lambda: read_shares(admin, "execute") == shares,
+        timeout=60,
+        what=lambda: f"{shares}: {read_shares(admin, 'execute')}\n{describe()}",
+    )
+
+
+def await_pods(admin: Any, pods: set[str], origins: int) -> None:
+    """Wait until these pods, and no others, share all origins."""
+
+    def shared() -> bool:
+        shares = read_shares(admin, "execute")
+        return {*shares} == pods and sum(shares.values()) == origins
+
+    wait_for(
+        shared,
+        timeout=40,
+        what=lambda: f"{pods} share all: {read_shares(admin, 'execute')}",
+    )
 
 
 def count_shares(admin: Any, role: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 from tests.support.budgets import read_cpu
+from tests.support.inner_runs import run_pytest
 from tests.support.order import read_long_files, start_long_first
 from tests.support.pages import ROOT
 
@@ -72,19 +72,9 @@ def test_a_report_shows_the_cpu_of_each_folders_everyday_tests(tmp_path):
         file = tmp_path / "tests" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "tests"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTEST_PLUGINS": "xdist.plugin",
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shared = ("-n", "2", "--dist", "loadfile")
+    done = run_pytest(tmp_path, *shared, "tests", plugins="xdist.plugin")
+    assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"^(\w+) +([\d.]+) of +\d+(.*)$", done.stdout, re.MULTILINE)
     told = {folder: float(seconds) for folder, seconds, _ in lines}
     assert {*told} == {"burns", "slow", "waits"}, done.stdout

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 import pytest
 
 from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.executor.limiting.turn import Line, Turn
-from jobs_lib.executor.running.lane_runner import LaneRunner
+from jobs_lib.executor.running.event_loop import AsyncWorkers
+from jobs_lib.executor.running.threads import ThreadWorkers
 from tests.support.claimed import make_claimed
 
 
@@ -62,26 +65,57 @@ def test_a_turn_counts_as_long_after_fifty_jobs(line):
     assert [line.turn.is_long() for _ in range(100)].index(True) == 49
 
 
-class Unused:
-    """Takes the place of a runner that runs nothing."""
+class Interrupted:
+    """Takes the place of a runner: an error from outside ends the thread."""
 
     has_batches = False
+
+    def run(self, job: ClaimedJob) -> None:
+        """Raise, as if the handler were interrupted."""
+        raise KeyboardInterrupt
 
     def fail(self, job: ClaimedJob, error: BaseException) -> None:
         """Do nothing when the attempt fails."""
 
 
-def test_a_turn_ends_when_an_error_ends_its_worker(line, ends):
-    runner: Any = Unused()
-    lanes: LaneRunner[int] = LaneRunner(
-        runner, {}, lambda lane: None, lambda: None, is_async=False
-    )
-    job = make_claimed(Lane("local/0", 1, None, 1, UUID(int=1), Finished()))
-    line.waiting.append(job)
-    lanes.put([line.turn], first=False)
-    decisions = lanes.decide(1)
-    assert next(decisions) is job
+@pytest.fixture
+def lane():
+    """A lane of jobs without a group."""
+    return Lane("local/0", 1, None, 1, UUID(int=1), Finished())
+
+
+def test_a_turn_ends_when_an_error_ends_its_thread(line, ends, lane):
+    runner: Any = Interrupted()
+    workers = ThreadWorkers(1, runner, {}, lambda: None, lambda lane: None)
+    line.waiting.append(make_claimed(lane))
+    workers.put([line.turn])
     with pytest.raises(KeyboardInterrupt):
-        decisions.throw(KeyboardInterrupt())
+        workers._work_off()
     assert ends == [("a", True)]
-    assert not lanes.turns
+    assert not workers._queue.turns
+
+
+class Quick(Interrupted):
+    """Takes the place of a runner: its handlers await nothing."""
+
+    async def run_async(self, job: ClaimedJob) -> None:
+        """Complete the job."""
+
+
+def test_a_turn_of_a_task_lets_others_have_the_event_loop(line, lane):
+    runner: Any = Quick()
+    workers = AsyncWorkers(1, runner, {}, Mock(), Mock(), AsyncMock())
+    line.waiting.extend(make_claimed(lane) for _ in range(3_000))
+    workers._queue.put([line.turn], first=False)
+
+    async def count_breaks() -> int:
+        work = asyncio.create_task(workers._work_off())
+        breaks = 0
+        while line.waiting:
+            await asyncio.sleep(0)
+            breaks += 1
+        work.cancel()
+        return breaks
+
+    # One after each fifty jobs, although nothing else waits.
+    assert asyncio.run(count_breaks()) == 60

@@ -48,11 +48,11 @@ class BatchRunner:
                 job.lane.finished.add(job, self._runner.fail(job, error))
             for lane in lanes:
                 lane.failed = True
-                _end(lane)
+                lane.finished.end_lane(lane)
             raise
         for lane in lanes:
             if lane.failed or lane.dropped or not lane.jobs:
-                _end(lane)
+                lane.finished.end_lane(lane)
             else:
                 self._ready.append(lane)
         return len(jobs)
@@ -90,11 +90,6 @@ class BatchRunner:
                 continue
             if not lane.finished.add(job, outcome) and job.group is not None:
                 lane.failed = True
-
-
-def _end(lane: Lane) -> None:
-    lane.finished.add_lane(lane)
-    lane.finished.wake()
 
 
 def _begin(jobs: list[ClaimedJob]) -> list[ClaimedJob]:

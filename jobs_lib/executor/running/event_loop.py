@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.executor.running.lane_runner import LaneRunner
+from jobs_lib.executor.running.ready_queue import ReadyQueue
 from jobs_lib.executor.running.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from jobs_lib.executor.lane import ClaimedJob, Item, Lane
     from jobs_lib.executor.limiting.turn import Turn
     from jobs_lib.executor.running.runner import Runner
+
+_YIELD_AFTER = 50
+"""Jobs that a task runs before others get the event loop."""
 
 
 class AsyncWorkers:
@@ -40,8 +44,8 @@ class AsyncWorkers:
         self._runner = runner
         self._starving = starving
         self._close = close
-        self._lanes: LaneRunner[asyncio.Task[None]] = LaneRunner(
-            runner, limits, pass_on, self._watch, is_async=True
+        self._queue: ReadyQueue[asyncio.Task[None]] = ReadyQueue(
+            runner, limits, pass_on, lambda: self._watchdog.wake(), is_async=True
         )
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,7 +54,7 @@ class AsyncWorkers:
             target=self._serve, name="jobs_lib loop", daemon=True
         )
         self._watchdog = Watchdog(
-            self._lanes.running,
+            self._queue.running,
             call=self._call,
             cancel=self.cancel,
             give_up=self._give_up,
@@ -68,7 +72,7 @@ class AsyncWorkers:
 
     def stop(self) -> None:
         """Cancel running jobs, and wait for them."""
-        self._lanes.stop()
+        self._queue.stop()
         self._watchdog.stop()
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel_all)
@@ -81,12 +85,12 @@ class AsyncWorkers:
     @property
     def ran(self) -> int:
         """The number of jobs that were begun."""
-        return self._lanes.ran
+        return self._queue.ran
 
     @property
     def is_starving(self) -> bool:
         """Whether no job waits to be run."""
-        return not self._lanes.ready
+        return not self._queue.ready
 
     @property
     def idle(self) -> int:
@@ -95,14 +99,14 @@ class AsyncWorkers:
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these in this order: ``first``, or after those that wait."""
-        self._lanes.put(items, first=first)
+        self._queue.put(items, first=first)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._wake_tasks)
         self._watchdog.wake()
 
     def take_back(self) -> list[Item | Turn]:
         """Take everything back that no task has begun."""
-        return self._lanes.take_back()
+        return self._queue.take_back()
 
     def cancel(self, job: ClaimedJob) -> None:
         """Cancel a running handler."""
@@ -115,13 +119,10 @@ class AsyncWorkers:
             self._loop.call_soon_threadsafe(function)
 
     def _give_up(self, task: asyncio.Task[None], job: ClaimedJob) -> bool:
-        given_up = self._lanes.give_up(task, job)
+        given_up = self._queue.give_up(task, job)
         if given_up:
             self._call(self._add_task)
         return given_up
-
-    def _watch(self) -> None:
-        self._watchdog.wake()
 
     # The loop's thread
 
@@ -154,7 +155,7 @@ class AsyncWorkers:
         task.add_done_callback(self._tasks.discard)
 
     def _wake_tasks(self) -> None:
-        for _ in range(min(len(self._lanes.ready), len(self._idle))):
+        for _ in range(min(len(self._queue.ready), len(self._idle))):
             waiting = self._idle.popleft()
             if not waiting.done():
                 waiting.set_result(None)
@@ -164,18 +165,18 @@ class AsyncWorkers:
             task.cancel()
 
     def _cancel_one(self, job: ClaimedJob) -> None:
-        for task, running in self._lanes.running.items():
+        for task, running in self._queue.running.items():
             if running is job:
                 task.cancel()
 
     async def _work(self) -> None:
-        while not self._lanes.stopping:
+        while not self._queue.stopping:
             try:
                 await self._work_off()
                 return
             except BaseException as error:
                 # The cancellation was meant for a job, which has ended.
-                if self._lanes.stopping:
+                if self._queue.stopping:
                     raise
                 if not isinstance(error, asyncio.CancelledError):
                     telemetry.emit("thread.ended", thread="jobs_lib loop", error=error)
@@ -183,32 +184,30 @@ class AsyncWorkers:
     async def _work_off(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        decisions = self._lanes.decide(task)
-        outcome = None
+        lane_runner = LaneRunner(self._queue, task)
+        ran = 0
         try:
             while True:
-                try:
-                    job = decisions.send(outcome)
-                except StopIteration:
+                job = lane_runner.take()
+                if job is not None:
+                    outcome = await self._runner.run_async(job)
+                    # The cancellation was meant for the job, not for the task.
+                    while task.cancelling() and not self._queue.stopping:
+                        task.uncancel()
+                    if not lane_runner.end(job, outcome):
+                        return
+                    ran += 1
+                    if ran % _YIELD_AFTER == 0:
+                        await asyncio.sleep(0)
+                elif self._queue.stopping:
                     return
-                if job is None:
+                else:
                     await self._wait()
-                    outcome = None
-                    continue
-                outcome = await self._runner.run_async(job)
-                # The cancellation was meant for the job, not for the task.
-                while task.cancelling() and not self._lanes.stopping:
-                    task.uncancel()
         except BaseException as error:
-            # It came from outside, and may have hit this task anywhere.
-            decisions.throw(error)
+            lane_runner.fail(error)
             raise
 
     async def _wait(self) -> None:
-        if self._lanes.ready:
-            # It has run many: let other tasks have the loop.
-            await asyncio.sleep(0)
-            return
         self._starving()
         waiting = asyncio.get_running_loop().create_future()
         self._idle.append(waiting)

@@ -1,247 +1,196 @@
-"""Decide what a worker runs next: jobs, lanes and turns, for threads and event loops.
-
-The decisions are a generator of steps, written once. A thread or a task drives it: it
-runs each job that the generator yields, and sends the outcome back.
-"""
+"""Decide what one worker runs next, for threads and for tasks of an event loop."""
 
 from __future__ import annotations
 
-from collections import deque
-from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from jobs_lib.executor.lane import ClaimedJob, Lane
 from jobs_lib.executor.running.batch_runner import BatchRunner
+from jobs_lib.executor.running.ready_queue import WorkerId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from jobs_lib.executor.lane import Item, Outcome
+    from jobs_lib.executor.lane import Outcome
     from jobs_lib.executor.limiting.turn import Turn
-    from jobs_lib.executor.running.runner import Runner
-
-WorkerId = TypeVar("WorkerId")
-"""Names a worker: the number of a thread, or a task."""
-
-
-_YIELD_AFTER = 50
-"""Jobs and lanes that an async worker runs before others get the event loop."""
-
-
-class Then(Enum):
-    """What follows after a job."""
-
-    GO_ON = "go on"
-    """The next job of its group may run."""
-    STOP = "stop"
-    """Its group waits, and so does what is left of its lane."""
-    LEAVE = "leave"
-    """The job's time was over, and another worker has taken this one's place."""
-
-
-Decisions: TypeAlias = "Generator[ClaimedJob | None, Outcome | None, Then]"
-"""Yields a job that is to run now, and receives its outcome, None for completed."""
+    from jobs_lib.executor.running.ready_queue import ReadyQueue
 
 
 class LaneRunner(Generic[WorkerId]):
-    """Shares what waits among workers, and notes what they run.
+    """Takes a worker through jobs, lanes and turns, and notes how each job ends.
 
-    A job that the generator yields has begun. If its worker raises an error instead of
-    an outcome, it throws the error into the generator, which lets the job fail.
+    The worker calls :meth:`take`, runs the job, and calls :meth:`end`. An error from
+    outside may hit the worker anywhere; it then calls :meth:`fail`.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        limits: Mapping[str, float],
-        pass_on: Callable[[Lane], None],
-        watch: Callable[[], None],
-        *,
-        is_async: bool,
-    ) -> None:
-        """Prepare.
+    __slots__ = ("_batches", "_job", "_lane", "_queue", "_shows", "_turn", "_worker")
+
+    def __init__(self, queue: ReadyQueue[WorkerId], worker: WorkerId) -> None:
+        """Begin with nothing.
 
         Args:
-            runner: knows the types, and the outcomes of jobs that it did not run.
-            limits: the time limits of types that have one, in seconds.
-            pass_on: takes a lane whose next job is for workers of the other kind.
-            watch: called when a job with a time limit begins.
-            is_async: whether the workers run async handlers, which can be cancelled.
+            queue: what waits.
+            worker: the worker that runs the jobs.
         """
-        self._runner = runner
-        self._limits = limits
-        self._pass_on = pass_on
-        self._watch = watch
-        self._is_async = is_async
-        self.stopping = False
-        """Whether no more jobs may begin."""
-        self.ready: deque[Item | Turn] = deque()
-        """Waits for a worker."""
+        self._queue = queue
+        self._worker = worker
         self._batches: BatchRunner | None = None
-        if runner.has_batches and not is_async:
-            self._batches = BatchRunner(runner, self.ready)
-        self.running: dict[WorkerId, ClaimedJob] = {}
-        """Running jobs by their worker: all async ones, others with a time limit."""
-        self.turns: dict[WorkerId, Turn] = {}
-        """Running turns by their worker."""
-        self.ran = 0
-        """The number of jobs that were begun."""
+        if queue.runner.has_batches and not queue.is_async:
+            self._batches = BatchRunner(queue.runner, queue.ready)
+        self._shows = queue.is_async or bool(queue.limits)
+        """Whether others see any of the jobs while they run."""
+        self._job: ClaimedJob | None = None
+        """The job that runs now."""
+        self._lane: Lane | None = None
+        """The lane that the worker goes through."""
+        self._turn: Turn | None = None
+        """The turn that it has."""
 
-    def put(self, items: Sequence[Item | Turn], *, first: bool) -> None:
-        """Add these in this order: ``first``, or after those that wait."""
-        if first:
-            self.ready.extendleft(reversed(items))
-        else:
-            self.ready.extend(items)
-
-    def take_back(self) -> list[Item | Turn]:
-        """Take everything back that no worker has begun."""
-        taken: list[Item | Turn] = []
-        while True:
-            try:
-                taken.append(self.ready.pop())
-            except IndexError:
-                return taken
-
-    def stop(self) -> None:
-        """Let no more jobs begin."""
-        self.stopping = True
-        self.ready.clear()
-
-    def give_up(self, worker: WorkerId, job: ClaimedJob) -> bool:
-        """End an attempt whose handler goes on; False if it has ended meanwhile.
-
-        The handler cannot be stopped. Its work can no longer commit, because the
-        attempt is over in the database; another worker takes the place of this one.
-        """
-        if self.running.pop(worker, None) is None:
-            return False
-        job.timed_out = True
-        job.lane.finished.add(job, self._runner.time_out(job))
-        if turn := self.turns.pop(worker, None):
-            turn.abort()
-        if job.group is not None:
-            _end(job.lane)
-        return True
-
-    def decide(
-        self, worker: WorkerId
-    ) -> Generator[ClaimedJob | None, Outcome | None, None]:
-        """Yield the jobs that a worker is to run, and None when it should wait.
-
-        It should wait when nothing is left to run. A task should also let other tasks
-        have the event loop from time to time.
-        """
-        ran = 0
-        while not self.stopping:
-            try:
-                item = self.ready.popleft()
-            except IndexError:
-                yield None
-                continue
-            if self._batches is not None:
-                begun = self._batches.run(item)
-                if begun is not None:
-                    self.ran += begun
-                    continue
-            if isinstance(item, ClaimedJob):
-                then = yield from self._run(item, worker)
-            elif isinstance(item, Lane):
-                then = yield from self._run_lane(item, worker)
+    def take(self) -> ClaimedJob | None:
+        """Begin the next job; None if nothing is left, or no job may begin."""
+        queue = self._queue
+        while not queue.stopping:
+            if self._lane is not None:
+                job = self._take_of_lane(self._lane)
+            elif self._turn is not None:
+                job = self._take_of_turn(self._turn)
             else:
-                then = yield from self._run_turn(item, worker)
-            if then is Then.LEAVE:
-                return
-            ran += 1
-            if self._is_async and ran % _YIELD_AFTER == 0:
-                yield None
-
-    def _run_turn(self, turn: Turn, worker: WorkerId) -> Decisions:
-        """Run the jobs that wait behind a limit, one after the other."""
-        self.turns[worker] = turn
-        try:
-            while not self.stopping:
-                item = turn.take()
-                if item is None:
-                    break
+                try:
+                    item = queue.ready.popleft()
+                except IndexError:
+                    return None
+                if self._batches is not None:
+                    begun = self._batches.run(item)
+                    if begun is not None:
+                        queue.ran += begun
+                        continue
                 if isinstance(item, ClaimedJob):
-                    then = yield from self._run(item, worker)
+                    job = item
+                elif isinstance(item, Lane):
+                    self._lane = item
+                    continue
                 else:
-                    then = yield from self._run_lane(item, worker)
-                if then is Then.LEAVE:
-                    return then
-                if self.ready and turn.is_long():
-                    self.ready.append(turn)
-                    break
-        except BaseException:
-            if self.turns.pop(worker, None):
-                turn.abort()
-            raise
-        self.turns.pop(worker, None)
-        return Then.GO_ON
-
-    def _run(self, job: ClaimedJob, worker: WorkerId) -> Decisions:
-        lane = job.lane
-        try:
+                    self._turn = queue.turns[self._worker] = item
+                    continue
+            if job is None:
+                continue
+            # This runs for each job, so it calls as little as it can.
+            self._job = job
+            lane = job.lane
             job.started = True
-            self.ran += 1
-            # The same as `lane.is_over()`, without a call for each job.
+            queue.ran += 1
+            # The same as `lane.is_over()`.
             job.began = monotonic()
             if lane.dropped or job.began >= lane.lease.until:
                 goes_on = lane.finished.drop(job)
             elif job.cancel_requested:
-                goes_on = lane.finished.add(job, self._runner.cancelled(job))
+                goes_on = lane.finished.add(job, queue.runner.cancelled(job))
             else:
-                limit = self._limits.get(job.type) if self._limits else None
-                if limit is None and not self._is_async:
-                    outcome = yield job
-                else:
-                    self.running[worker] = job
-                    if limit is not None:
-                        job.deadline = job.began + limit
-                        self._watch()
-                    outcome = yield job
-                    if self.running.pop(worker, None) is None:
-                        return Then.LEAVE
-                goes_on = lane.finished.add(job, outcome)
-        except BaseException as error:
+                if self._shows:
+                    self._show(job)
+                return job
+            self._job = None
+            if not goes_on:
+                self._stop_lane()
+        self._end_lane()
+        self._end_turn()
+        return None
+
+    def end(self, job: ClaimedJob, outcome: Outcome | None) -> bool:
+        """Note how the job has ended; None is completed.
+
+        Returns False if its attempt was given up before, and another worker has taken
+        this one's place.
+        """
+        if self._shows and not self._hide(job):
+            self._job = self._lane = self._turn = None
+            return False
+        goes_on = job.lane.finished.add(job, outcome)
+        self._job = None
+        if not goes_on:
+            self._stop_lane()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Let what runs now fail: an error from outside has hit the worker."""
+        job, lane = self._job, self._lane
+        if job is not None and not self._hide(job) and job.timed_out:
+            lane = None  # The attempt was given up, and its lane ended with it.
+        elif job is not None:
             # If its outcome is written already, this one changes nothing.
-            self.running.pop(worker, None)
-            if not job.timed_out:
-                lane.finished.add(job, self._runner.fail(job, error))
-            raise
-        return Then.GO_ON if goes_on else Then.STOP
+            job.lane.finished.add(job, self._queue.runner.fail(job, error))
+        if lane is not None:
+            lane.failed = True
+            lane.finished.end_lane(lane)
+        if turn := self._queue.turns.pop(self._worker, None):
+            turn.abort()
+        self._job = self._lane = self._turn = None
 
-    def _run_lane(self, lane: Lane, worker: WorkerId) -> Decisions:
-        jobs = lane.jobs
+    def _show(self, job: ClaimedJob) -> None:
+        """Let others see the job while it runs, if they may have to end it."""
+        queue = self._queue
+        limit = queue.limits.get(job.type)
+        if limit is None and not queue.is_async:
+            return
+        queue.running[self._worker] = job
+        if limit is not None:
+            job.deadline = job.began + limit
+            queue.watch()
+
+    def _hide(self, job: ClaimedJob) -> bool:
+        """Let others see it no more; False if its attempt was given up meanwhile."""
+        queue = self._queue
+        if queue.is_async or job.type in queue.limits:
+            return queue.running.pop(self._worker, None) is not None
+        return True
+
+    def _take_of_lane(self, lane: Lane) -> ClaimedJob | None:
+        """Take the next job of the lane; None if the worker leaves it."""
+        queue = self._queue
+        if lane.dropped:
+            self._end_lane()
+            return None
         try:
-            while not lane.dropped and not self.stopping:
-                try:
-                    job = jobs.popleft()
-                except IndexError:
-                    break
-                if self._runner.is_async(job) is not self._is_async:
-                    jobs.appendleft(job)
-                    self._pass_on(lane)
-                    return Then.GO_ON
-                then = yield from self._run(job, worker)
-                if then is Then.LEAVE:
-                    return then
-                if then is Then.STOP:
-                    lane.failed = True
-                    break
+            job = lane.jobs.popleft()
+        except IndexError:
+            self._end_lane()
+            return None
+        if queue.runner.is_async(job) is not queue.is_async:
+            lane.jobs.appendleft(job)
+            self._lane = None
+            queue.pass_on(lane)
+            return None
+        return job
+
+    def _take_of_turn(self, turn: Turn) -> ClaimedJob | None:
+        """Take the next job of the turn; None for a lane, or if the turn ends."""
+        queue = self._queue
+        if queue.ready and turn.is_long():
+            queue.ready.append(turn)
+            self._end_turn()
+            return None
+        item = turn.take()
+        if isinstance(item, ClaimedJob):
+            return item
+        if item is None:
+            self._end_turn()
+        self._lane = item
+        return None
+
+    def _stop_lane(self) -> None:
+        """What is left of the lane waits, as its group does."""
+        if self._lane is not None:
+            self._lane.failed = True
+            self._end_lane()
+
+    def _end_lane(self) -> None:
+        lane = self._lane
+        if lane is not None:
             lane.finished.add_lane(lane)
-            if lane.failed or not self.ready:
+            if lane.failed or not self._queue.ready:
                 lane.finished.wake()
-        except BaseException:
-            _end(lane)
-            raise
-        return Then.GO_ON
+            self._lane = None
 
-
-def _end(lane: Lane) -> None:
-    """End a lane whose group must wait for the outcome of its last job."""
-    lane.failed = True
-    lane.finished.add_lane(lane)
-    lane.finished.wake()
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._queue.turns.pop(self._worker, None)
+            self._turn = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.executor.running.lane_runner import LaneRunner
+from jobs_lib.executor.running.ready_queue import ReadyQueue
 from jobs_lib.executor.running.watchdog import read_stack
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ThreadWorkers:
         """The threads, except those that still run jobs that were given up."""
         self._watching = threading.Event()
         self._stopping = threading.Event()
-        self._lanes: LaneRunner[int] = LaneRunner(
+        self._queue: ReadyQueue[int] = ReadyQueue(
             runner, limits, pass_on, self._watching.set, is_async=False
         )
         self.count = count
@@ -75,7 +76,7 @@ class ThreadWorkers:
     def stop(self) -> None:
         """Start no more jobs; running ones are left alone."""
         self._stopping.set()
-        self._lanes.stop()
+        self._queue.stop()
         self._watching.set()
         with self._condition:
             self._condition.notify_all()
@@ -83,12 +84,12 @@ class ThreadWorkers:
     @property
     def ran(self) -> int:
         """The number of jobs that were begun."""
-        return self._lanes.ran
+        return self._queue.ran
 
     @property
     def is_starving(self) -> bool:
         """Whether no job waits to be run."""
-        return not self._lanes.ready
+        return not self._queue.ready
 
     @property
     def idle(self) -> int:
@@ -97,7 +98,7 @@ class ThreadWorkers:
 
     def put(self, items: Sequence[Item | Turn], *, first: bool = False) -> None:
         """Run these in this order: ``first``, or after those that wait."""
-        self._lanes.put(items, first=first)
+        self._queue.put(items, first=first)
         with self._condition:
             if self._idle == self.count:
                 self._condition.notify(1)
@@ -105,7 +106,7 @@ class ThreadWorkers:
 
     def take_back(self) -> list[Item | Turn]:
         """Take everything back that no thread has begun."""
-        return self._lanes.take_back()
+        return self._queue.take_back()
 
     @property
     def living(self) -> int:
@@ -132,23 +133,20 @@ class ThreadWorkers:
             telemetry.emit("thread.ended", thread=thread.name, error=error)
 
     def _work_off(self) -> None:
-        decisions = self._lanes.decide(threading.get_ident())
-        decide, run = decisions.send, self._runner.run
-        outcome = None
+        lane_runner = LaneRunner(self._queue, threading.get_ident())
+        take, end, run = lane_runner.take, lane_runner.end, self._runner.run
         try:
             while True:
-                try:
-                    job = decide(outcome)
-                except StopIteration:
+                job = take()
+                if job is not None:
+                    if not end(job, run(job)):
+                        return
+                elif self._queue.stopping:
                     return
-                if job is None:
-                    self._wait()
-                    outcome = None
                 else:
-                    outcome = run(job)
+                    self._wait()
         except BaseException as error:
-            # It came from outside, and may have hit this thread anywhere.
-            decisions.throw(error)
+            lane_runner.fail(error)
             raise
 
     def _wait(self) -> None:
@@ -157,7 +155,7 @@ class ThreadWorkers:
             self._idle += 1
             try:
                 self._condition.wait_for(
-                    lambda: self._lanes.ready or self._stopping.is_set()
+                    lambda: self._queue.ready or self._stopping.is_set()
                 )
             finally:
                 self._idle -= 1
@@ -175,7 +173,7 @@ class ThreadWorkers:
                 self._watching.set()
 
     def _watch_running(self) -> None:
-        ready, timed = self._lanes.ready, self._lanes.running
+        ready, timed = self._queue.ready, self._queue.running
         while (ready or timed) and not self._stopping.is_set():
             ran = self.ran
             self._stopping.wait(_TICK if ready else _LIMIT_TICK)
@@ -187,11 +185,11 @@ class ThreadWorkers:
 
     def _watch_limits(self) -> None:
         now = time.monotonic()
-        for thread, job in list(self._lanes.running.items()):
+        for thread, job in list(self._queue.running.items()):
             if now < job.deadline:
                 continue
             stack = read_stack(thread)
-            if self._lanes.give_up(thread, job):
+            if self._queue.give_up(thread, job):
                 self._threads.pop(thread, None)
                 telemetry.emit("job.stuck", job=job, stack=stack)
                 self._add_thread()

@@ -208,7 +208,8 @@ class Stage:
         itself, before the broker can refuse them. Then PostgreSQL says that another
         relay has its shard, or has ended its session: a take-over does so.
         """
-        noticed = "^fenced by|^failed relay"
+        ended = "AdminShutdown|OperationalError: server closed the connection"
+        noticed = f"^fenced by|^failed relay shard|^failed relay: ({ended})"
         for pod in pods:
             before = self.count_lines(noticed)
             self.pause(pod)
