@@ -1,4 +1,4 @@
-"""A newcomer's first day: seconds to import, declare and get help; lines in the log.
+"""A newcomer's first day: the way to a first job, seconds to import, lines in the log.
 
 ``python -m benchmarks.day_one`` prints one JSON line. The CPU seconds are the medians
 of several runs. `idle_lines_in_an_hour` is counted over a shorter time and scaled.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.first_job import measure_first_job
 from jobs_lib.devstack import KafkaBroker, PostgresServer
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +49,7 @@ def main(idle: float) -> None:
         "declare_cpu_s": _measure_cpu("-c", _SERVICE),
         "help_cpu_s": _measure_cpu("-m", "jobs_lib.cli", "--help"),
         **_count_lines(idle),
+        **measure_first_job(),
     }
     click.echo(json.dumps(figures))
 
