@@ -65,8 +65,8 @@ def measure_first_job() -> dict[str, float]:
 
 def _prepare(folder: Path) -> dict[str, str]:
     """Build the wheel, and make an environment in which pip installs it."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder]
-    subprocess.run([*build, _ROOT], check=True)
+    options = ["--no-deps", "--quiet", "--wheel-dir", str(folder), str(_ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options], check=True)
     venv.create(folder / "venv", with_pip=True)
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {folder}"
     return {
