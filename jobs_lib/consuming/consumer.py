@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.progress import Progress, get_offset
+from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, JobsError, RecordError
 from jobs_lib.loop import Loop
@@ -336,7 +337,7 @@ class Consumer:
                     "epoch": progress.epoch,
                     "expected": progress.stored,
                     "next_offset": following,
-                    "appended_ms": last.timestamp()[1],
+                    "appended_at": read_timestamp(last),
                     "block": mark,
                 },
                 prepare=True,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+_LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is the last one that Python knows."""
 _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
 
@@ -72,8 +74,14 @@ def make_record(message: Message, value: Any) -> Record[Any]:
         _read_key(message),
         value,
         read_headers(message),
-        datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
+        read_timestamp(message),
     )
+
+
+def read_timestamp(message: Message) -> datetime:
+    """Get a message's time. A producer may write any number: the year 9999 is last."""
+    milliseconds = min(max(message.timestamp()[1], 0), _LATEST_MS)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def describe(message: Message) -> str:

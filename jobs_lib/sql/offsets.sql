@@ -20,7 +20,7 @@ select set_config('jobs_lib.block', %(block)s, true)
 -- name: advance_offset
 select {schema}.advance_offset(
     %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
-    %(next_offset)s, to_timestamp(%(appended_ms)s / 1000.0), %(block)s
+    %(next_offset)s, %(appended_at)s, %(block)s
 )
 
 -- name: forget_gone_keys

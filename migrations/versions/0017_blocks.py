@@ -1,6 +1,6 @@
-"""Blocks of records: the transaction that began one, its topic, and its last record.
+"""Blocks of records: the transaction that began one, and the time of its last record.
 
-Locks: `offsets`, exclusively, for as long as it takes to add two columns without a
+Locks: `offsets`, exclusively, for as long as it takes to add a column without a
 value; running consumers wait that long at their next commit.
 """
 
@@ -14,12 +14,9 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
-alter table offsets
-    -- The topic that the offset belongs to, as Kafka names it for ever. A topic that
-    -- was deleted and made anew has another id. Null: an older release wrote the row.
-    add column topic_id uuid,
-    -- When the record before `next_offset` was appended, by its timestamp in Kafka.
-    add column appended_at timestamptz;
+-- The timestamp in Kafka of the record before `next_offset`. Null: an older release
+-- has written the row.
+alter table offsets add column appended_at timestamptz;
 
 -- As the function of the same name with fewer arguments, which releases before this
 -- one still call. It also refuses a transaction that did not begin with the block: a
@@ -59,7 +56,7 @@ DOWNGRADE = """
 drop function advance_offset(
     text, text, int, uuid, bigint, bigint, bigint, timestamptz, text
 );
-alter table offsets drop column topic_id, drop column appended_at;
+alter table offsets drop column appended_at;
 """
 
 

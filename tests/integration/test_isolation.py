@@ -103,10 +103,10 @@ def test_every_transaction_of_the_library_is_read_committed(strict_url):
             found.append(await (await connection.execute(SHOW)).fetchone())
         await app.aclose()
 
-    with database.connect("test") as connection:
-        found.append(connection.execute(SHOW).fetchone())
-        with connection.transaction():
-            found.append(connection.execute(SHOW).fetchone())
+    with database.connect("test") as session:
+        found.append(session.execute(SHOW).fetchone())
+        with session.transaction():
+            found.append(session.execute(SHOW).fetchone())
     with database.pool("test", 1) as pool, pool.connection() as connection:
         found.append(connection.execute(SHOW).fetchone())
     with app.transaction() as connection:

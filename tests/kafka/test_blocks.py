@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from jobs_lib.partitioner import choose_partition
 from tests.support.apps import heard, make_app, running
-from tests.support.records import produce
+from tests.support.records import make_producer, produce
 from tests.support.waiting import linger
 
 
@@ -172,8 +173,11 @@ def test_a_revocation_ends_a_block_after_the_record_in_hand(
         assert begun.wait(30)
         stopper = threading.Thread(target=service.stop)
         stopper.start()
-        # The partition is to leave while the fourth record is in hand.
-        linger(0.3)
+        consumer: Any = service._owners[0].worker
+        wait_for(
+            lambda: all(one.leaving for one in consumer._partitions.values()),
+            what="the partition is to leave while the fourth record is in hand",
+        )
         go.set()
         stopper.join()
     assert [fields["next_offset"] for _, fields in committed] == [4]
@@ -374,3 +378,30 @@ def test_kafka_is_told_again_what_it_did_not_acknowledge(
             with own_broker.down():
                 linger(2)
         wait_for(lambda: told() == 10, timeout=90, what=lambda: f"Kafka: {told()}")
+
+
+@pytest.mark.parametrize("timestamp", [1, 2**62], ids=["1970", "never"])
+def test_a_record_counts_whatever_time_its_producer_gave_it(
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for, timestamp
+):
+    name = topic(1, config={"message.timestamp.after.max.ms": str(2**63 - 1)})
+    app = make()
+    times = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        times.append(record.timestamp.year)
+
+    producer = make_producer(bootstrap_servers)
+    producer.produce(name, key="k", value=b"1", timestamp=timestamp)
+    assert producer.flush(30) == 0
+    with running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 1}, timeout=30, what="it is in")
+    year = 1970 if timestamp == 1 else 9999
+    assert times == [year]
+    (appended,) = admin.execute(
+        "select extract(year from appended_at at time zone 'UTC')::int"
+        " from jobs_lib.offsets where topic = %s",
+        (name,),
+    ).fetchone()
+    assert appended == year
