@@ -30,6 +30,7 @@ from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
     from uuid import UUID
 
     import psycopg
@@ -178,6 +179,19 @@ class Consumer:
             if progress := self._partitions.get(partition):
                 progress.reading = True
 
+    def out_of_range(self, partition: Partition, start: int, end: int) -> None:
+        """Note that the partition has no record at the offset to go on from."""
+        with self._changed:
+            progress = self._partitions.get(partition)
+            if progress is None or progress.leaving:
+                return
+            if progress.stored is not None:
+                progress.range = (start, end)
+                self._changed.notify()
+                return
+        # The group is new: it begins with the oldest record.
+        self._member.begin(partition, start)
+
     def committed(self, offsets: Mapping[Partition, int]) -> None:
         """Note that Kafka has these offsets now."""
         with self._changed:
@@ -245,7 +259,12 @@ class Consumer:
                 for progress in self._partitions.values()
                 if not progress.busy
                 and not progress.leaving
-                and (progress.in_doubt or progress.waiting)
+                and (
+                    progress.in_doubt
+                    or progress.range
+                    or progress.stopped
+                    or progress.waiting
+                )
                 and progress.retry_at <= now
             ]
             if not ready:
@@ -262,6 +281,13 @@ class Consumer:
     def _apply(self, connection: Session[Any], progress: Progress) -> None:
         if progress.in_doubt:
             self._settle_doubt(connection, progress)
+        if progress.range is not None:
+            self._settle_range(connection, progress, *progress.range)
+            return
+        if progress.stopped:
+            # A broker that was restored may have the records by now.
+            progress.stopped = False
+            self._member.begin(progress.partition, progress.stored)
         with self._changed:
             block = progress.choose()
         if not block or not self._prepare(progress, block):
@@ -302,15 +328,10 @@ class Consumer:
         self, connection: Session[Any], progress: Progress, block: list[Message]
     ) -> int:
         """Apply a block and move the offset; returns the number of records applied."""
-        topic, number = progress.partition
-        mark = uuid4().hex
         until = time.monotonic() + self._block_seconds
-        with connection.pipeline():
-            connection.execute(
-                self._database.queries["begin_block"], {"block": mark}, prepare=True
-            )
+        mark = self._begin(connection)
         connection.is_lent = True
-        applied = self._declared[topic].apply(
+        applied = self._declared[progress.partition[0]].apply(
             connection,
             block,
             lambda: not progress.leaving and time.monotonic() < until,
@@ -325,6 +346,28 @@ class Consumer:
             )
         last = block[applied - 1]
         following = get_offset(last) + 1
+        self._advance(connection, progress, following, read_timestamp(last), mark)
+        if telemetry.listened("records.committed"):
+            telemetry.emit(
+                "records.committed",
+                group=self.group,
+                origin=progress.origin,
+                next_offset=following,
+            )
+        with self._changed:
+            self._untold[progress.partition] = following
+        return applied
+
+    def _advance(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        following: int,
+        appended_at: datetime | None,
+        mark: str,
+    ) -> None:
+        """Move the offset, and commit."""
+        topic, number = progress.partition
         # One round trip: if the offset is refused, the server rolls back.
         with fenced(), connection.pipeline():
             connection.execute(
@@ -337,22 +380,21 @@ class Consumer:
                     "epoch": progress.epoch,
                     "expected": progress.stored,
                     "next_offset": following,
-                    "appended_at": read_timestamp(last),
+                    "appended_at": appended_at,
                     "block": mark,
                 },
                 prepare=True,
             )
             connection.execute("commit")
-        if telemetry.listened("records.committed"):
-            telemetry.emit(
-                "records.committed",
-                group=self.group,
-                origin=progress.origin,
-                next_offset=following,
+
+    def _begin(self, connection: Session[Any]) -> str:
+        """Begin a transaction; returns the mark by which the server knows it again."""
+        mark = uuid4().hex
+        with connection.pipeline():
+            connection.execute(
+                self._database.queries["begin_block"], {"block": mark}, prepare=True
             )
-        with self._changed:
-            self._untold[progress.partition] = following
-        return applied
+        return mark
 
     # When it fails
 
@@ -447,14 +489,53 @@ class Consumer:
                 return
             before = progress.stored
             progress.start_again(stored)
+        self._tell_moved(progress, before)
+        self._member.begin(progress.partition, stored)
+
+    def _settle_range(
+        self, connection: Session[Any], progress: Progress, start: int, end: int
+    ) -> None:
+        """Go on where there are records, or stop where that would pass some over."""
+        before = progress.stored
+        assert before is not None
+        if start <= before <= end:
+            with self._changed:
+                progress.start_again(before)
+            self._member.begin(progress.partition, before)
+            return
+        if not self._declared[progress.partition[0]].may_pass(before, start):
+            with self._changed:
+                progress.stop()
+            telemetry.emit(
+                "offset.lost",
+                group=self.group,
+                origin=progress.origin,
+                next_offset=before,
+                start=start,
+                end=end,
+                error=_explain_range(before, start, end),
+            )
+            return
+        try:
+            self._advance(connection, progress, start, None, self._begin(connection))
+        except FencedError:
+            connection.rollback()
+            progress.leaving = True
+            return
+        with self._changed:
+            progress.start_again(start)
+            self._untold[progress.partition] = start
+        self._tell_moved(progress, before)
+        self._member.begin(progress.partition, start)
+
+    def _tell_moved(self, progress: Progress, before: int | None) -> None:
         telemetry.emit(
             "offset.moved",
             group=self.group,
             origin=progress.origin,
             before=before,
-            next_offset=stored,
+            next_offset=progress.stored,
         )
-        self._member.begin(progress.partition, stored)
 
     def _commit_to_kafka(self, now: bool = False) -> None:
         """Tell Kafka the offsets, again and again until it has acknowledged them."""
@@ -487,6 +568,21 @@ class Consumer:
                 self._database.queries["read_offsets"], parameters
             ).fetchall()
         return {(topic, number): at for topic, number, at in rows if at is not None}
+
+
+def _explain_range(stored: int, start: int, end: int) -> str:
+    """Say why a stored offset is out of range, and what to do."""
+    if stored < start:
+        return (
+            f"{start - stored} records before offset {start} are gone, by retention or "
+            f"a cut log. To go on without them, set next_offset = {start} in the table "
+            "offsets, or declare on_gap='skip'"
+        )
+    return (
+        f"the partition ends before offset {end}: its topic was made anew or restored. "
+        "Set next_offset in the table offsets to where it should go on, such as "
+        f"{start} for all that there is"
+    )
 
 
 def _parse(origin: str) -> Partition:

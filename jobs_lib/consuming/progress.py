@@ -32,6 +32,11 @@ class Progress:
     """Set once the client reads from the stored offset: earlier records are useless."""
     in_doubt: bool = False
     """Set when the offset in the database may be another one: read it again first."""
+    range: tuple[int, int] | None = None
+    """If no record has the stored offset: the offsets that the partition has, from the
+    first to before the second."""
+    stopped: bool = False
+    """Set while no record may be read, because some before it are gone."""
     paused: bool = False
     busy: bool = False
     leaving: bool = False
@@ -104,10 +109,20 @@ class Progress:
         self.failures = 0
         self.lost_at = None
 
+    def stop(self) -> None:
+        """Read nothing more for some time: records before the next one are gone."""
+        self.waiting.clear()
+        self.reading = False
+        self.range = None
+        self.stopped = True
+        self.wait_longer()
+
     def start_again(self, stored: int | None) -> None:
         """Drop everything that waits; the client must seek to ``stored``."""
         self.waiting.clear()
         self.reading = False
+        self.range = None
+        self.stopped = False
         self.stored = stored
         self.failed = self.search_until = self.lost_at = None
         self.failures, self.retry_at = 0, 0.0

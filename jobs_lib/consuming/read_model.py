@@ -31,7 +31,7 @@ class ReadModel:
 
     Only a newer version replaces a row, so repeated and older records change nothing.
     They do not bring a deleted row back either: the version of a key's tombstone
-    outlives its row. The version is the record's own (header ``version``), else its
+    outlives its row. The version is the record's own (header ``ce_version``), else its
     offset. If a tombstone and a state have the same version, the first one received is
     the older one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from typing_extensions import TypeVar
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", default=Any)
 
+OnGap: TypeAlias = Literal["stop", "skip"]
 TYPE_HEADER = "ce_type"
 # As in libpq, whose enum would load psycopg where consumers are only declared.
 _IN_TRANSACTION, _FAILED_TRANSACTION = 2, 3
@@ -59,6 +60,8 @@ class Subscription:
         self._group = group
         self._settings = settings
         self.is_read_model = False
+        self.on_gap: OnGap = "stop"
+        """What to do where records are gone."""
         self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
         self._applier: Applier | None = None
         self._decoder: Decoder | None = None
@@ -79,18 +82,32 @@ class Subscription:
         return (self._topic, self._group) == (topic, group)
 
     def add_handler(
-        self, function: RecordHandler, type_: str | None, decoder: Decoder
+        self,
+        function: RecordHandler,
+        type_: str | None,
+        decoder: Decoder,
+        on_gap: OnGap = "stop",
     ) -> None:
         """Handle the records of one type, or of every type, with ``function``.
 
         Raises:
-            ConfigurationError: these records have a handler already.
+            ConfigurationError: these records have a handler already, or one of another
+                type says something else of gaps.
         """
         if type_ in self._handlers or self._applier:
             raise ConfigurationError(
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
             )
+        if on_gap not in ("stop", "skip"):
+            raise ConfigurationError(f"on_gap is 'stop' or 'skip', not {on_gap!r}")
+        if self._handlers and on_gap != self.on_gap:
+            raise ConfigurationError(
+                f"the handlers of {self._topic!r} in the group {self._group!r} share "
+                f"its partitions: give them the same on_gap, not {self.on_gap!r} and "
+                f"{on_gap!r}"
+            )
+        self.on_gap = on_gap
         self._handlers[type_] = (function, decoder)
 
     def set_applier(self, applier: Applier, decoder: Decoder) -> None:
@@ -107,6 +124,14 @@ class Subscription:
         self._applier = applier
         self._decoder = decoder
         self.is_read_model = True
+
+    def may_pass(self, stored: int, start: int) -> bool:
+        """Whether to go on at ``start``, where the records from ``stored`` are gone.
+
+        A read model may: a state topic keeps the newest record of each key, and rows
+        with versions do not mind to see one twice.
+        """
+        return self.is_read_model or (self.on_gap == "skip" and stored < start)
 
     def load(self) -> None:
         """Check that all settings that the decoders need are set.

@@ -142,6 +142,7 @@ class TopicDeclarations:
         type: str | None = None,
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
+        on_gap: Literal["stop", "skip"] = "stop",
     ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
@@ -159,6 +160,8 @@ class TopicDeclarations:
                 schema in the registry says. An .avsc file's path, or its content as a
                 mapping: they are brought into that form, whichever version they were
                 written with. Defaults to JSON.
+            on_gap: what to do where the topic has lost records that the group has not
+                read: ``"stop"`` the partition, or ``"skip"`` them.
         """
 
         decoder = self._make_decoder(topic, value, schema)
@@ -168,7 +171,7 @@ class TopicDeclarations:
             check_plain(function, what)
             check_takes(function, ("record", "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.add_handler(function, type, decoder)
+            declared.add_handler(function, type, decoder, on_gap)
             return function
 
         return declare

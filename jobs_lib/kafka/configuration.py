@@ -22,8 +22,8 @@ FORCED_CONSUMER: Configuration = {
     # Offsets are committed after the database, never by a timer.
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # A group without an offset begins at the earliest record and skips nothing.
-    "auto.offset.reset": "earliest",
+    # Where no record has the wanted offset, the consumer decides, and says so.
+    "auto.offset.reset": "error",
     # The relay's blocks are Kafka transactions: an aborted one must not be seen.
     "isolation.level": "read_committed",
 }

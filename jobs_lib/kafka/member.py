@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import (
@@ -27,7 +28,7 @@ from jobs_lib.kafka.refusal import explain
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
@@ -36,6 +37,7 @@ Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
 _REFUSED_EVERY = 1.0
+_ANSWER_SECONDS = 5.0
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 _FATAL = {
     KafkaError._FATAL,
@@ -61,6 +63,13 @@ class MemberListener(Protocol):
 
     def received(self, messages: list[Message]) -> None:
         """Take records that arrived."""
+
+    def out_of_range(self, partition: Partition, start: int, end: int) -> None:
+        """Note that no record has the offset from which the partition should be read.
+
+        The partition's records have the offsets from ``start`` to before ``end``.
+        Nothing is read before :meth:`GroupMember.begin` is called again.
+        """
 
     def committed(self, offsets: dict[Partition, int]) -> None:
         """Note that the broker has acknowledged these offsets of the group."""
@@ -96,6 +105,9 @@ class GroupMember:
         self._commands: deque[Callable[[Consumer], bool]] = deque()
         self._assigned: set[Partition] = set()
         """Kept here, because asking librdkafka would wait while it holds the GIL."""
+        self._paused: set[Partition] = set()
+        self._out_of_range: set[Partition] = set()
+        """Those that librdkafka has ceased to read."""
         self._stopping = threading.Event()
         self._cooperative = (
             settings.assignment_strategy == "cooperative-sticky"
@@ -123,7 +135,8 @@ class GroupMember:
     def begin(self, partition: Partition, offset: int | None) -> None:
         """Start to read an assigned partition from ``offset``.
 
-        None means the group's offset in Kafka, or the earliest if there is none.
+        None means the group's offset in Kafka. If there is none, the partition is out
+        of range.
         """
         at = TopicPartition(*partition)
         if offset is not None:
@@ -133,9 +146,12 @@ class GroupMember:
             if partition not in self._assigned:
                 return True
             try:
-                if offset is not None:
+                if partition in self._out_of_range:
+                    self._assign_again(consumer, at)
+                elif offset is not None:
                     consumer.seek(at)
                 consumer.resume([TopicPartition(*partition)])
+                self._paused.discard(partition)
             except KafkaException as error:
                 # The partition's fetcher has not started yet: try again.
                 if error.args[0].code() == KafkaError._STATE:
@@ -149,15 +165,25 @@ class GroupMember:
 
     def pause(self, partition: Partition) -> None:
         """Stop fetching records of a partition for now."""
-        self._commands.append(
-            lambda consumer: self._if_assigned(partition, consumer.pause)
-        )
+
+        def pause(consumer: Consumer) -> bool:
+            if partition in self._assigned:
+                consumer.pause([TopicPartition(*partition)])
+                self._paused.add(partition)
+            return True
+
+        self._commands.append(pause)
 
     def resume(self, partition: Partition) -> None:
         """Fetch again."""
-        self._commands.append(
-            lambda consumer: self._if_assigned(partition, consumer.resume)
-        )
+
+        def resume(consumer: Consumer) -> bool:
+            if partition in self._assigned:
+                consumer.resume([TopicPartition(*partition)])
+                self._paused.discard(partition)
+            return True
+
+        self._commands.append(resume)
 
     def commit(self, offsets: dict[Partition, int]) -> None:
         """Commit offsets to Kafka, for lag tools and gates, without waiting for it.
@@ -173,13 +199,6 @@ class GroupMember:
             return True
 
         self._commands.append(commit)
-
-    def _if_assigned(
-        self, partition: Partition, act: Callable[[list[TopicPartition]], None]
-    ) -> bool:
-        if partition in self._assigned:
-            act([TopicPartition(*partition)])
-        return True
 
     # The poll thread
 
@@ -219,7 +238,7 @@ class GroupMember:
             consumer.close()
             self._leaves_at_once = False
             self._commands.clear()
-            self._assigned.clear()
+            self._forget(self._assigned)
 
     def _obey(self, consumer: Consumer) -> None:
         """Run the commands of other threads; keep those that come too early."""
@@ -242,9 +261,14 @@ class GroupMember:
             raise
         for message in messages:
             error = message.error()
-            if error is not None:
-                self._check_place(error)
-            if error is not None and error.code() not in _QUIET:
+            if error is None:
+                continue
+            self._check_place(error)
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                partition = (message.topic() or "", message.partition() or 0)
+                self._out_of_range.add(partition)
+                self._commands.append(partial(self._tell_range, partition))
+            elif error.code() not in _QUIET:
                 # An error without a topic is about the group.
                 name = message.topic() or self.group
                 self._report(explain(error, self._settings, name, "READ"))
@@ -252,6 +276,36 @@ class GroupMember:
         if records:
             for listener in self._listeners:
                 listener.received(records)
+
+    def _tell_range(self, partition: Partition, consumer: Consumer) -> bool:
+        """Tell listeners which records there are; False if the broker does not say."""
+        if partition not in self._out_of_range:
+            return True
+        try:
+            start, end = consumer.get_watermark_offsets(
+                TopicPartition(*partition), timeout=_ANSWER_SECONDS
+            )
+        except KafkaException as failure:
+            self._report(explain(failure.args[0], self._settings, partition[0], "READ"))
+            return False
+        for listener in self._listeners:
+            listener.out_of_range(partition, start, end)
+        return True
+
+    def _assign_again(self, consumer: Consumer, at: TopicPartition) -> None:
+        """Read a partition again that was out of range: librdkafka refuses to seek."""
+        partition = (at.topic, at.partition)
+        self._out_of_range.discard(partition)
+        if self._cooperative:
+            consumer.incremental_unassign([at])
+            consumer.incremental_assign([at])
+            return
+        # All others go on from where they are. One that has no place yet goes on from
+        # its offset in Kafka, which is never ahead of what its listener wants.
+        others = [TopicPartition(*one) for one in self._assigned if one != partition]
+        consumer.assign([at, *(consumer.position(others) if others else ())])
+        if self._paused:
+            consumer.pause([TopicPartition(*one) for one in self._paused])
 
     def _check_place(self, error: KafkaError) -> None:
         if error.fatal() or error.code() in _FATAL:
@@ -287,10 +341,11 @@ class GroupMember:
             consumer.incremental_assign(partitions)
         else:
             consumer.assign(partitions)
-            self._assigned.clear()
+            self._forget(self._assigned)
         self._assigned |= _parts(partitions)
         # Read nothing before the database has given the offset to go on from.
         consumer.pause(partitions)
+        self._paused |= _parts(partitions)
         self._notify("assigned", partitions)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -308,10 +363,16 @@ class GroupMember:
     def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._cooperative:
             consumer.incremental_unassign(partitions)
-            self._assigned -= _parts(partitions)
+            self._forget(_parts(partitions))
         else:
             consumer.unassign()
-            self._assigned.clear()
+            self._forget(self._assigned)
+
+    def _forget(self, partitions: Collection[Partition]) -> None:
+        for one in list(partitions):
+            self._assigned.discard(one)
+            self._paused.discard(one)
+            self._out_of_range.discard(one)
 
     def _notify(self, what: str, partitions: list[TopicPartition]) -> None:
         parts = _parts(partitions)

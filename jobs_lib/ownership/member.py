@@ -55,6 +55,9 @@ class MemberSource(Source):
     def received(self, messages: list[Message]) -> None:
         """Do nothing: the consumer applies records."""
 
+    def out_of_range(self, partition: Partition, start: int, end: int) -> None:
+        """Do nothing, likewise."""
+
     def committed(self, offsets: dict[Partition, int]) -> None:
         """Do nothing: the consumer keeps the offsets."""
 

@@ -44,6 +44,8 @@
     record.failed      group, origin, offset, error  a handler raised
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
+    offset.lost        group, origin, next_offset,   the partition has no record there,
+                       start, end, error             and stands still
     loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
     transaction.old    kind, who, application,       dead rows pile up behind it;
@@ -106,6 +108,7 @@ _LOGGED = {
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
     "offset.moved": logging.WARNING,
+    "offset.lost": logging.ERROR,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,

@@ -12,15 +12,9 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from jobs_lib.partitioner import choose_partition
 from tests.support.apps import heard, make_app, running
-from tests.support.records import make_producer, produce
+from tests.support.records import key_of, make_producer, produce
 from tests.support.waiting import linger
-
-
-def key_of(partition: int, partitions: int) -> str:
-    """A key whose records go to a partition."""
-    return next(k for k in "abcdefgh" if choose_partition(k, partitions) == partition)
 
 
 @pytest.fixture

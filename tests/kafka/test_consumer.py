@@ -12,7 +12,7 @@ from jobs_lib.devstack import KafkaBroker
 from jobs_lib.partitioner import choose_partition
 from tests.support.apps import heard, make_app, running
 from tests.support.canary import VALUE
-from tests.support.records import produce
+from tests.support.records import key_of, produce
 from tests.support.topics import create_topic
 
 if TYPE_CHECKING:
@@ -215,8 +215,7 @@ def test_a_failing_record_stops_its_partition_alone(
             raise RuntimeError("cannot handle this")
         handled.append((record.partition, record.offset))
 
-    bad = next(k for k in "abcdef" if choose_partition(k, 2) == 0)
-    good = next(k for k in "abcdef" if choose_partition(k, 2) == 1)
+    bad, good = key_of(0, 2), key_of(1, 2)
     produce(bootstrap_servers, name, [(bad, n if n != 5 else "bad") for n in range(10)])
     produce(bootstrap_servers, name, [(good, n) for n in range(10)])
     with heard("record.failed") as failed, running(app, "consumers"):
@@ -277,8 +276,7 @@ def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
 
         return app
 
-    bad = next(k for k in "abcdef" if choose_partition(k, 2) == 0)
-    good = next(k for k in "abcdef" if choose_partition(k, 2) == 1)
+    bad, good = key_of(0, 2), key_of(1, 2)
     poison = b"\xff\x00 no JSON " + VALUE.encode()
     produce(bootstrap_servers, name, [(bad, n if n != 5 else poison) for n in range(9)])
     produce(bootstrap_servers, name, [(good, n) for n in range(9)])

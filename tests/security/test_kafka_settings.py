@@ -153,7 +153,7 @@ def test_an_unknown_key_or_value_is_refused_at_the_start(key, value, what):
         ("enable.auto.commit", "true", "enable.auto.commit=False"),
         ("auto.commit.enable", "true", "auto.commit.enable=False"),
         ("enable.auto.offset.store", "true", "enable.auto.offset.store=False"),
-        ("auto.offset.reset", "latest", "auto.offset.reset=earliest"),
+        ("auto.offset.reset", "earliest", "auto.offset.reset=error"),
         ("isolation.level", "read_uncommitted", "isolation.level=read_committed"),
         *((key, "1", setting) for key, setting in OURS.items()),
         ("group.id", "mine", "the declaration of a consumer"),
@@ -178,7 +178,7 @@ def test_settings_that_would_lose_records_or_have_another_place_are_refused(
         ("enable.idempotence", "True"),
         ("partitioner", "murmur2_random"),
         ("isolation.level", "read_committed"),
-        ("auto.offset.reset", "earliest"),
+        ("auto.offset.reset", "error"),
     ],
 )
 def test_a_forced_setting_may_be_repeated(made, key, value):

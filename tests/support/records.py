@@ -16,6 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from jobs_lib.partitioner import choose_partition
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -140,6 +141,11 @@ def make_producer(
             "enable.idempotence": True,
         }
     )
+
+
+def key_of(partition: int, partitions: int) -> str:
+    """Find a key whose records go to a partition."""
+    return next(k for k in "abcdefgh" if choose_partition(k, partitions) == partition)
 
 
 def produce(

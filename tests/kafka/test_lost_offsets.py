@@ -1,0 +1,264 @@
+"""Offsets for which a topic has no record: told, and never passed over in silence."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from jobs_lib import ConfigurationError
+from tests.support.apps import heard, make_app, running
+from tests.support.records import key_of, produce
+from tests.support.topics import create_topic, delete_topics
+
+
+@pytest.fixture
+def make(database_url, bootstrap_servers):
+    """A function that makes an app with Kafka."""
+    return lambda **settings: make_app(
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        heartbeat_interval=0.5,
+        stale_after=5.0,
+        **settings,
+    )
+
+
+@pytest.fixture
+def read_offset(admin):
+    """A function that reads the stored offset of a topic with one partition."""
+
+    def read(topic: str) -> int | None:
+        row = admin.execute(
+            "select next_offset from jobs_lib.offsets where topic = %s", (topic,)
+        ).fetchone()
+        return row and row[0]
+
+    return read
+
+
+@pytest.fixture
+def consume(make, topic, bootstrap_servers, read_offset, wait_for):
+    """A function that lets a group handle ten records.
+
+    It returns the topic, the app, and the values that were handled.
+    """
+
+    def consume(**options):
+        name = topic(1)
+        app = make()
+        seen: list[int] = []
+
+        @app.consumer(name, group=f"{name}-g", **options)
+        def handle(record, conn) -> None:
+            seen.append(record.value)
+
+        produce(bootstrap_servers, name, [("k", n) for n in range(10)])
+        with running(app, "consumers"):
+            wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
+        return name, app, seen
+
+    return consume
+
+
+@pytest.fixture
+def cut(kafka_admin, bootstrap_servers):
+    """A function that adds records to a topic, and lets those before an offset go."""
+
+    def cut(name: str, values: range, before: int) -> None:
+        produce(bootstrap_servers, name, [("k", n) for n in values])
+        at = TopicPartition(name, 0, before)
+        for deleted in kafka_admin.delete_records([at]).values():
+            assert deleted.result().low_watermark == before
+
+    return cut
+
+
+@pytest.fixture
+def make_anew(kafka_admin):
+    """A function that deletes a topic and makes it again."""
+
+    def make_anew(name: str) -> None:
+        delete_topics(kafka_admin, [name])
+        create_topic(kafka_admin, name, 1)
+
+    return make_anew
+
+
+def test_records_that_are_gone_stop_the_partition_and_are_told(
+    consume, cut, admin, read_offset, wait_for
+):
+    name, app, seen = consume()
+    cut(name, range(10, 20), before=15)
+    with heard("offset.lost") as lost, running(app, "consumers"):
+        # Again and again, as long as it stands still.
+        wait_for(lambda: len(lost) > 1, timeout=30, what="it is told")
+        assert read_offset(name) == 10
+        admin.execute(
+            "update jobs_lib.offsets set next_offset = 15 where topic = %s", (name,)
+        )
+        wait_for(lambda: read_offset(name) == 20, timeout=30, what="it goes on")
+    fields = lost[0][1]
+    assert fields["origin"] == f"{name}/0"
+    assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 15, 20)
+    assert "5 records before offset 15 are gone" in fields["error"]
+    assert "set next_offset = 15" in fields["error"]
+    assert seen == [*range(10), *range(15, 20)]
+
+
+def test_a_consumer_that_says_so_goes_on_behind_records_that_are_gone(
+    consume, cut, read_offset, wait_for
+):
+    name, app, seen = consume(on_gap="skip")
+    cut(name, range(10, 20), before=15)
+    with heard("offset.moved") as moved, running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 20, timeout=30, what="it goes on")
+    ((_, fields),) = moved
+    assert (fields["before"], fields["next_offset"]) == (10, 15)
+    assert seen == [*range(10), *range(15, 20)]
+
+
+@pytest.mark.parametrize("on_gap", ["stop", "skip"])
+def test_a_topic_that_is_shorter_than_the_offset_stops_the_partition(
+    consume, make_anew, bootstrap_servers, read_offset, wait_for, on_gap
+):
+    name, app, seen = consume(on_gap=on_gap)
+    make_anew(name)
+    produce(bootstrap_servers, name, [("k", n) for n in range(100, 103)])
+    with heard("offset.lost") as lost, running(app, "consumers"):
+        wait_for(lambda: lost, timeout=60, what="it is told")
+    fields = lost[0][1]
+    assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 0, 3)
+    assert "ends before offset 3" in fields["error"]
+    assert read_offset(name) == 10
+    assert seen == [*range(10)]
+
+
+def test_a_read_model_follows_its_topic_when_that_is_made_anew(
+    make, topic, make_anew, bootstrap_servers, admin, read_offset, wait_for
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make()
+
+    @app.read_model(name, table="rows", key="key", group=f"{name}-g")
+    def row(record):
+        return {"n": record.value}
+
+    def read() -> list[tuple[str, int]]:
+        return admin.execute("select key, n from rows order by key").fetchall()
+
+    produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(10)])
+    with running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
+    make_anew(name)
+    for version in range(3):
+        headers = {"ce_version": str(100 + version)}
+        produce(bootstrap_servers, name, [(f"k{version}", 50)], headers=headers)
+    with heard("offset.moved") as moved, running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 3, timeout=60, what="it goes on")
+    ((_, fields),) = moved
+    assert (fields["before"], fields["next_offset"]) == (10, 0)
+    assert read() == [
+        *((f"k{n}", 50) for n in range(3)),
+        *((f"k{n}", n) for n in range(3, 10)),
+    ]
+
+
+def test_a_new_group_begins_with_the_oldest_record_that_is_left(
+    make, topic, cut, read_offset, wait_for
+):
+    name = topic(1)
+    cut(name, range(10), before=4)
+    app = make()
+    seen: list[int] = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        seen.append(record.value)
+
+    with heard("offset.lost", "offset.moved") as told, running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
+    assert seen == [*range(4, 10)]
+    assert not told
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"assignment_strategy": "range"},
+        {"assignment_strategy": "cooperative-sticky"},
+        {"group_protocol": "consumer"},
+    ],
+    ids=["range", "cooperative-sticky", "consumer"],
+)
+def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_on(
+    make, topic, kafka_admin, admin, bootstrap_servers, wait_for, protocol
+):
+    name = topic(2)
+    app = make(consumer_block=1, **protocol)
+    seen: list[tuple[int, int]] = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        if record.value == 5 and record.partition == 0 and not cut.is_set():
+            raise ValueError("not yet")
+        seen.append((record.partition, record.value))
+
+    def read_offsets() -> dict[int, int]:
+        rows = admin.execute("select partition, next_offset from jobs_lib.offsets")
+        return dict(rows.fetchall())
+
+    cut = threading.Event()
+    keys = [key_of(n, 2) for n in range(2)]
+    for key in keys:
+        produce(bootstrap_servers, name, [(key, n) for n in range(10)])
+    with (
+        heard("offset.lost") as lost,
+        heard("record.failed") as failed,
+        running(app, "consumers"),
+    ):
+        wait_for(
+            lambda: failed and read_offsets() == {0: 5, 1: 10},
+            timeout=30,
+            what="one partition stands still, and reads no more",
+        )
+        produce(bootstrap_servers, name, [(keys[0], n) for n in range(10, 30)])
+        at = TopicPartition(name, 0, 25)
+        for deleted in kafka_admin.delete_records([at]).values():
+            assert deleted.result().low_watermark == 25
+        cut.set()
+        wait_for(lambda: lost, timeout=60, what="what has gone is told")
+        (_, fields), *_ = lost
+        places = [fields[one] for one in ("next_offset", "start", "end")]
+        assert places == [10, 25, 30]
+        produce(bootstrap_servers, name, [(keys[1], n) for n in range(10, 20)])
+        wait_for(
+            lambda: read_offsets()[1] == 20, timeout=30, what="the other one goes on"
+        )
+        admin.execute(
+            "update jobs_lib.offsets set next_offset = 25 where partition = 0"
+        )
+        wait_for(lambda: read_offsets()[0] == 30, timeout=30, what="it goes on")
+    assert [n for p, n in seen if p == 0] == [*range(10), *range(25, 30)]
+    assert [n for p, n in seen if p == 1] == [*range(20)]
+
+
+def test_handlers_of_one_topic_agree_on_gaps(make):
+    app = make()
+
+    @app.consumer("orders", group="g", type="placed", on_gap="skip")
+    def place(record, conn) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="not 'skip' and 'stop'"):
+
+        @app.consumer("orders", group="g", type="sent")
+        def send(record, conn) -> None: ...
+
+
+def test_an_unknown_word_for_gaps_is_refused(make):
+    with pytest.raises(ConfigurationError, match="'stop' or 'skip', not 'ignore'"):
+
+        @make().consumer("orders", group="g", on_gap="ignore")
+        def place(record, conn) -> None: ...
