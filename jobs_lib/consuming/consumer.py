@@ -17,23 +17,20 @@ import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from jobs_lib import telemetry
+from jobs_lib.consuming.offsets import ENDED, MOVED, Offsets, explain_gap
 from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
-from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from datetime import datetime
     from uuid import UUID
 
-    import psycopg
     from confluent_kafka import Message
 
     from jobs_lib.consuming.subscription import Subscription
@@ -47,10 +44,6 @@ _READ_AHEAD = 4
 """Blocks that may wait in memory before the partition is paused."""
 _LAST_SECONDS = 1.0
 """Seconds for each thread to end, after its partitions were released."""
-_MOVED = "JB004"
-"""The offset is no longer where this process left it."""
-_ENDED = "JB003"
-"""A handler has ended the transaction of its block."""
 
 
 class Consumer:
@@ -84,7 +77,7 @@ class Consumer:
         self._database = database
         self._member = member
         self._declared = {one.topic: one for one in declared}
-        self._owner = owner
+        self._offsets = Offsets(database.queries, member.group, owner)
         self._block = block
         self._block_seconds = block_seconds
         self._heartbeat = heartbeat
@@ -132,7 +125,7 @@ class Consumer:
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
         with self._database.connect(name, impatient=True) as connection:
-            stored = self._read_offsets(connection, list(parts), make=True)
+            stored = self._offsets.make(connection, list(parts))
         with self._changed:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
@@ -329,7 +322,7 @@ class Consumer:
     ) -> int:
         """Apply a block and move the offset; returns the number of records applied."""
         until = time.monotonic() + self._block_seconds
-        mark = self._begin(connection)
+        mark = self._offsets.begin(connection)
         connection.is_lent = True
         applied = self._declared[progress.partition[0]].apply(
             connection,
@@ -346,7 +339,9 @@ class Consumer:
             )
         last = block[applied - 1]
         following = get_offset(last) + 1
-        self._advance(connection, progress, following, read_timestamp(last), mark)
+        self._offsets.advance(
+            connection, progress, following, read_timestamp(last), mark
+        )
         if telemetry.listened("records.committed"):
             telemetry.emit(
                 "records.committed",
@@ -358,44 +353,6 @@ class Consumer:
             self._untold[progress.partition] = following
         return applied
 
-    def _advance(
-        self,
-        connection: Session[Any],
-        progress: Progress,
-        following: int,
-        appended_at: datetime | None,
-        mark: str,
-    ) -> None:
-        """Move the offset, and commit."""
-        topic, number = progress.partition
-        # One round trip: if the offset is refused, the server rolls back.
-        with fenced(), connection.pipeline():
-            connection.execute(
-                self._database.queries["advance_offset"],
-                {
-                    "group": self.group,
-                    "topic": topic,
-                    "partition": number,
-                    "owner": self._owner,
-                    "epoch": progress.epoch,
-                    "expected": progress.stored,
-                    "next_offset": following,
-                    "appended_at": appended_at,
-                    "block": mark,
-                },
-                prepare=True,
-            )
-            connection.execute("commit")
-
-    def _begin(self, connection: Session[Any]) -> str:
-        """Begin a transaction; returns the mark by which the server knows it again."""
-        mark = uuid4().hex
-        with connection.pipeline():
-            connection.execute(
-                self._database.queries["begin_block"], {"block": mark}, prepare=True
-            )
-        return mark
-
     # When it fails
 
     def _note_error(
@@ -404,12 +361,12 @@ class Consumer:
         """Note why a block was undone; the connection still works."""
         if isinstance(error, BlockError):
             self._note_failure(progress, block, error.index, error.error)
-        elif getattr(error, "sqlstate", None) == _MOVED:
+        elif getattr(error, "sqlstate", None) == MOVED:
             progress.in_doubt = True
         elif isinstance(error, FencedError):
             progress.leaving = True
             telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
-        elif getattr(error, "sqlstate", None) == _ENDED:
+        elif getattr(error, "sqlstate", None) == ENDED:
             self._note_failure(
                 progress,
                 block,
@@ -470,7 +427,7 @@ class Consumer:
             }
         if not ours:
             return
-        stored = self._read_offsets(connection, list(ours))
+        stored = self._offsets.read(connection, list(ours))
         with self._changed:
             for partition, before in ours.items():
                 progress = self._partitions.get(partition)
@@ -481,7 +438,7 @@ class Consumer:
 
     def _settle_doubt(self, connection: Session[Any], progress: Progress) -> None:
         """Go on from the offset in the database, wherever it is."""
-        found = self._read_offsets(connection, [progress.partition], make=True)
+        found = self._offsets.make(connection, [progress.partition])
         stored = found.get(progress.partition)
         with self._changed:
             progress.in_doubt = False
@@ -513,11 +470,12 @@ class Consumer:
                 next_offset=before,
                 start=start,
                 end=end,
-                error=_explain_range(before, start, end),
+                error=explain_gap(before, start, end),
             )
             return
         try:
-            self._advance(connection, progress, start, None, self._begin(connection))
+            mark = self._offsets.begin(connection)
+            self._offsets.advance(connection, progress, start, None, mark)
         except FencedError:
             connection.rollback()
             progress.leaving = True
@@ -547,42 +505,6 @@ class Consumer:
             offsets = dict(self._untold)
             self._told_at = time.monotonic()
         self._member.commit(offsets)
-
-    def _read_offsets(
-        self,
-        connection: psycopg.Connection[Any],
-        partitions: list[Partition],
-        *,
-        make: bool = False,
-    ) -> dict[Partition, int]:
-        """Read stored offsets; ``make`` adds the rows that are missing."""
-        parameters = {
-            "group": self.group,
-            "topics": [topic for topic, _ in partitions],
-            "partitions": [number for _, number in partitions],
-        }
-        with connection.transaction():
-            if make:
-                connection.execute(self._database.queries["make_offsets"], parameters)
-            rows = connection.execute(
-                self._database.queries["read_offsets"], parameters
-            ).fetchall()
-        return {(topic, number): at for topic, number, at in rows if at is not None}
-
-
-def _explain_range(stored: int, start: int, end: int) -> str:
-    """Say why a stored offset is out of range, and what to do."""
-    if stored < start:
-        return (
-            f"{start - stored} records before offset {start} are gone, by retention or "
-            f"a cut log. To go on without them, set next_offset = {start} in the table "
-            "offsets, or declare on_gap='skip'"
-        )
-    return (
-        f"the partition ends before offset {end}: its topic was made anew or restored. "
-        "Set next_offset in the table offsets to where it should go on, such as "
-        f"{start} for all that there is"
-    )
 
 
 def _parse(origin: str) -> Partition:

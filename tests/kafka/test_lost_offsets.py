@@ -107,6 +107,7 @@ def test_records_that_are_gone_stop_the_partition_and_are_told(
     assert seen == [*range(10), *range(15, 20)]
 
 
+@pytest.mark.guarantee("FK15")
 def test_a_consumer_that_says_so_goes_on_behind_records_that_are_gone(
     consume, cut, read_offset, wait_for
 ):
@@ -166,6 +167,7 @@ def test_a_read_model_follows_its_topic_when_that_is_made_anew(
     ]
 
 
+@pytest.mark.guarantee("FK15")
 def test_a_new_group_begins_with_the_oldest_record_that_is_left(
     make, topic, cut, read_offset, wait_for
 ):
@@ -202,7 +204,7 @@ def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_o
 
     @app.consumer(name, group=f"{name}-g")
     def handle(record, conn) -> None:
-        if record.value == 5 and record.partition == 0 and not cut.is_set():
+        if record.value == 5 and record.partition == 0 and not is_cut.is_set():
             raise ValueError("not yet")
         seen.append((record.partition, record.value))
 
@@ -210,7 +212,7 @@ def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_o
         rows = admin.execute("select partition, next_offset from jobs_lib.offsets")
         return dict(rows.fetchall())
 
-    cut = threading.Event()
+    is_cut = threading.Event()
     keys = [key_of(n, 2) for n in range(2)]
     for key in keys:
         produce(bootstrap_servers, name, [(key, n) for n in range(10)])
@@ -228,7 +230,7 @@ def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_o
         at = TopicPartition(name, 0, 25)
         for deleted in kafka_admin.delete_records([at]).values():
             assert deleted.result().low_watermark == 25
-        cut.set()
+        is_cut.set()
         wait_for(lambda: lost, timeout=60, what="what has gone is told")
         (_, fields), *_ = lost
         places = [fields[one] for one in ("next_offset", "start", "end")]

@@ -1,0 +1,142 @@
+"""The offsets of one group in the database, which win over Kafka's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from jobs_lib.postgres.database import fenced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.consuming.progress import Progress
+    from jobs_lib.kafka.member import Partition
+    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.postgres.session import Session
+
+MOVED = "JB004"
+"""The SQLSTATE where an offset is no longer where this process left it."""
+ENDED = "JB003"
+"""The SQLSTATE where a handler has ended the transaction of its block."""
+
+
+class Offsets:
+    """Reads the offsets of a group, and moves them under the fence."""
+
+    def __init__(self, queries: Queries, group: str, owner: UUID) -> None:
+        """Prepare.
+
+        Args:
+            queries: the statements.
+            group: the consumer group.
+            owner: the process that owns the partitions.
+        """
+        self._queries = queries
+        self._group = group
+        self._owner = owner
+
+    def read(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> dict[Partition, int]:
+        """Read the offsets of these partitions; those without one are left out."""
+        with connection.transaction():
+            return self._read(connection, partitions)
+
+    def make(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> dict[Partition, int]:
+        """The same, and add the rows that are missing."""
+        with connection.transaction():
+            connection.execute(self._queries["make_offsets"], self._name(partitions))
+            return self._read(connection, partitions)
+
+    def begin(self, connection: Session[Any]) -> str:
+        """Begin a transaction; returns the mark by which the server knows it again."""
+        mark = uuid4().hex
+        with connection.pipeline():
+            connection.execute(
+                self._queries["begin_block"], {"block": mark}, prepare=True
+            )
+        return mark
+
+    def advance(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        following: int,
+        appended_at: datetime | None,
+        mark: str,
+    ) -> None:
+        """Move a partition's offset, and commit.
+
+        Args:
+            connection: with the transaction that :meth:`begin` has begun.
+            progress: the partition.
+            following: the offset of the next record.
+            appended_at: the timestamp of the last record.
+            mark: of the transaction.
+
+        Raises:
+            FencedError: another process has the partition.
+            psycopg.Error: with the SQLSTATE `MOVED` or `ENDED`.
+        """
+        topic, number = progress.partition
+        # One round trip: if the offset is refused, the server rolls back.
+        with fenced(), connection.pipeline():
+            connection.execute(
+                self._queries["advance_offset"],
+                {
+                    "group": self._group,
+                    "topic": topic,
+                    "partition": number,
+                    "owner": self._owner,
+                    "epoch": progress.epoch,
+                    "expected": progress.stored,
+                    "next_offset": following,
+                    "appended_at": appended_at,
+                    "block": mark,
+                },
+                prepare=True,
+            )
+            connection.execute("commit")
+
+    def _read(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> dict[Partition, int]:
+        rows = connection.execute(
+            self._queries["read_offsets"], self._name(partitions)
+        ).fetchall()
+        return {(topic, number): at for topic, number, at in rows if at is not None}
+
+    def _name(self, partitions: Sequence[Partition]) -> dict[str, Any]:
+        return {
+            "group": self._group,
+            "topics": [topic for topic, _ in partitions],
+            "partitions": [number for _, number in partitions],
+        }
+
+
+def explain_gap(stored: int, start: int, end: int) -> str:
+    """Say why no record has a stored offset, and what to do.
+
+    Args:
+        stored: the offset of the next record.
+        start: the offset of the partition's oldest record.
+        end: the offset that its next record will have.
+    """
+    if stored < start:
+        return (
+            f"{start - stored} records before offset {start} are gone, by retention or "
+            f"a cut log. To go on without them, set next_offset = {start} in the table "
+            "offsets, or declare on_gap='skip'"
+        )
+    return (
+        f"the partition ends before offset {end}: its topic was made anew or restored. "
+        "Set next_offset in the table offsets to where it should go on, such as "
+        f"{start} for all that there is"
+    )
