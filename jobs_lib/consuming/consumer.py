@@ -19,16 +19,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.consuming.offsets import ENDED, MOVED, Offsets, explain_gap
+from jobs_lib.consuming.offsets import ENDED, MOVED, Offsets
 from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.record import read_timestamp
+from jobs_lib.consuming.recovery import Recovery
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from confluent_kafka import Message
@@ -59,6 +60,7 @@ class Consumer:
         block: int,
         block_seconds: float,
         heartbeat: float,
+        read_topic_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
         threads: int = 2,
     ) -> None:
         """Prepare to consume.
@@ -71,6 +73,7 @@ class Consumer:
             block: the most records of a block.
             block_seconds: a block ends after the record during which they are over.
             heartbeat: seconds between two looks at the offsets in the database.
+            read_topic_ids: asks Kafka for the ids of topics.
             threads: the number of threads that apply blocks.
         """
         self.group = member.group
@@ -81,6 +84,7 @@ class Consumer:
         self._block = block
         self._block_seconds = block_seconds
         self._heartbeat = heartbeat
+        self._read_topic_ids = read_topic_ids
         self._looked_at = 0.0
         """When the offsets in the database were last compared with ours."""
         self._partitions: dict[Partition, Progress] = {}
@@ -88,6 +92,14 @@ class Consumer:
         self._untold: dict[Partition, int] = {}
         """Offsets that Kafka has not acknowledged yet."""
         self._told_at = 0.0
+        self._recovery = Recovery(
+            member,
+            self._declared,
+            self._offsets,
+            read_topic_ids,
+            self._changed,
+            self._untold,
+        )
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -124,18 +136,22 @@ class Consumer:
         """Continue partitions from the offsets in the database."""
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
+        ids = self._read_topic_ids({topic for topic, _ in parts})
         with self._database.connect(name, impatient=True) as connection:
             stored = self._offsets.make(connection, list(parts))
+            replaced = self._offsets.find_replaced(connection, list(parts), ids)
         with self._changed:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
                 self._partitions[partition] = Progress(
                     partition, epoch, at, size=self._block
                 )
+                if partition in replaced:
+                    self._partitions[partition].replaced = True
                 # The owner before may have ended between its two commits.
-                if at is not None:
+                elif at is not None:
                     self._untold[partition] = at
-        for partition in parts:
+        for partition in parts.keys() - replaced:
             self._member.begin(partition, stored.get(partition))
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
@@ -254,6 +270,7 @@ class Consumer:
                 and not progress.leaving
                 and (
                     progress.in_doubt
+                    or progress.replaced
                     or progress.range
                     or progress.stopped
                     or progress.waiting
@@ -272,15 +289,8 @@ class Consumer:
             return progress
 
     def _apply(self, connection: Session[Any], progress: Progress) -> None:
-        if progress.in_doubt:
-            self._settle_doubt(connection, progress)
-        if progress.range is not None:
-            self._settle_range(connection, progress, *progress.range)
+        if not self._recovery.settle(connection, progress):
             return
-        if progress.stopped:
-            # A broker that was restored may have the records by now.
-            progress.stopped = False
-            self._member.begin(progress.partition, progress.stored)
         with self._changed:
             block = progress.choose()
         if not block or not self._prepare(progress, block):
@@ -435,65 +445,6 @@ class Consumer:
                 if progress is None or progress.busy or progress.stored != before:
                     continue
                 progress.in_doubt |= stored.get(partition) != before
-
-    def _settle_doubt(self, connection: Session[Any], progress: Progress) -> None:
-        """Go on from the offset in the database, wherever it is."""
-        found = self._offsets.make(connection, [progress.partition])
-        stored = found.get(progress.partition)
-        with self._changed:
-            progress.in_doubt = False
-            if progress.continues_at(stored):
-                return
-            before = progress.stored
-            progress.start_again(stored)
-        self._tell_moved(progress, before)
-        self._member.begin(progress.partition, stored)
-
-    def _settle_range(
-        self, connection: Session[Any], progress: Progress, start: int, end: int
-    ) -> None:
-        """Go on where there are records, or stop where that would pass some over."""
-        before = progress.stored
-        assert before is not None
-        if start <= before <= end:
-            with self._changed:
-                progress.start_again(before)
-            self._member.begin(progress.partition, before)
-            return
-        if not self._declared[progress.partition[0]].may_pass(before, start):
-            with self._changed:
-                progress.stop()
-            telemetry.emit(
-                "offset.lost",
-                group=self.group,
-                origin=progress.origin,
-                next_offset=before,
-                start=start,
-                end=end,
-                error=explain_gap(before, start, end),
-            )
-            return
-        try:
-            mark = self._offsets.begin(connection)
-            self._offsets.advance(connection, progress, start, None, mark)
-        except FencedError:
-            connection.rollback()
-            progress.leaving = True
-            return
-        with self._changed:
-            progress.start_again(start)
-            self._untold[progress.partition] = start
-        self._tell_moved(progress, before)
-        self._member.begin(progress.partition, start)
-
-    def _tell_moved(self, progress: Progress, before: int | None) -> None:
-        telemetry.emit(
-            "offset.moved",
-            group=self.group,
-            origin=progress.origin,
-            before=before,
-            next_offset=progress.stored,
-        )
 
     def _commit_to_kafka(self, now: bool = False) -> None:
         """Tell Kafka the offsets, again and again until it has acknowledged them."""

@@ -8,7 +8,7 @@ from uuid import uuid4
 from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -54,6 +54,21 @@ class Offsets:
         with connection.transaction():
             connection.execute(self._queries["make_offsets"], self._name(partitions))
             return self._read(connection, partitions)
+
+    def find_replaced(
+        self,
+        connection: psycopg.Connection[Any],
+        partitions: Sequence[Partition],
+        topic_ids: Mapping[str, UUID],
+    ) -> set[Partition]:
+        """Find partitions whose topic was deleted and made anew since their offset."""
+        known = [one for one in partitions if one[0] in topic_ids]
+        ids = [topic_ids[topic] for topic, _ in known]
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries["find_replaced"], {**self._name(known), "topic_ids": ids}
+            ).fetchall()
+        return {(topic, number) for topic, number in rows}
 
     def begin(self, connection: Session[Any]) -> str:
         """Begin a transaction; returns the mark by which the server knows it again."""
@@ -105,6 +120,21 @@ class Offsets:
             )
             connection.execute("commit")
 
+    def replace_topic(
+        self, connection: Session[Any], partition: Partition, topic_id: UUID
+    ) -> None:
+        """Note in the open transaction that the offset belongs to another topic."""
+        topic, number = partition
+        connection.execute(
+            self._queries["replace_topic"],
+            {
+                "group": self._group,
+                "topic": topic,
+                "partition": number,
+                "topic_id": topic_id,
+            },
+        )
+
     def _read(
         self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
     ) -> dict[Partition, int]:
@@ -140,3 +170,11 @@ def explain_gap(stored: int, start: int, end: int) -> str:
         "Set next_offset in the table offsets to where it should go on, such as "
         f"{start} for all that there is"
     )
+
+
+REPLACED = (
+    "the topic was deleted and made anew: the offset belongs to the one before. Set "
+    "topic_id = null in the table offsets, and next_offset to where to go on, such as "
+    "0 for all that there is"
+)
+"""Says why a partition stands still, and what to do."""

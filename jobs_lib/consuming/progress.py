@@ -35,6 +35,8 @@ class Progress:
     range: tuple[int, int] | None = None
     """If no record has the stored offset: the offsets that the partition has, from the
     first to before the second."""
+    replaced: bool = False
+    """Set when the topic may be another one than that of the stored offset."""
     stopped: bool = False
     """Set while no record may be read, because some before it are gone."""
     paused: bool = False
@@ -122,7 +124,7 @@ class Progress:
         self.waiting.clear()
         self.reading = False
         self.range = None
-        self.stopped = False
+        self.replaced = self.stopped = False
         self.stored = stored
         self.failed = self.search_until = self.lost_at = None
         self.failures, self.retry_at = 0, 0.0

@@ -7,12 +7,14 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
     Producer,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
@@ -193,6 +195,36 @@ def list_partitions(
         topic: 0 if one is None or one.error is not None else len(one.partitions)
         for topic, one in found.items()
     }
+
+
+def read_topic_ids(
+    settings: Settings, topics: Iterable[str], timeout: float = 5.0
+) -> dict[str, UUID]:
+    """Read the ids of topics. One that is deleted and made anew has another id.
+
+    Topics that are missing or not visible are left out, and all topics of a broker that
+    knows no ids.
+
+    Raises:
+        UnavailableError: no broker answers within ``timeout`` seconds.
+    """
+    # Keep the client until the answers are there: a deleted client gives none.
+    admin = cast("Any", make_admin(settings))
+    asked = TopicCollection(list(topics))
+    ids: dict[str, UUID] = {}
+    for topic, future in admin.describe_topics(asked, request_timeout=timeout).items():
+        try:
+            found = future.result().topic_id
+        except KafkaException as error:
+            failure: KafkaError = error.args[0]
+            if failure.code() in _NO_ANSWER:
+                raise no_answer(settings, failure.str(), f" for {topic!r}") from None
+            continue
+        bits = found.get_most_significant_bits(), found.get_least_significant_bits()
+        high, low = (one & 0xFFFF_FFFF_FFFF_FFFF for one in bits)
+        if high or low:
+            ids[topic] = UUID(int=high << 64 | low)
+    return ids
 
 
 def read_ends(

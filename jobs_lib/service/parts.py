@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.executor import Executor
+from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership
@@ -103,6 +104,7 @@ class PartMaker:
             block=settings.consumer_block,
             block_seconds=settings.consumer_block_seconds,
             heartbeat=settings.heartbeat_interval,
+            read_topic_ids=partial(read_topic_ids, settings),
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)

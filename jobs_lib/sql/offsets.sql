@@ -13,6 +13,30 @@ join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
     using (topic, partition)
 where o.consumer_group = %(group)s
 
+-- name: find_replaced
+-- The partitions whose topic is another one than that of their offset. Ids that are not
+-- known yet are filled in.
+with given as (
+    select * from unnest(
+        %(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::uuid[]
+    ) as t(topic, partition, topic_id)
+), filled as (
+    update {schema}.offsets o set topic_id = g.topic_id from given g
+    where o.consumer_group = %(group)s
+        and (o.topic, o.partition) = (g.topic, g.partition)
+        and (o.topic_id is null or o.next_offset is null)
+        and o.topic_id is distinct from g.topic_id
+)
+select o.topic, o.partition
+from {schema}.offsets o join given g using (topic, partition)
+where o.consumer_group = %(group)s and o.topic_id <> g.topic_id
+    and o.next_offset is not null
+
+-- name: replace_topic
+update {schema}.offsets set topic_id = %(topic_id)s
+where consumer_group = %(group)s and topic = %(topic)s
+    and partition = %(partition)s::int
+
 -- name: begin_block
 -- A rollback undoes this setting, so that `advance_offset` notices it.
 select set_config('jobs_lib.block', %(block)s, true)

@@ -46,6 +46,8 @@
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,
                        start, end, error             and stands still
+    topic.replaced     group, origin, next_offset,   its topic was deleted and made
+                       error                         anew; it stands still
     loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
     transaction.old    kind, who, application,       dead rows pile up behind it;
@@ -109,6 +111,7 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,
+    "topic.replaced": logging.ERROR,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,

@@ -1,6 +1,6 @@
-"""Blocks of records: the transaction that began one, and the time of its last record.
+"""Blocks of records: the transaction that began one, its topic, and its last record.
 
-Locks: `offsets`, exclusively, for as long as it takes to add a column without a
+Locks: `offsets`, exclusively, for as long as it takes to add two columns without a
 value; running consumers wait that long at their next commit.
 """
 
@@ -14,9 +14,14 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- The timestamp in Kafka of the record before `next_offset`. Null: an older release
--- has written the row.
-alter table offsets add column appended_at timestamptz;
+alter table offsets
+    -- The topic that the offset belongs to, as Kafka names it for ever: one that was
+    -- deleted and made anew has another id. Null: not known yet, as in a row that an
+    -- older release has written, or an operator has decided that the offset holds.
+    add column topic_id uuid,
+    -- The timestamp in Kafka of the record before `next_offset`. Null: an older release
+    -- has written the row.
+    add column appended_at timestamptz;
 
 -- As the function of the same name with fewer arguments, which releases before this
 -- one still call. It also refuses a transaction that did not begin with the block: a
@@ -56,7 +61,7 @@ DOWNGRADE = """
 drop function advance_offset(
     text, text, int, uuid, bigint, bigint, bigint, timestamptz, text
 );
-alter table offsets drop column appended_at;
+alter table offsets drop column topic_id, drop column appended_at;
 """
 
 

@@ -121,23 +121,55 @@ def test_a_consumer_that_says_so_goes_on_behind_records_that_are_gone(
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])
-def test_a_topic_that_is_shorter_than_the_offset_stops_the_partition(
-    consume, make_anew, bootstrap_servers, read_offset, wait_for, on_gap
+def test_an_offset_beyond_the_end_of_its_partition_stops_it(
+    consume, admin, read_offset, wait_for, on_gap
 ):
     name, app, seen = consume(on_gap=on_gap)
-    make_anew(name)
-    produce(bootstrap_servers, name, [("k", n) for n in range(100, 103)])
+    # As after a broker was restored.
+    admin.execute("update jobs_lib.offsets set next_offset = 50")
     with heard("offset.lost") as lost, running(app, "consumers"):
         wait_for(lambda: lost, timeout=60, what="it is told")
     fields = lost[0][1]
-    assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 0, 3)
-    assert "ends before offset 3" in fields["error"]
-    assert read_offset(name) == 10
+    assert (fields["next_offset"], fields["start"], fields["end"]) == (50, 0, 10)
+    assert "ends before offset 10" in fields["error"]
+    assert read_offset(name) == 50
     assert seen == [*range(10)]
 
 
+@pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
+def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
+    consume, make_anew, admin, bootstrap_servers, read_offset, wait_for, records
+):
+    name, app, seen = consume()
+    make_anew(name)
+    produce(bootstrap_servers, name, [("k", 100 + n) for n in range(records)])
+    with heard("topic.replaced") as replaced, running(app, "consumers"):
+        # Again and again, as long as it stands still.
+        wait_for(lambda: len(replaced) > 1, timeout=60, what="it is told")
+        assert seen == [*range(10)]
+        assert read_offset(name) == 10
+        admin.execute("update jobs_lib.offsets set topic_id = null, next_offset = 1")
+        wait_for(lambda: read_offset(name) == records, timeout=30, what="it goes on")
+    assert replaced[0][1]["origin"] == f"{name}/0"
+    assert replaced[0][1]["next_offset"] == 10
+    assert "topic_id = null" in replaced[0][1]["error"]
+    assert seen == [*range(10), *(100 + n for n in range(1, records))]
+
+
+def test_a_topic_made_anew_while_a_service_runs_is_noticed(
+    consume, make_anew, bootstrap_servers, wait_for
+):
+    name, app, seen = consume()
+    with heard("topic.replaced") as replaced, running(app, "consumers"):
+        make_anew(name)
+        produce(bootstrap_servers, name, [("k", 100 + n) for n in range(3)])
+        wait_for(lambda: replaced, timeout=120, what="it is told")
+    assert seen == [*range(10)]
+
+
+@pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
 def test_a_read_model_follows_its_topic_when_that_is_made_anew(
-    make, topic, make_anew, bootstrap_servers, admin, read_offset, wait_for
+    make, topic, make_anew, bootstrap_servers, admin, read_offset, wait_for, records
 ):
     admin.execute("create table rows (key text primary key, version bigint, n int)")
     name = topic(1)
@@ -154,17 +186,14 @@ def test_a_read_model_follows_its_topic_when_that_is_made_anew(
     with running(app, "consumers"):
         wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
     make_anew(name)
-    for version in range(3):
-        headers = {"ce_version": str(100 + version)}
-        produce(bootstrap_servers, name, [(f"k{version}", 50)], headers=headers)
+    headers = {"ce_version": "100"}
+    anew = [(f"k{n}", 50) for n in range(records)]
+    produce(bootstrap_servers, name, anew, headers=headers)
     with heard("offset.moved") as moved, running(app, "consumers"):
-        wait_for(lambda: read_offset(name) == 3, timeout=60, what="it goes on")
+        wait_for(lambda: read_offset(name) == records, timeout=60, what="it goes on")
     ((_, fields),) = moved
     assert (fields["before"], fields["next_offset"]) == (10, 0)
-    assert read() == [
-        *((f"k{n}", 50) for n in range(3)),
-        *((f"k{n}", n) for n in range(3, 10)),
-    ]
+    assert read() == sorted({**{f"k{n}": n for n in range(10)}, **dict(anew)}.items())
 
 
 @pytest.mark.guarantee("FK15")

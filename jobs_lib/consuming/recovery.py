@@ -1,0 +1,168 @@
+"""Where a partition goes on if its stored offset may not be the place to go on from.
+
+Somebody may have moved the offset, the topic may have lost the records at that place,
+or the topic may be another one of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import telemetry
+from jobs_lib.consuming.offsets import REPLACED, Offsets, explain_gap
+from jobs_lib.errors import FencedError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping
+    from uuid import UUID
+
+    from jobs_lib.consuming.progress import Progress
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.postgres.session import Session
+
+
+class Recovery:
+    """Finds out where partitions go on; used by the threads that apply blocks."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        declared: Mapping[str, Subscription],
+        offsets: Offsets,
+        read_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
+        lock: threading.Condition,
+        untold: MutableMapping[Partition, int],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            member: reads the partitions.
+            declared: what to do with the records of each topic.
+            offsets: of the group, in the database.
+            read_ids: asks Kafka for the ids of topics.
+            lock: guards the partitions, and ``untold``.
+            untold: takes offsets that Kafka is to be told.
+        """
+        self._member = member
+        self._declared = declared
+        self._offsets = offsets
+        self._read_ids = read_ids
+        self._lock = lock
+        self._untold = untold
+
+    def settle(self, connection: Session[Any], progress: Progress) -> bool:
+        """Settle what is open; returns whether waiting records may be applied."""
+        if progress.replaced:
+            self._settle_topic(connection, progress)
+            return False
+        if progress.in_doubt:
+            self._settle_doubt(connection, progress)
+        if progress.range is not None:
+            self._settle_range(connection, progress, *progress.range)
+            return False
+        if progress.stopped:
+            # A broker that was restored may have the records by now.
+            progress.stopped = False
+            self._member.begin(progress.partition, progress.stored)
+        return True
+
+    def _settle_doubt(self, connection: Session[Any], progress: Progress) -> None:
+        """Go on from the offset in the database, wherever it is."""
+        found = self._offsets.make(connection, [progress.partition])
+        stored = found.get(progress.partition)
+        with self._lock:
+            progress.in_doubt = False
+            if progress.continues_at(stored):
+                return
+            before = progress.stored
+            progress.start_again(stored)
+        self._tell_moved(progress, before)
+        self._member.begin(progress.partition, stored)
+
+    def _settle_range(
+        self, connection: Session[Any], progress: Progress, start: int, end: int
+    ) -> None:
+        """Go on where there are records, or stop where that would pass some over."""
+        before = progress.stored
+        assert before is not None
+        ids = self._read_ids([progress.partition[0]])
+        if self._offsets.find_replaced(connection, [progress.partition], ids):
+            progress.replaced = True
+            return
+        if start <= before <= end:
+            with self._lock:
+                progress.start_again(before)
+            self._member.begin(progress.partition, before)
+            return
+        if not self._declared[progress.partition[0]].may_pass(before, start):
+            with self._lock:
+                progress.stop()
+            telemetry.emit(
+                "offset.lost",
+                group=self._member.group,
+                origin=progress.origin,
+                next_offset=before,
+                start=start,
+                end=end,
+                error=explain_gap(before, start, end),
+            )
+            return
+        try:
+            mark = self._offsets.begin(connection)
+            self._offsets.advance(connection, progress, start, None, mark)
+        except FencedError:
+            connection.rollback()
+            progress.leaving = True
+            return
+        with self._lock:
+            progress.start_again(start)
+            self._untold[progress.partition] = start
+        self._tell_moved(progress, before)
+        self._member.begin(progress.partition, start)
+
+    def _settle_topic(self, connection: Session[Any], progress: Progress) -> None:
+        """Go on in a topic that was made anew, or stop where that needs a decision."""
+        partition = progress.partition
+        ids = self._read_ids([partition[0]])
+        before = self._offsets.read(connection, [partition]).get(partition)
+        if not self._offsets.find_replaced(connection, [partition], ids):
+            # It is not, or an operator has said where to go on.
+            with self._lock:
+                progress.start_again(before)
+            self._member.begin(partition, before)
+            return
+        if not self._declared[partition[0]].is_read_model:
+            with self._lock:
+                progress.stop()
+            telemetry.emit(
+                "topic.replaced",
+                group=self._member.group,
+                origin=progress.origin,
+                next_offset=before,
+                error=REPLACED,
+            )
+            return
+        progress.stored = before
+        mark = self._offsets.begin(connection)
+        try:
+            self._offsets.replace_topic(connection, partition, ids[partition[0]])
+            self._offsets.advance(connection, progress, 0, None, mark)
+        except FencedError:
+            connection.rollback()
+            progress.leaving = True
+            return
+        with self._lock:
+            progress.start_again(0)
+        self._tell_moved(progress, before)
+        self._member.begin(partition, 0)
+
+    def _tell_moved(self, progress: Progress, before: int | None) -> None:
+        telemetry.emit(
+            "offset.moved",
+            group=self._member.group,
+            origin=progress.origin,
+            before=before,
+            next_offset=progress.stored,
+        )
