@@ -156,6 +156,7 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
     assert seen == [*range(10), *(100 + n for n in range(1, records))]
 
 
+@pytest.mark.expects("loop.failed")
 def test_a_topic_made_anew_while_a_service_runs_is_noticed(
     consume, make_anew, bootstrap_servers, wait_for
 ):

@@ -248,7 +248,7 @@ def test_a_take_over_waits_for_a_consumer_that_is_committing(scene):
     consumer = scene.begin()
     moved = {"owner": pod.id, "epoch": epoch, "expected": None, "next_offset": 5}
     scene.send(consumer, "begin_block", {"block": "b"})
-    block = {"block": "b", "appended_ms": 0}
+    block = {"block": "b", "appended_at": None}
     scene.send(consumer, "advance_offset", partition | moved | block)
     taking["owner"] = heir.id
     assert scene.waits(scene.connect(), "lock_origins", taking)
