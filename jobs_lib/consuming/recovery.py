@@ -59,7 +59,8 @@ class Recovery:
             return False
         if progress.in_doubt:
             self._settle_doubt(connection, progress)
-        if progress.range is not None:
+        # What is in memory goes in first: the log may not have it any more.
+        if progress.range is not None and not progress.waiting:
             self._settle_range(connection, progress, *progress.range)
             return False
         if progress.stopped:

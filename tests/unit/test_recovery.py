@@ -1,0 +1,48 @@
+"""What is in memory is applied before a partition looks for a place to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from jobs_lib.consuming.progress import Progress
+from jobs_lib.consuming.recovery import Recovery
+from tests.support.apps import heard
+
+
+@pytest.fixture
+def recovery() -> Recovery:
+    """A recovery of a handler that stops where records are gone."""
+    declared = Mock()
+    declared.may_pass.return_value = False
+    offsets = Mock()
+    offsets.find_replaced.return_value = set()
+    lock: Any = Mock(__enter__=Mock(), __exit__=Mock())
+    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), lock, {})
+
+
+@pytest.fixture
+def progress() -> Progress:
+    """A partition with a record in memory, whose next ones are gone."""
+    progress = Progress(("orders", 0), epoch=1, stored=10)
+    progress.waiting.append(Mock())
+    progress.range = (25, 30)
+    return progress
+
+
+def test_records_in_memory_go_in_although_the_log_has_lost_them(recovery, progress):
+    with heard("offset.lost") as lost:
+        assert recovery.settle(Mock(), progress)
+    assert not lost
+    assert len(progress.waiting) == 1
+    assert progress.range == (25, 30)
+
+
+def test_the_gap_is_told_once_nothing_is_left_in_memory(recovery, progress):
+    progress.waiting.clear()
+    with heard("offset.lost") as lost:
+        assert not recovery.settle(Mock(), progress)
+    ((_, fields),) = lost
+    assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 25, 30)
