@@ -17,6 +17,7 @@ import click
 from jobs_lib.devstack.places import cache_folder
 
 _ROOT = Path(__file__).parents[1]
+_SECONDS = 300.0
 
 
 def measure_first_job() -> dict[str, float]:
@@ -37,25 +38,13 @@ def measure_first_job() -> dict[str, float]:
         service.mkdir()
         (service / "shop.py").write_text(code)
         began = time.perf_counter()
-        subprocess.run(
-            ["bash", "-ec", install],
-            cwd=service,
-            env=environment,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        _run(install, service, environment)
         installed = time.perf_counter()
         try:
             _run_until(commands, shown.splitlines()[0], service, environment)
             seen = time.perf_counter()
         finally:
-            subprocess.run(
-                ["bash", "-ec", "jobs-lib dev down"],
-                cwd=service,
-                env=environment,
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
+            _run("jobs-lib dev down", service, environment)
     return {
         "first_job_commands": 1 + len(commands),
         "first_job_install_s": round(installed - began, 1),
@@ -78,6 +67,16 @@ def _prepare(folder: Path) -> dict[str, str]:
     }
 
 
+def _run(command: str, folder: Path, environment: dict[str, str]) -> None:
+    subprocess.run(
+        ["bash", "-ec", command],
+        cwd=folder,
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
 def _run_until(
     commands: list[str], line: str, folder: Path, environment: dict[str, str]
 ) -> None:
@@ -92,9 +91,10 @@ def _run_until(
             stderr=out,
             start_new_session=True,
         )
+    deadline = time.monotonic() + _SECONDS
     try:
         while line not in log.read_text().splitlines():
-            if shell.poll() is not None:
+            if shell.poll() is not None or time.monotonic() > deadline:
                 raise click.ClickException(log.read_text())
             time.sleep(0.01)
     finally:

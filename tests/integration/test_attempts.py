@@ -21,15 +21,17 @@ def left(admin) -> int:
 
 
 # Notes for how many seconds each failed attempt makes its job wait.
+# Before the update, at the moment at which a row gets its time: the triggers after it
+# come once all rows of the statement are written.
 NOTE_DELAYS = """
 create table delays (attempt int, delay float8);
 create function note() returns trigger language plpgsql as $$
 begin
     insert into delays
     values (new.attempt, extract(epoch from new.run_at - clock_timestamp()));
-    return null;
+    return new;
 end $$;
-create trigger note after update on jobs_lib.jobs for each row
+create trigger note before update on jobs_lib.jobs for each row
 when (new.state = 'scheduled') execute function note();
 """
 

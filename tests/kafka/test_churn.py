@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.apps import make_app, running
+from tests.support.beside import beside
 from tests.support.ordered import EFFECTS, add_ordered_job, read_order
 from tests.support.pods import await_pods
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from jobs_lib import App
@@ -63,9 +64,8 @@ def running_pod(app: App, *, sidecar: bool) -> Iterator[None]:
 def enqueuing(app: App, admin: Any, connect: Any) -> Iterator[dict[str, int]]:
     """Enqueue jobs in all groups meanwhile; yield how many each group has."""
     counts = dict.fromkeys(GROUPS, 0)
-    stop = threading.Event()
 
-    def enqueue() -> None:
+    def enqueue(stop: threading.Event) -> None:
         with connect() as connection:
             while not stop.wait(0.01):
                 done = admin.execute("select count(*) from effects").fetchone()[0]
@@ -75,13 +75,8 @@ def enqueuing(app: App, admin: Any, connect: Any) -> Iterator[dict[str, int]]:
                     counts[group] += 1
                 connection.commit()
 
-    thread = threading.Thread(target=enqueue)
-    thread.start()
-    try:
+    with beside(enqueue):
         yield counts
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,12 @@ from psycopg.rows import class_row
 
 from jobs_lib import reexport
 from tests.support.apps import count, make_app, running
+from tests.support.beside import beside
 from tests.support.records import read_topic
 from tests.support.topics import create_topic, delete_topics
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from jobs_lib.outbox.topic import Topic
@@ -104,9 +105,8 @@ def delete(connection, items: Topic[Item], item: int) -> None:
 @contextlib.contextmanager
 def live_writes(connect, items: Topic[Item], count: int) -> Iterator[None]:
     """Write items meanwhile; each tenth write is a deletion."""
-    stop = threading.Event()
 
-    def write() -> None:
+    def write(stop: threading.Event) -> None:
         with connect() as connection:
             for n in itertools.count(1):
                 if stop.wait(0.002):
@@ -118,13 +118,8 @@ def live_writes(connect, items: Topic[Item], count: int) -> Iterator[None]:
                     delete(connection, items, item)
                 connection.commit()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with beside(write):
         yield
-    finally:
-        stop.set()
-        writer.join()
 
 
 def check_versions(records: list[Seen]) -> None:

@@ -97,7 +97,7 @@ class Turn:
         return None
 
     def is_long(self) -> bool:
-        """Whether other work should get the worker now; called after each job."""
+        """Whether other work should get the worker now; called before each job."""
         self._left -= 1
         if self._left > 0:
             return False
