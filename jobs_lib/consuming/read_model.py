@@ -107,7 +107,7 @@ class ReadModel:
 
     @cached_property
     def _gone(self) -> sql.Identifier:
-        return sql.Identifier(self._schema(), "gone_keys")
+        return sql.Identifier(self._schema(), "model_keys")
 
     # If a tombstone and a state have equal versions, the first one received is the
     # older. The tombstone notes whether it removed such a state (`of_equal`). If it
@@ -124,7 +124,7 @@ class ReadModel:
             "insert into {gone} as g (model, key, version, of_equal) "
             "select %s, %s, %s, exists (select from removed where version = %s) "
             "on conflict (model, key) do update set version = excluded.version, "
-            "gone_at = excluded.gone_at, of_equal = excluded.of_equal "
+            "noted_at = excluded.noted_at, of_equal = excluded.of_equal "
             "where g.version < excluded.version"
         ).format(table=self._table, key=self._key, gone=self._gone)
 

@@ -33,7 +33,7 @@ where o.consumer_group = %(group)s and o.topic_id <> g.topic_id
     and o.next_offset is not null
 
 -- name: replace_topic
-update {schema}.offsets set topic_id = %(topic_id)s
+update {schema}.offsets set topic_id = %(topic_id)s, highest_offset = null
 where consumer_group = %(group)s and topic = %(topic)s
     and partition = %(partition)s::int
 
@@ -50,9 +50,9 @@ select {schema}.advance_offset(
 -- name: forget_gone_keys
 -- No topic has records older than these any more: it has been compacted since.
 with forgotten as (
-    delete from {schema}.gone_keys where ctid = any (array(
-        select g.ctid from {schema}.gone_keys g
-        where g.gone_at < clock_timestamp() - make_interval(days => %(days)s::int)
+    delete from {schema}.model_keys where ctid = any (array(
+        select g.ctid from {schema}.model_keys g
+        where g.is_gone and g.noted_at < clock_timestamp() - make_interval(days => %(days)s::int)
         limit %(rows)s
         for update skip locked
     ))

@@ -177,13 +177,13 @@ def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
 
 def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):
     admin.execute(
-        "insert into jobs_lib.gone_keys (model, key, version, gone_at)"
+        "insert into jobs_lib.model_keys (model, key, version, noted_at)"
         " select 'model', 'k' || n, n, now() - make_interval(days => n)"
         " from generate_series(25, 40) n"
     )
     maintenance = Maintenance(database, {1})
     maintenance.start()
-    wait_for(lambda: count(admin, "gone_keys") == 5, what="the oldest are forgotten")
+    wait_for(lambda: count(admin, "model_keys") == 5, what="the oldest are forgotten")
     maintenance.stop()
-    rows = admin.execute("select min(version), max(version) from jobs_lib.gone_keys")
+    rows = admin.execute("select min(version), max(version) from jobs_lib.model_keys")
     assert rows.fetchone() == (25, 29)

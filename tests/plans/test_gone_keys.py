@@ -19,12 +19,12 @@ def test_a_record_reads_as_much_with_very_many_keys_gone(admin, analyzed):
         "create table model (id text primary key, version bigint not null, name text)"
     )
     admin.execute(
-        "insert into jobs_lib.gone_keys (model, key, version)"
+        "insert into jobs_lib.model_keys (model, key, version)"
         " select 'model', 'k' || n, n from generate_series(1, %s) n",
         (GONE,),
     )
     if analyzed:
-        admin.execute("analyze jobs_lib.gone_keys")
+        admin.execute("analyze jobs_lib.model_keys")
     codec = JsonCodec(TypeAdapter(dict))
     model = ReadModel(lambda record: {}, "model", "id", codec, lambda: "jobs_lib")
     this = ("model", "k7")
