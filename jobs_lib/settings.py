@@ -262,12 +262,22 @@ class Settings(BaseSettings):
         0, ge=0, description="Jobs after which a process ends so; 0 for no limit."
     )
     consumer_block: int = Field(
-        200, ge=1, le=10_000, description="The most records handled in one transaction."
+        5_000,
+        ge=1,
+        le=100_000,
+        description="The most records handled in one transaction. While there are "
+        "fewer, nothing waits for more.",
     )
     consumer_block_seconds: Seconds = Field(
         1.0,
         description="A consumer commits after the record during which so many seconds "
         "are over, so that a partition can move soon.",
+    )
+    consumer_prefetch_bytes: int = Field(
+        33_554_432,
+        ge=1_048_576,
+        description="Memory for the records of a group that wait to be handled, "
+        "without what Kafka's client keeps for itself.",
     )
     history_days: int = Field(
         1,

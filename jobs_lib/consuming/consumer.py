@@ -1,10 +1,10 @@
 """The consumer: applies a block of records and its offset in one transaction.
 
-The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue for each partition and
-pauses partitions that are far ahead. Worker threads take a partition each, apply a
-block, and move the offset in the same transaction under the fence. Offsets in the
-database win over Kafka's: they are committed to Kafka later, so Kafka's may lag but
-never lead.
+The poll thread (see :mod:`jobs_lib.kafka.member`) fills a queue for each partition. It
+rests while the queues hold as much as may wait in memory. Worker threads take a
+partition each, apply a block, and move the offset in the same transaction under the
+fence. Offsets in the database win over Kafka's: they are committed to Kafka later, so
+Kafka's may lag but never lead.
 
 The offset in the database may change behind the process: an operator sets it, or a
 server takes over that lacks the last commits. So the process reads it again after each
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.read_model import ReadModel
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
     from jobs_lib.postgres.database import Database
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
     from jobs_lib.telemetry.liveness import Pulse
 
 _COMMIT_PAUSE = 1.0
-_READ_AHEAD = 4
-"""Blocks that may wait in memory before the partition is paused."""
+_FULL_SECONDS = 0.5
+"""How long the queues may be full before the slow partitions are paused. To pause costs
+what Kafka's client has fetched; not to poll keeps news of the group waiting."""
+_TURN_SECONDS = 0.5
+"""How long a partition may wait for its turn while others have larger blocks."""
 _LAST_SECONDS = 1.0
 """Seconds for each thread to end, after its partitions were released."""
 
@@ -59,6 +63,7 @@ class Consumer:
         *,
         block: int,
         block_seconds: float,
+        prefetch_bytes: int,
         heartbeat: float,
         read_topic_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
         threads: int = 2,
@@ -72,6 +77,7 @@ class Consumer:
             owner: the process that owns the partitions.
             block: the most records of a block.
             block_seconds: a block ends after the record during which they are over.
+            prefetch_bytes: what records that wait in memory may need there.
             heartbeat: seconds between two looks at the offsets in the database.
             read_topic_ids: asks Kafka for the ids of topics.
             threads: the number of threads that apply blocks.
@@ -83,6 +89,8 @@ class Consumer:
         self._offsets = Offsets(database.queries, member.group, owner)
         self._block = block
         self._block_seconds = block_seconds
+        self._prefetch_bytes = prefetch_bytes
+        self._full_since: float | None = None
         self._heartbeat = heartbeat
         self._read_topic_ids = read_topic_ids
         self._looked_at = 0.0
@@ -144,7 +152,11 @@ class Consumer:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
                 self._partitions[partition] = Progress(
-                    partition, epoch, at, size=self._block
+                    partition,
+                    epoch,
+                    at,
+                    topic_id=ids.get(partition[0]),
+                    most=self._block,
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True
@@ -161,7 +173,7 @@ class Consumer:
             leaving = [p for key, p in self._partitions.items() if key in parts]
             for progress in leaving:
                 progress.leaving = True
-                progress.waiting.clear()
+                progress.drop_all()
             self._changed.wait_for(
                 lambda: not any(progress.busy for progress in leaving), timeout
             )
@@ -208,8 +220,29 @@ class Consumer:
                 if self._untold.get(partition) == offset:
                     del self._untold[partition]
 
+    def has_room(self) -> bool:
+        """Whether more records may wait in memory; pauses those that move slowly."""
+        with self._changed:
+            flowing = [one for one in self._partitions.values() if not one.paused]
+            if sum(one.waiting_bytes for one in flowing) < self._prefetch_bytes:
+                self._full_since = None
+                return True
+            now = time.monotonic()
+            if self._full_since is None:
+                self._full_since = now
+            if now < self._full_since + _FULL_SECONDS:
+                return False
+            # The others go on, and the poll thread hears of the group.
+            self._full_since = None
+            for progress in flowing:
+                if progress.waiting_bytes >= self._share():
+                    progress.paused, progress.reading = True, False
+                    progress.let_go(self._share())
+                    self._member.pause(progress.partition)
+            return True
+
     def received(self, messages: list[Message]) -> None:
-        """Queue records for the workers; pause partitions that are far ahead."""
+        """Queue records for the workers."""
         with self._changed:
             for message in messages:
                 partition = (message.topic() or "", message.partition() or 0)
@@ -222,14 +255,12 @@ class Consumer:
                     and get_offset(message) < progress.stored
                 ):
                     continue
-                progress.waiting.append(message)
-                if (
-                    not progress.paused
-                    and len(progress.waiting) >= _READ_AHEAD * self._block
-                ):
-                    progress.paused = True
-                    self._member.pause(partition)
+                progress.push(message)
             self._changed.notify_all()
+
+    def _share(self) -> int:
+        """The bytes in memory that each partition may have if all have the same."""
+        return self._prefetch_bytes // max(1, len(self._partitions))
 
     # The workers' threads
 
@@ -254,7 +285,7 @@ class Consumer:
                         self._apply(connection, progress)
                 finally:
                     with self._changed:
-                        progress.busy = False
+                        progress.busy, progress.taken = False, 0
                         self._changed.notify_all()
                 self._commit_to_kafka()
                 yield
@@ -280,21 +311,23 @@ class Consumer:
             if not ready:
                 self._changed.wait(0.1)
                 return None
-            # The partition that waited longest goes first, then to the queue's end.
-            progress = ready[0]
-            progress.busy = True
-            self._partitions[progress.partition] = self._partitions.pop(
-                progress.partition
-            )
-            return progress
+            # A large block costs little more than a small one, but each has its turn.
+            first = min(ready, key=lambda progress: progress.taken_at)
+            if now < first.taken_at + _TURN_SECONDS:
+                first = max(ready, key=lambda progress: len(progress.waiting))
+            first.busy = True
+            first.taken_at = now
+            return first
 
     def _apply(self, connection: Session[Any], progress: Progress) -> None:
         if not self._recovery.settle(connection, progress):
             return
         with self._changed:
             block = progress.choose()
+            progress.taken = len(block)
         if not block or not self._prepare(progress, block):
             return
+        began = time.monotonic()
         try:
             applied = self._commit_block(connection, progress, block)
         except BaseException as error:
@@ -309,9 +342,12 @@ class Consumer:
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
                 progress.move(get_offset(block[applied - 1]) + 1, applied)
-            if progress.paused and len(progress.waiting) < self._block:
+            seconds = time.monotonic() - began
+            progress.adapt(applied, seconds, self._block_seconds)
+            if progress.paused and 2 * progress.waiting_bytes < self._share():
                 progress.paused = False
-                self._member.resume(progress.partition)
+                self._member.begin(progress.partition, progress.next_fetch)
+        self._member.poll_soon()
 
     def _prepare(self, progress: Progress, block: list[Message]) -> bool:
         """Fetch what is needed to read a block, so that no transaction waits for it."""
@@ -331,27 +367,13 @@ class Consumer:
         self, connection: Session[Any], progress: Progress, block: list[Message]
     ) -> int:
         """Apply a block and move the offset; returns the number of records applied."""
-        until = time.monotonic() + self._block_seconds
-        mark = self._offsets.begin(connection)
-        connection.is_lent = True
-        applied = self._declared[progress.partition[0]].apply(
-            connection,
-            block,
-            lambda: not progress.leaving and time.monotonic() < until,
-        )
-        connection.is_lent = False
-        if telemetry.listened("records.applied"):
-            telemetry.emit(
-                "records.applied",
-                group=self.group,
-                origin=progress.origin,
-                count=applied,
-            )
-        last = block[applied - 1]
-        following = get_offset(last) + 1
-        self._offsets.advance(
-            connection, progress, following, read_timestamp(last), mark
-        )
+        declared = self._declared[progress.partition[0]]
+        if declared.model is None:
+            applied = self._commit_handled(connection, progress, block, declared)
+        else:
+            self._commit_rows(connection, progress, block, declared.model)
+            applied = len(block)
+        following = get_offset(block[applied - 1]) + 1
         if telemetry.listened("records.committed"):
             telemetry.emit(
                 "records.committed",
@@ -362,6 +384,60 @@ class Consumer:
         with self._changed:
             self._untold[progress.partition] = following
         return applied
+
+    def _commit_handled(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        block: list[Message],
+        declared: Subscription,
+    ) -> int:
+        """Call the handler for each record, until it is time to commit."""
+        until = time.monotonic() + self._block_seconds
+        mark = self._offsets.begin(connection)
+        connection.is_lent = True
+        applied = declared.apply(
+            connection,
+            block,
+            lambda: not progress.leaving and time.monotonic() < until,
+        )
+        connection.is_lent = False
+        self._tell_applied(progress, applied)
+        last = block[applied - 1]
+        following = get_offset(last) + 1
+        self._offsets.advance(
+            connection, progress, following, read_timestamp(last), mark
+        )
+        return applied
+
+    def _commit_rows(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        block: list[Message],
+        model: ReadModel,
+    ) -> None:
+        """Write the rows of a read model, in one round trip."""
+        changes = model.read(block)
+        model.learn_types(connection, changes)
+        self._tell_applied(progress, len(block))
+        last = block[-1]
+        try:
+            with self._offsets.advancing(
+                connection, progress, get_offset(last) + 1, read_timestamp(last)
+            ):
+                model.write(connection, changes, progress.topic_id)
+        except Exception as error:
+            raise model.explain(error) from None
+
+    def _tell_applied(self, progress: Progress, count: int) -> None:
+        if telemetry.listened("records.applied"):
+            telemetry.emit(
+                "records.applied",
+                group=self.group,
+                origin=progress.origin,
+                count=count,
+            )
 
     # When it fails
 

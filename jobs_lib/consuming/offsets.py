@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -72,12 +73,8 @@ class Offsets:
 
     def begin(self, connection: Session[Any]) -> str:
         """Begin a transaction; returns the mark by which the server knows it again."""
-        mark = uuid4().hex
         with connection.pipeline():
-            connection.execute(
-                self._queries["begin_block"], {"block": mark}, prepare=True
-            )
-        return mark
+            return self._begin(connection)
 
     def advance(
         self,
@@ -100,25 +97,61 @@ class Offsets:
             FencedError: another process has the partition.
             psycopg.Error: with the SQLSTATE `MOVED` or `ENDED`.
         """
-        topic, number = progress.partition
         # One round trip: if the offset is refused, the server rolls back.
         with fenced(), connection.pipeline():
-            connection.execute(
-                self._queries["advance_offset"],
-                {
-                    "group": self._group,
-                    "topic": topic,
-                    "partition": number,
-                    "owner": self._owner,
-                    "epoch": progress.epoch,
-                    "expected": progress.stored,
-                    "next_offset": following,
-                    "appended_at": appended_at,
-                    "block": mark,
-                },
-                prepare=True,
-            )
-            connection.execute("commit")
+            self._advance(connection, progress, following, appended_at, mark)
+
+    @contextmanager
+    def advancing(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        following: int,
+        appended_at: datetime | None,
+    ) -> Iterator[None]:
+        """Do what the block does, move the offset, and commit: all in one round trip.
+
+        The block's statements are answered at the end, so it must not need the answers.
+
+        Raises:
+            FencedError: another process has the partition.
+            psycopg.Error: a statement failed, or as for :meth:`advance`.
+        """
+        with fenced(), connection.pipeline():
+            mark = self._begin(connection)
+            yield
+            self._advance(connection, progress, following, appended_at, mark)
+
+    def _begin(self, connection: Session[Any]) -> str:
+        mark = uuid4().hex
+        connection.execute(self._queries["begin_block"], {"block": mark}, prepare=True)
+        return mark
+
+    def _advance(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        following: int,
+        appended_at: datetime | None,
+        mark: str,
+    ) -> None:
+        topic, number = progress.partition
+        connection.execute(
+            self._queries["advance_offset"],
+            {
+                "group": self._group,
+                "topic": topic,
+                "partition": number,
+                "owner": self._owner,
+                "epoch": progress.epoch,
+                "expected": progress.stored,
+                "next_offset": following,
+                "appended_at": appended_at,
+                "block": mark,
+            },
+            prepare=True,
+        )
+        connection.execute("commit")
 
     def replace_topic(
         self, connection: Session[Any], partition: Partition, topic_id: UUID

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 from jobs_lib.backoff import RECONNECT
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from confluent_kafka import Message
 
     from jobs_lib.kafka.member import Partition
+
+_FIRST_SIZE = 500
+"""Records of the first block: how long they take is not known yet."""
+_MESSAGE_BYTES = 800
+"""What a message needs in memory beside its value, with usual headers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +34,11 @@ class Progress:
     epoch: int
     stored: int | None
     """The offset in the database; None if nothing was applied yet."""
+    topic_id: UUID | None = None
+    """The topic, as Kafka names it for ever; None if the brokers do not say."""
     waiting: deque[Message] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    """What the waiting records need in memory."""
     reading: bool = False
     """Set once the client reads from the stored offset: earlier records are useless."""
     in_doubt: bool = False
@@ -40,10 +51,17 @@ class Progress:
     stopped: bool = False
     """Set while no record may be read, because some before it are gone."""
     paused: bool = False
+    """Set while Kafka is not asked for more, since the waiting records move slowly."""
     busy: bool = False
     leaving: bool = False
-    size: int = 1
+    most: int = 1
+    """The most records of any block."""
+    size: int = _FIRST_SIZE
     """The most records of the next block."""
+    taken: int = 0
+    """The waiting records that a running block has."""
+    taken_at: float = 0.0
+    """When its last block was begun."""
     failed: int | None = None
     """The offset of a record that has failed; it is tried alone."""
     search_until: int | None = None
@@ -60,9 +78,51 @@ class Progress:
         topic, number = self.partition
         return f"{topic}/{number}"
 
+    def push(self, message: Message) -> None:
+        """Add a record that has arrived."""
+        self.waiting.append(message)
+        self.waiting_bytes += measure(message)
+
+    def drop_first(self, count: int) -> None:
+        """Take the oldest waiting records out."""
+        for _ in range(count):
+            self.waiting_bytes -= measure(self.waiting.popleft())
+
+    def drop_all(self) -> None:
+        """Take all waiting records out."""
+        self.waiting.clear()
+        self.waiting_bytes = 0
+
+    def let_go(self, limit: int) -> None:
+        """Drop the newest waiting records until the others need so many bytes.
+
+        Those of a running block stay, and one to go on with. Kafka is asked for the
+        dropped ones again, from :attr:`next_fetch` on.
+        """
+        while len(self.waiting) > self.taken + 1 and self.waiting_bytes > limit:
+            self.waiting_bytes -= measure(self.waiting.pop())
+
+    @property
+    def next_fetch(self) -> int | None:
+        """The offset behind the last waiting record."""
+        return get_offset(self.waiting[-1]) + 1 if self.waiting else self.stored
+
+    def adapt(self, count: int, seconds: float, budget: float) -> None:
+        """Choose the size of the next block by the time that this one took.
+
+        Args:
+            count: the records that were applied.
+            seconds: how long they took.
+            budget: how long a block should take at the most, in seconds.
+        """
+        if seconds > budget:
+            self.size = max(1, count // 2)
+        elif count >= self.size and seconds < budget / 2:
+            self.size = min(self.most, 2 * self.size)
+
     def choose(self) -> list[Message]:
         """The records of the next block, which stay in the queue."""
-        size = min(self.size, len(self.waiting))
+        size = min(self.size, self.most, len(self.waiting))
         if not size:
             return []
         first = get_offset(self.waiting[0])
@@ -105,15 +165,14 @@ class Progress:
 
     def move(self, stored: int, count: int) -> None:
         """Note that so many waiting records are applied and committed."""
-        for _ in range(count):
-            self.waiting.popleft()
+        self.drop_first(count)
         self.stored = stored
         self.failures = 0
         self.lost_at = None
 
     def stop(self) -> None:
         """Read nothing more for some time: records before the next one are gone."""
-        self.waiting.clear()
+        self.drop_all()
         self.reading = False
         self.range = None
         self.stopped = True
@@ -121,10 +180,10 @@ class Progress:
 
     def start_again(self, stored: int | None) -> None:
         """Drop everything that waits; the client must seek to ``stored``."""
-        self.waiting.clear()
+        self.drop_all()
         self.reading = False
         self.range = None
-        self.replaced = self.stopped = False
+        self.replaced = self.stopped = self.paused = False
         self.stored = stored
         self.failed = self.search_until = self.lost_at = None
         self.failures, self.retry_at = 0, 0.0
@@ -134,7 +193,7 @@ class Progress:
         if stored is None or self.stored is None or stored < self.stored:
             return stored == self.stored
         while self.waiting and get_offset(self.waiting[0]) < stored:
-            self.waiting.popleft()
+            self.drop_first(1)
         # An empty queue may have lost records that lay before the new offset.
         if stored != self.stored and not self.waiting:
             return False
@@ -145,3 +204,9 @@ class Progress:
 def get_offset(message: Message) -> int:
     """Get a message's offset."""
     return message.offset() or 0
+
+
+def measure(message: Message) -> int:
+    """Estimate the bytes that a message needs in memory."""
+    value = message.value()
+    return _MESSAGE_BYTES + (len(value) if value else 0)

@@ -3,27 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.record import Record, make_record
-from jobs_lib.consuming.subscription import decode
+from jobs_lib.consuming.arrays import make_writer, write_array
+from jobs_lib.consuming.record import Record, describe, make_record
+from jobs_lib.consuming.subscription import BlockError, decode
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.subscription import Connection
+    from jobs_lib.consuming.arrays import Write
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Decoder
 
 V = TypeVar("V", default=Any)
 RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
+Columns = tuple[str, ...]
+
+_KNOWN = {"record_key": "text", "record_offset": "bigint", "appended_ms": "bigint"}
+"""What each change has beside the row, with its type."""
+_STATES = {True: "upsert_states", False: "upsert_placed"}
+_ENDS = {True: "remove_ended", False: "remove_placed"}
+"""The templates for changes with and without versions."""
+
+
+class Change(NamedTuple):
+    """What one record does to its key."""
+
+    key: Any
+    version: int | None
+    row: Mapping[str, Any] | None
+    """The columns; None if the key is to have no row."""
+    offset: int
+    appended_ms: int
+
+    @property
+    def kind(self) -> tuple[bool, Columns | None]:
+        """Changes of one kind are written by one statement."""
+        return self.version is not None, None if self.row is None else tuple(self.row)
+
+
+@dataclass(slots=True)
+class Changes:
+    """The changes of a block, of one partition."""
+
+    partition: int = 0
+    waves: list[dict[Any, Change]] = field(default_factory=list)
+    """By key. A key has more than one change if the effect of the later one depends on
+    the one before; then it is in a later wave."""
+
+    @property
+    def columns(self) -> set[str]:
+        """All columns of the rows."""
+        return {
+            name
+            for wave in self.waves
+            for row in {tuple(change.row or ()) for change in wave.values()}
+            for name in row
+        }
 
 
 class ReadModel:
@@ -31,16 +77,16 @@ class ReadModel:
 
     Only a newer version replaces a row, so repeated and older records change nothing.
     They do not bring a deleted row back either: the version of a key's tombstone
-    outlives its row. The version is the record's own (header ``ce_version``), else its
-    offset. If a tombstone and a state have the same version, the first one received is
-    the older one.
+    outlives its row. Records without a version (header ``ce_version``) are compared by
+    their places: within a partition by the offset, else by their time. A tombstone
+    without a version ends whatever version its key has.
 
     Args:
         row_of: makes a row's columns from a record; None to have no row.
         table: ``table`` or ``schema.table``.
         key: the column for the record's key.
         decoder: reads the values.
-        schema: finds the schema of this library's own tables, at the first use.
+        queries: the statements, found at the first use.
     """
 
     def __init__(
@@ -49,103 +95,203 @@ class ReadModel:
         table: str,
         key: str,
         decoder: Decoder,
-        schema: Callable[[], str],
+        queries: Callable[[], Queries],
     ) -> None:
         self._row_of = row_of
         self._name = table
         self._table = sql.Identifier(*table.split("."))
-        self._key = sql.Identifier(key)
+        self._key = key
         self._decoder = decoder
-        self._schema = schema
-        self._upserts: dict[tuple[str, ...], sql.Composed] = {}
+        self._queries = queries
+        self._types: dict[str, str] = {}
+        """The type of each column of the table."""
+        self._statements: dict[tuple[bool, Columns | None], sql.Composed] = {}
 
-    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
-        """Apply a block of one partition, in the open transaction."""
-        try:
-            self._write(connection, messages)
-        except (psycopg.DataError, psycopg.IntegrityError) as error:
-            # Leave the server's text out: it repeats the row.
-            refused = error.diag.column_name or error.diag.constraint_name
-            raise RecordError(
-                f"a row for the table {self._name} is refused: {type(error).__name__}"
-                + (f" ({refused})" if refused else "")
-            ) from None
+    def read(self, messages: Sequence[Message]) -> Changes:
+        """Read the records of a block, of one partition.
 
-    def _write(self, connection: Connection, messages: Sequence[Message]) -> None:
-        # Only the newest records of each key in the block matter.
-        newest: dict[str | None, tuple[int, list[Record]]] = {}
-        for message in messages:
-            record = make_record(message, decode(message, self._decoder))
-            version = record.offset if record.version is None else record.version
-            known = newest.get(record.key)
-            if known is None or known[0] < version:
-                newest[record.key] = (version, [record])
-            elif known[0] == version:
-                # A tombstone and a state may have the same version, and the effect of
-                # a state depends on the tombstone before it.
-                if (known[1][-1].value is None) is (record.value is None):
-                    known[1].pop()
-                known[1].append(record)
-        with connection.pipeline():
-            for key, (version, records) in newest.items():
-                for record in records:
-                    self._write_record(connection, key, version, record)
+        Raises:
+            BlockError: a record cannot be read, or the function has failed.
+        """
+        # Only the newest records of each key matter. Their rows are made at the end.
+        kept: dict[Any, list[tuple[int | None, int, Record]]] = {}
+        for index, message in enumerate(messages):
+            try:
+                record = make_record(message, decode(message, self._decoder))
+                if record.key is None:
+                    raise RecordError(
+                        f"the record at {describe(message)} has no key: a read model "
+                        "has a row for each key"
+                    )
+                version = record.version
+            except BaseException as error:
+                raise BlockError(index, error) from error
+            known = kept.get(record.key)
+            if known is None or version is None:
+                kept[record.key] = [(version, index, record)]
+            else:
+                _add(known, (version, index, record))
+        changes = Changes(messages[0].partition() or 0)
+        for key, records in kept.items():
+            for wave, (version, index, record) in enumerate(records):
+                if wave == len(changes.waves):
+                    changes.waves.append({})
+                try:
+                    row = None if record.value is None else self._row_of(record)
+                except BaseException as error:
+                    raise BlockError(index, error) from error
+                _, appended_ms = messages[index].timestamp()
+                changes.waves[wave][key] = Change(
+                    key, version, row, record.offset, appended_ms
+                )
+        return changes
 
-    def _write_record(
-        self, connection: Connection, key: str | None, version: int, record: Record
+    def learn_types(
+        self, connection: psycopg.Connection[Any], changes: Changes
     ) -> None:
-        this = (self._name, key, version)
-        row = None if record.value is None else self._row_of(record)
-        if row is not None:
-            connection.execute(
-                self._upsert(tuple(row)), (key, version, *row.values(), *this, version)
+        """Ask the database for the types of the columns, if one is not known yet.
+
+        Raises:
+            RecordError: the table lacks a column.
+        """
+        wanted = {self._key, "version", *changes.columns}
+        if wanted <= self._types.keys():
+            return
+        name = self._table.as_string(connection)
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries()["read_column_types"], {"table": name}
+            ).fetchall()
+        self._statements.clear()
+        self._types = dict(rows)
+        if missing := sorted(wanted - self._types.keys()):
+            raise RecordError(
+                f"the table {self._name} lacks {', '.join(missing)}: add the column, "
+                "or leave it out of the function's result"
+                if self._types
+                else f"there is no table {self._name}: create it, with a column version"
             )
-        elif key is not None:
-            connection.execute(
-                self._remove, (key, version, version, *this, *this, version)
-            )
 
-    @cached_property
-    def _gone(self) -> sql.Identifier:
-        return sql.Identifier(self._schema(), "model_keys")
+    def write(
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Changes,
+        topic_id: UUID | None,
+    ) -> None:
+        """Write the changes in the open transaction, in the pipeline if there is one.
 
-    # If a tombstone and a state have equal versions, the first one received is the
-    # older. The tombstone notes whether it removed such a state (`of_equal`). If it
-    # did, a repeat of that state stays out. If not, the state is of a key that came
-    # back, and a repeat of the tombstone leaves it there.
+        Args:
+            connection: with the transaction.
+            changes: of a block.
+            topic_id: the topic, as Kafka names it for ever; None if that is not known.
+        """
+        write = make_writer(connection)
+        for wave in changes.waves:
+            kinds: dict[tuple[bool, Columns | None], list[Change]] = {}
+            for change in wave.values():
+                kinds.setdefault(change.kind, []).append(change)
+            for kind, same in kinds.items():
+                connection.execute(
+                    self._state(kind),
+                    {
+                        **self._make_arrays(kind, same, write),
+                        "model": self._name,
+                        "topic_id": topic_id,
+                        "partition": changes.partition,
+                    },
+                    prepare=True,
+                )
 
-    @cached_property
-    def _remove(self) -> sql.Composed:
+    def explain(self, error: BaseException) -> BaseException:
+        """Return what is to be said of an error of :meth:`write`."""
+        self._types = {}  # the table may have changed
+        if not isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return error
+        # Leave the server's text out: it repeats the row.
+        refused = error.diag.column_name or error.diag.constraint_name
+        return RecordError(
+            f"a row for the table {self._name} is refused: {type(error).__name__}"
+            + (f" ({refused})" if refused else "")
+        )
+
+    def _make_arrays(
+        self, kind: tuple[bool, Columns | None], changes: list[Change], write: Write
+    ) -> dict[str, str]:
+        keys, versions, rows, offsets, times = zip(*changes, strict=True)
+        arrays = {
+            "record_key": write_array(keys, write),
+            "version": write_array(versions, write),
+            "record_offset": write_array(offsets, write),
+            "appended_ms": write_array(times, write),
+        }
+        columns = kind[1] or ()
+        for number, column in enumerate(columns):
+            values = [row[column] for row in rows]
+            arrays[f"column_{number}"] = write_array(values, write)
+        return arrays
+
+    def _state(self, kind: tuple[bool, Columns | None]) -> sql.Composed:
+        if kind not in self._statements:
+            self._statements[kind] = self._compose(*kind)
+        return self._statements[kind]
+
+    def _compose(self, has_version: bool, columns: Columns | None) -> sql.Composed:
+        """Compose the statement for one kind of changes."""
+        names = [sql.Identifier(column) for column in columns or ()]
+        # The columns may have any names, such as those of a change's other fields.
+        values = [sql.Identifier(f"column_{n}") for n in range(len(names))]
+        template = (_ENDS if columns is None else _STATES)[has_version]
+        return self._queries().fill(
+            template,
+            table=self._table,
+            key=sql.Identifier(self._key),
+            incoming=self._compose_incoming(columns or ()),
+            columns=sql.SQL("").join(sql.SQL(", {}").format(n) for n in names),
+            values=sql.SQL("").join(sql.SQL(", r.{}").format(v) for v in values),
+            changes=sql.SQL("").join(
+                sql.SQL(", {0} = excluded.{0}").format(n) for n in names
+            ),
+        )
+
+    def _compose_incoming(self, columns: Columns) -> sql.Composed:
+        types = {
+            **_KNOWN,
+            "version": "bigint",
+            **{f"column_{n}": self._types[name] for n, name in enumerate(columns)},
+        }
+        fields = [
+            sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(kind))
+            for name, kind in types.items()
+        ]
         return sql.SQL(
-            "with removed as (delete from {table} where {key} = %s and (version < %s "
-            "or (version = %s and not exists (select from {gone} g "
-            "where g.model = %s and g.key = %s and g.version >= %s))) "
-            "returning version) "
-            "insert into {gone} as g (model, key, version, of_equal) "
-            "select %s, %s, %s, exists (select from removed where version = %s) "
-            "on conflict (model, key) do update set version = excluded.version, "
-            "noted_at = excluded.noted_at, of_equal = excluded.of_equal "
-            "where g.version < excluded.version"
-        ).format(table=self._table, key=self._key, gone=self._gone)
+            "select {fields}, u.record_key::{key_type} as row_key "
+            "from unnest({arrays}) as u({names})"
+        ).format(
+            fields=sql.SQL(", ").join(fields),
+            key_type=sql.SQL(self._types[self._key]),
+            arrays=sql.SQL(", ").join(
+                sql.SQL("{}::text[]").format(sql.Placeholder(name)) for name in types
+            ),
+            names=sql.SQL(", ").join(map(sql.Identifier, types)),
+        )
 
-    def _upsert(self, columns: tuple[str, ...]) -> sql.Composed:
-        if columns not in self._upserts:
-            names = [sql.Identifier(column) for column in columns]
-            self._upserts[columns] = sql.SQL(
-                "insert into {table} as kept ({key}, version{columns}) "
-                "select %s, %s{values} where not exists (select from {gone} g "
-                "where g.model = %s and g.key = %s and (g.version > %s "
-                "or (g.version = %s and g.of_equal))) "
-                "on conflict ({key}) do update set version = excluded.version{changes} "
-                "where kept.version < excluded.version"
-            ).format(
-                table=self._table,
-                key=self._key,
-                gone=self._gone,
-                columns=sql.SQL("").join(sql.SQL(", {}").format(n) for n in names),
-                values=sql.SQL(", %s") * len(names),
-                changes=sql.SQL("").join(
-                    sql.SQL(", {0} = excluded.{0}").format(n) for n in names
-                ),
-            )
-        return self._upserts[columns]
+
+def _add(
+    known: list[tuple[int | None, int, Record]],
+    new: tuple[int | None, int, Record],
+) -> None:
+    """Add a record with a version to the newest ones of its key."""
+    version, _, record = new
+    last_version, _, last = known[-1]
+    if last_version is None:
+        known.append(new)
+    elif last_version < version:  # type: ignore[operator]
+        # Those with versions go; one without, before them, has an effect of its own.
+        del known[int(known[0][0] is None) :]
+        known.append(new)
+    elif last_version == version:
+        # A tombstone and a state may have the same version, and the effect of a state
+        # depends on the tombstone before it.
+        if (last.value is None) is (record.value is None):
+            known.pop()
+        known.append(new)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import psycopg
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.read_model import ReadModel
     from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
     Connection = psycopg.Connection[Any]
-    Applier = Callable[[Connection, Sequence[Message]], None]
     RecordHandler = Callable[[Record["V"], Connection], None]
 
 V = TypeVar("V", default=Any)
@@ -59,13 +59,12 @@ class Subscription:
         self._topic = topic
         self._group = group
         self._settings = settings
-        self.is_read_model = False
+        self.model: ReadModel | None = None
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
         self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
-        self._applier: Applier | None = None
         self._decoder: Decoder | None = None
-        """The decoder for the applier."""
+        """The decoder for the model."""
 
     @cached_property
     def topic(self) -> str:
@@ -94,7 +93,7 @@ class Subscription:
             ConfigurationError: these records have a handler already, or one of another
                 type says something else of gaps.
         """
-        if type_ in self._handlers or self._applier:
+        if type_ in self._handlers or self.model:
             raise ConfigurationError(
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
@@ -110,20 +109,24 @@ class Subscription:
         self.on_gap = on_gap
         self._handlers[type_] = (function, decoder)
 
-    def set_applier(self, applier: Applier, decoder: Decoder) -> None:
-        """Apply whole blocks with ``applier``, which reads values with ``decoder``.
+    def set_model(self, model: ReadModel, decoder: Decoder) -> None:
+        """Keep a table with ``model``, which reads values with ``decoder``.
 
         Raises:
             ConfigurationError: the records have a handler already.
         """
-        if self._handlers or self._applier:
+        if self._handlers or self.model:
             raise ConfigurationError(
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 "handler already"
             )
-        self._applier = applier
+        self.model = model
         self._decoder = decoder
-        self.is_read_model = True
+
+    @property
+    def is_read_model(self) -> bool:
+        """Whether the records fill a table, by versions."""
+        return self.model is not None
 
     def may_pass(self, stored: int, start: int) -> bool:
         """Whether to go on at ``start``, where the records from ``stored`` are gone.
@@ -165,7 +168,7 @@ class Subscription:
         messages: Sequence[Message],
         may_go_on: Callable[[], bool],
     ) -> int:
-        """Apply a block of one partition, in order, in the open transaction.
+        """Handle a block of one partition, in order, in the open transaction.
 
         Args:
             connection: with the transaction of the block.
@@ -177,12 +180,6 @@ class Subscription:
         Raises:
             BlockError: a record cannot be applied.
         """
-        if self._applier is not None:
-            try:
-                self._applier(connection, messages)
-            except BaseException as error:
-                raise BlockError(None, error) from error
-            return len(messages)
         for index, message in enumerate(messages):
             try:
                 self._handle(connection, message)

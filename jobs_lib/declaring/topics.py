@@ -216,14 +216,8 @@ class TopicDeclarations:
             check_plain(function, what)
             check_takes(function, ("record",), what)
             declared = self._declare_consumer(topic, group)
-            model = ReadModel(
-                function,
-                table,
-                key,
-                decoder,
-                lambda: self._read_settings().schema_name,
-            )
-            declared.set_applier(model.apply, decoder)
+            model = ReadModel(function, table, key, decoder, self._queries)
+            declared.set_model(model, decoder)
             return function
 
         return declare

@@ -83,8 +83,15 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
     With the new group protocol (KIP-848) the broker sets the timeouts and the assignor:
     it refuses a client that sets its own.
     """
-    # New partitions are found this late at most; librdkafka's default is five minutes.
-    configuration: Configuration = {"topic.metadata.refresh.interval.ms": 30_000}
+    configuration: Configuration = {
+        # New partitions are found this late at most; the default is five minutes.
+        "topic.metadata.refresh.interval.ms": 30_000,
+        # What librdkafka fetches ahead, beside what waits in the consumer's memory.
+        # News of the group stand behind it in the same queue.
+        "queued.max.messages.kbytes": 8_192,
+        # Once there is room again, the next fetch must not wait a whole second.
+        "fetch.queue.backoff.ms": 10,
+    }
     configuration |= configure(settings) | {
         "group.id": group,
         "group.protocol": settings.group_protocol,

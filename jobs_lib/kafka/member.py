@@ -61,6 +61,9 @@ class MemberListener(Protocol):
     def begun(self, partition: Partition) -> None:
         """From now on the records received begin at the requested offset."""
 
+    def has_room(self) -> bool:
+        """Whether records may arrive now; if not, it is asked again soon."""
+
     def received(self, messages: list[Message]) -> None:
         """Take records that arrived."""
 
@@ -109,6 +112,8 @@ class GroupMember:
         self._out_of_range: set[Partition] = set()
         """Those that librdkafka has ceased to read."""
         self._stopping = threading.Event()
+        self._has_news = threading.Event()
+        """Set when it is worth to poll before a rest is over."""
         self._cooperative = (
             settings.assignment_strategy == "cooperative-sticky"
             or settings.group_protocol == "consumer"
@@ -200,6 +205,10 @@ class GroupMember:
 
         self._commands.append(commit)
 
+    def poll_soon(self) -> None:
+        """Poll again soon: a listener may have room for records now."""
+        self._has_news.set()
+
     # The poll thread
 
     def _poll(self) -> Iterator[None]:
@@ -249,6 +258,10 @@ class GroupMember:
 
     def _poll_once(self, consumer: Consumer) -> None:
         self._obey(consumer)
+        if not all(listener.has_room() for listener in self._listeners):
+            self._has_news.wait(_POLL_SECONDS)
+            self._has_news.clear()
+            return
         # poll() returns at the first record; consume() alone would wait for more
         # records until its timeout.
         try:

@@ -52,6 +52,10 @@ class MemberSource(Source):
     def begun(self, partition: Partition) -> None:
         """Do nothing: the consumer reads."""
 
+    def has_room(self) -> bool:
+        """Take as many records as there are: the consumer keeps them."""
+        return True
+
     def received(self, messages: list[Message]) -> None:
         """Do nothing: the consumer applies records."""
 

@@ -13,18 +13,28 @@ from psycopg import sql
 from jobs_lib.errors import JobsError
 from jobs_lib.settings import check_schema
 
-_HEAD = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
+_HEAD = re.compile(r"^-- (name|part|template): (\w+)$", re.MULTILINE)
 
 
 class Queries(Mapping[str, sql.Composed]):
-    """The named queries of ``jobs_lib/sql``, with the schema's name filled in."""
+    """The named queries of ``jobs_lib/sql``, with the schema's name filled in.
+
+    A template is a query with more to fill in, such as the table of an application.
+    """
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
         self._queries = {
             name: sql.SQL(cast("Any", text)).format(schema=sql.Identifier(schema))
-            for name, text in _read_queries().items()
+            for name, text in _read_queries()["name"].items()
         }
+
+    def fill(self, template: str, **parts: sql.Composable) -> sql.Composed:
+        """Make a query of a template, with these parts for its names in braces."""
+        text = _read_queries()["template"][template]
+        return sql.SQL(cast("Any", text)).format(
+            schema=sql.Identifier(self.schema), **parts
+        )
 
     def __getitem__(self, name: str) -> sql.Composed:
         return self._queries[name]
@@ -37,14 +47,16 @@ class Queries(Mapping[str, sql.Composed]):
 
 
 @cache
-def _read_queries() -> dict[str, str]:
-    """The queries by name; each ``{part}`` in one is replaced by the part of that name.
+def _read_queries() -> dict[str, dict[str, str]]:
+    """The queries and templates, by kind and name.
+
+    Each ``{part}`` in one is replaced by the part of that name.
 
     If there is also a part ``x_limited``, each query ``q`` with the part ``x`` exists
     twice: as ``q``, and as ``q_limited`` with that other part. A part may contain parts
     that are defined after it.
     """
-    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}, "template": {}}
     for file in sorted(
         resources.files("jobs_lib.sql").iterdir(), key=lambda file: file.name
     ):
@@ -62,7 +74,8 @@ def _read_queries() -> dict[str, str]:
         queries[name] = _fill(text, parts)
         if any(f"{{{part}}}" in text for part in other):
             queries[f"{name}_limited"] = _fill(text, parts | other)
-    return queries
+    templates = {name: _fill(text, parts) for name, text in found["template"].items()}
+    return {"name": queries, "template": templates}
 
 
 def _fill(text: str, parts: Mapping[str, str]) -> str:

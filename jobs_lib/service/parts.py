@@ -103,6 +103,7 @@ class PartMaker:
             self.process.id,
             block=settings.consumer_block,
             block_seconds=settings.consumer_block_seconds,
+            prefetch_bytes=settings.consumer_prefetch_bytes,
             heartbeat=settings.heartbeat_interval,
             read_topic_ids=partial(read_topic_ids, settings),
         )

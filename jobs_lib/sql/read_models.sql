@@ -1,0 +1,124 @@
+-- The tables of read models. A block of records becomes one statement for each kind of
+-- change. {incoming} is its records: one array for each column, as text, which costs
+-- the client the least and needs no temporary table. Each has the columns record_key
+-- (text), row_key (of the table's type), version, record_offset, appended_ms and those
+-- of the row. No key is in {incoming} twice.
+
+-- part: is_newer
+-- Whether the record r is newer than what is known of its key, by their places. Offsets
+-- are compared within one partition of one topic. Else the times decide, and where they
+-- are equal the record that is applied later.
+case when (k.topic_id, k.partition) is not distinct from
+    (%(topic_id)s::uuid, %(partition)s::int)
+then r.record_offset > coalesce(k.record_offset, -1)
+else to_timestamp(r.appended_ms / 1000.0) >= coalesce(k.appended_at, '-infinity') end
+
+-- part: is_newer_than_known
+-- The same where a key is noted: then k is the row that is there, and r is excluded.
+case when (k.topic_id, k.partition) is not distinct from
+    (excluded.topic_id, excluded.partition)
+then excluded.record_offset > coalesce(k.record_offset, -1)
+else excluded.appended_at >= coalesce(k.appended_at, '-infinity') end
+
+-- part: place_of_key
+topic_id = excluded.topic_id, partition = excluded.partition,
+record_offset = excluded.record_offset, appended_at = excluded.appended_at,
+noted_at = excluded.noted_at
+
+-- template: upsert_states
+-- States with versions. A newer version replaces a row.
+with incoming as ({incoming})
+insert into {table} as kept ({key}, version{columns})
+select r.row_key, r.version{values} from incoming r
+where not exists (
+    select from {schema}.model_keys k
+    where k.model = %(model)s and k.key = r.record_key
+        and case when k.version is not null
+        -- The key ended with that version, or with a newer one.
+        then k.version > r.version or (k.version = r.version and k.of_equal)
+        -- The last record had no version. The places decide, unless a state with a
+        -- version came after it: then the versions do.
+        else not ({is_newer}) and not exists (
+            select from {table} t where t.{key} = r.row_key and t.version is not null
+        ) end
+)
+on conflict ({key}) do update set version = excluded.version{changes}
+where kept.version < excluded.version or kept.version is null
+
+-- template: remove_ended
+-- Ends with versions. If an end and a state have equal versions, the first one received
+-- is the older. The end notes whether it removed such a state (`of_equal`). If it did, a
+-- repeat of that state stays out. If not, the state is of a key that came back, and a
+-- repeat of the end leaves it there.
+with incoming as ({incoming}), removed as (
+    delete from {table} t using incoming r
+    where t.{key} = r.row_key and (
+        t.version < r.version
+        or (t.version = r.version and not exists (
+            select from {schema}.model_keys k
+            where k.model = %(model)s and k.key = r.record_key
+                and k.version >= r.version
+        ))
+        or (t.version is null and not exists (
+            select from {schema}.model_keys k
+            where k.model = %(model)s and k.key = r.record_key and not ({is_newer})
+        ))
+    )
+    returning r.record_key, t.version
+)
+insert into {schema}.model_keys as k (
+    model, key, version, of_equal, topic_id, partition, record_offset, appended_at
+)
+select %(model)s, r.record_key, r.version,
+    exists (
+        select from removed d
+        where d.record_key = r.record_key and d.version = r.version
+    ),
+    %(topic_id)s, %(partition)s, r.record_offset, to_timestamp(r.appended_ms / 1000.0)
+from incoming r
+on conflict (model, key) do update set version = excluded.version,
+    of_equal = excluded.of_equal, is_gone = true, {place_of_key}
+where k.version < excluded.version or (k.version is null and {is_newer_than_known})
+
+-- template: upsert_placed
+-- States without versions: the places decide. The row's version is null.
+with incoming as ({incoming}), noted as (
+    insert into {schema}.model_keys as k (
+        model, key, is_gone, topic_id, partition, record_offset, appended_at
+    )
+    select %(model)s, r.record_key, false, %(topic_id)s, %(partition)s,
+        r.record_offset, to_timestamp(r.appended_ms / 1000.0)
+    from incoming r
+    on conflict (model, key) do update set version = null, of_equal = false,
+        is_gone = false, {place_of_key}
+    where {is_newer_than_known}
+    returning key
+)
+insert into {table} as kept ({key}, version{columns})
+select r.row_key, null{values} from incoming r join noted n on n.key = r.record_key
+on conflict ({key}) do update set version = null{changes}
+
+-- template: remove_placed
+-- Ends without versions: each ends whatever version its key has, unless it is older than
+-- what is known of the key.
+with incoming as ({incoming}), noted as (
+    insert into {schema}.model_keys as k (
+        model, key, topic_id, partition, record_offset, appended_at
+    )
+    select %(model)s, r.record_key, %(topic_id)s, %(partition)s, r.record_offset,
+        to_timestamp(r.appended_ms / 1000.0)
+    from incoming r
+    on conflict (model, key) do update set version = null, of_equal = false,
+        is_gone = true, {place_of_key}
+    where {is_newer_than_known}
+    returning key
+)
+delete from {table} t using incoming r join noted n on n.key = r.record_key
+where t.{key} = r.row_key
+
+-- name: read_column_types
+-- Without the modifiers of types: a cast to varchar(3) cuts a text short, and only an
+-- assignment refuses it.
+select a.attname, format_type(a.atttypid, -1)
+from pg_attribute a
+where a.attrelid = to_regclass(%(table)s) and a.attnum > 0 and not a.attisdropped
