@@ -36,10 +36,15 @@ where not exists (
         and case when k.version is not null
         -- The key ended with that version, or with a newer one.
         then k.version > r.version or (k.version = r.version and k.of_equal)
-        -- The last record had no version. The places decide, unless a state with a
-        -- version came after it: then the versions do.
-        else not ({is_newer}) and not exists (
-            select from {table} t where t.{key} = r.row_key and t.version is not null
+        -- The last record had no version, and the places decide. In another partition
+        -- that is by the time of a clock: versions are better, if the row has one now.
+        else not ({is_newer}) and (
+            (k.topic_id, k.partition) is not distinct from
+                (%(topic_id)s::uuid, %(partition)s::int)
+            or not exists (
+                select from {table} t
+                where t.{key} = r.row_key and t.version is not null
+            )
         ) end
 )
 on conflict ({key}) do update set version = excluded.version{changes}

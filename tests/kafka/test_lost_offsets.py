@@ -8,9 +8,12 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from jobs_lib import ConfigurationError
+from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import heard, make_app, running
 from tests.support.records import key_of, produce
 from tests.support.topics import create_topic, delete_topics
+
+MEBIBYTE = 1_048_576
 
 
 @pytest.fixture
@@ -226,11 +229,25 @@ def test_a_new_group_begins_with_the_oldest_record_that_is_left(
     ids=["range", "cooperative-sticky", "consumer"],
 )
 def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_on(
-    make, topic, kafka_admin, admin, bootstrap_servers, wait_for, protocol
+    make,
+    topic,
+    kafka_admin,
+    admin,
+    bootstrap_servers,
+    wait_for,
+    monkeypatch,
+    protocol,
 ):
     name = topic(2)
-    app = make(consumer_block=1, **protocol)
-    seen: list[tuple[int, int]] = []
+    app = make(consumer_block=1, consumer_prefetch_bytes=MEBIBYTE, **protocol)
+    paused = threading.Event()
+    pause = GroupMember.pause
+
+    def note_pause(member, partition) -> None:
+        paused.set()
+        pause(member, partition)
+
+    monkeypatch.setattr(GroupMember, "pause", note_pause)
 
     @app.consumer(name, group=f"{name}-g")
     def handle(record, conn) -> None:
@@ -242,38 +259,41 @@ def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_o
         rows = admin.execute("select partition, next_offset from jobs_lib.offsets")
         return dict(rows.fetchall())
 
+    seen: list[tuple[int, int]] = []
     is_cut = threading.Event()
     keys = [key_of(n, 2) for n in range(2)]
-    for key in keys:
-        produce(bootstrap_servers, name, [(key, n) for n in range(10)])
+    # More than may wait in memory.
+    produce(bootstrap_servers, name, [(keys[0], n) for n in range(3_000)])
+    produce(bootstrap_servers, name, [(keys[1], n) for n in range(10)])
     with (
         heard("offset.lost") as lost,
         heard("record.failed") as failed,
         running(app, "consumers"),
     ):
         wait_for(
-            lambda: failed and read_offsets() == {0: 5, 1: 10},
+            lambda: failed and paused.is_set() and read_offsets() == {0: 5, 1: 10},
             timeout=30,
             what="one partition stands still, and reads no more",
         )
-        produce(bootstrap_servers, name, [(keys[0], n) for n in range(10, 30)])
-        at = TopicPartition(name, 0, 25)
+        at = TopicPartition(name, 0, 2_995)
         for deleted in kafka_admin.delete_records([at]).values():
-            assert deleted.result().low_watermark == 25
+            assert deleted.result().low_watermark == 2_995
         is_cut.set()
         wait_for(lambda: lost, timeout=60, what="what has gone is told")
         (_, fields), *_ = lost
-        places = [fields[one] for one in ("next_offset", "start", "end")]
-        assert places == [10, 25, 30]
+        # What was in memory went in.
+        assert 5 < fields["next_offset"] < 2_995
+        assert (fields["start"], fields["end"]) == (2_995, 3_000)
         produce(bootstrap_servers, name, [(keys[1], n) for n in range(10, 20)])
         wait_for(
             lambda: read_offsets()[1] == 20, timeout=30, what="the other one goes on"
         )
         admin.execute(
-            "update jobs_lib.offsets set next_offset = 25 where partition = 0"
+            "update jobs_lib.offsets set next_offset = 2995 where partition = 0"
         )
-        wait_for(lambda: read_offsets()[0] == 30, timeout=30, what="it goes on")
-    assert [n for p, n in seen if p == 0] == [*range(10), *range(25, 30)]
+        wait_for(lambda: read_offsets()[0] == 3_000, timeout=30, what="it goes on")
+    in_memory = range(fields["next_offset"])
+    assert [n for p, n in seen if p == 0] == [*in_memory, *range(2_995, 3_000)]
     assert [n for p, n in seen if p == 1] == [*range(20)]
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs_lib.service.maintenance import Maintenance
-from tests.support.apps import count, make_app, running
+from tests.support.apps import count, heard, make_app, running
 from tests.support.records import make_producer
+from tests.support.topics import grow_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,13 +71,13 @@ def send(
 
 
 def send_each(
-    bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int, bool]]
+    bootstrap_servers: str, topic: str, records: Iterable[tuple[int, int | None, bool]]
 ) -> None:
     """Send versions of keys, each a state or an end."""
     producer = make_producer(bootstrap_servers)
     for key, version, end in records:
-        value = None if end else f'{{"n": {version}}}'
-        headers: Any = {"ce_version": str(version)}
+        value = None if end else f'{{"n": {version or 0}}}'
+        headers: Any = {} if version is None else {"ce_version": str(version)}
         producer.produce(topic, key=str(key), value=value, headers=headers)
     assert producer.flush(30) == 0
 
@@ -173,6 +174,113 @@ def test_the_later_of_an_end_and_a_state_of_equal_version_wins(
         send_each(bootstrap_servers, name, more)
         await_read(admin, name, "g", 2 * len(records) + len(more), wait_for)
         assert sorted(admin.execute(query).fetchall()) == [(2, 6), (3, 7)]
+
+
+def test_an_end_without_a_version_ends_any_and_a_newer_state_brings_the_key_back(
+    make, model, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    records = [
+        (1, 5, False),
+        (1, None, True),
+        # As an owner writes it that counts from one again.
+        (1, 1, False),
+        (2, 5, False),
+        (2, None, True),
+        (3, None, True),
+        (3, 2, False),
+        (4, 3, False),
+    ]
+    expected = [(1, 1), (3, 2), (4, 3)]
+    query = "select id, version from model order by id"
+    send_each(bootstrap_servers, name, records)
+    with running(make(name, "g"), "consumers"):
+        await_read(admin, name, "g", len(records), wait_for)
+        assert admin.execute(query).fetchall() == expected
+    # All come again, in blocks of another size: nothing changes.
+    before = admin.execute("select count(*) from written").fetchone()
+    for block in (1, 100):
+        group = f"again-{block}"
+        with running(make(name, group, block), "consumers"):
+            await_read(admin, name, group, len(records), wait_for)
+        assert admin.execute(query).fetchall() == expected
+    assert admin.execute("select count(*) from written").fetchone() == before
+
+
+@pytest.mark.guarantee("I26")
+@pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
+def test_records_without_versions_are_compared_by_their_places(
+    make, model, admin, bootstrap_servers, topic, kafka_admin, wait_for, block
+):
+    name = topic(1)
+    states = [(key, n) for n in range(5) for key in KEYS]
+    producer = make_producer(bootstrap_servers)
+    for key, n in states:
+        producer.produce(name, key=str(key), value=f'{{"n": {n}}}')
+    assert producer.flush(30) == 0
+    with running(make(name, "g", block), "consumers"):
+        await_read(admin, name, "g", len(states), wait_for)
+    grow_topic(kafka_admin, name, 3)
+    # Most keys have another partition now, whose offsets begin anew.
+    producer = make_producer(bootstrap_servers)
+    for key in KEYS:
+        value = None if key % 4 == 0 else '{"n": 7}'
+        producer.produce(name, key=str(key), value=value)
+    assert producer.flush(30) == 0
+    with running(make(name, "g", block), "consumers"):
+        await_read(admin, name, "g", len(states) + len(KEYS), wait_for)
+    query = "select id, version, n from model order by id"
+    expected = [(key, None, 7) for key in KEYS if key % 4]
+    assert admin.execute(query).fetchall() == expected
+    with running(make(name, "again", block), "consumers"):
+        await_read(admin, name, "again", len(states) + len(KEYS), wait_for)
+    assert admin.execute(query).fetchall() == expected
+
+
+def test_a_state_with_a_version_follows_one_without(
+    make, model, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    records = [(1, None, False), (1, 3, False), (2, 3, False), (2, None, False)]
+    query = "select id, version from model order by id"
+    for group in ("g", "again"):
+        if group == "g":
+            send_each(bootstrap_servers, name, records)
+        with running(make(name, group, 1), "consumers"):
+            await_read(admin, name, group, len(records), wait_for)
+        assert admin.execute(query).fetchall() == [(1, 3), (2, None)]
+
+
+def test_a_column_that_the_table_lacks_is_named_until_it_is_there(
+    make, admin, bootstrap_servers, topic, wait_for
+):
+    admin.execute("create table model (id int primary key, version bigint)")
+    name = topic(1)
+    send(bootstrap_servers, name, [(1, 1)])
+    with heard("record.failed") as failed, running(make(name, "g"), "consumers"):
+        wait_for(lambda: failed, timeout=30, what="it fails")
+        ((_, fields), *_) = failed
+        assert "the table model lacks n" in str(fields["error"])
+        admin.execute("alter table model add column n int")
+        await_read(admin, name, "g", 1, wait_for)
+    assert admin.execute("select * from model").fetchall() == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
+def test_a_record_without_a_key_stops_its_partition(
+    make, model, admin, bootstrap_servers, topic, wait_for, block
+):
+    name = topic(1)
+    producer = make_producer(bootstrap_servers)
+    producer.produce(name, key="1", value='{"n": 1}', headers={"ce_version": "1"})
+    producer.produce(name, value='{"n": 1}', headers={"ce_version": "1"})
+    assert producer.flush(30) == 0
+    with heard("record.failed") as failed, running(make(name, "g", block), "consumers"):
+        wait_for(lambda: failed, timeout=30, what="it fails")
+        await_read(admin, name, "g", 1, wait_for)
+    ((_, fields), *_) = failed
+    assert fields["offset"] == 1
+    assert "has no key" in str(fields["error"])
 
 
 def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):

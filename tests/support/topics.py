@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.waiting import wait_for
@@ -31,7 +32,19 @@ def create_topic(
         config=dict(config or {}),
     )
     admin.create_topics([new], request_timeout=_REQUEST_SECONDS)[name].result()
+    _await_partitions(admin, name, partitions)
 
+
+def grow_topic(admin: AdminClient, name: str, partitions: int) -> None:
+    """Add partitions to a topic until it has so many, and wait for their leaders."""
+    growing = admin.create_partitions(
+        [NewPartitions(name, partitions)], request_timeout=_REQUEST_SECONDS
+    )
+    growing[name].result()
+    _await_partitions(admin, name, partitions)
+
+
+def _await_partitions(admin: AdminClient, name: str, partitions: int) -> None:
     def ready() -> bool:
         topic = admin.list_topics(name, timeout=_REQUEST_SECONDS).topics[name]
         leaders = [part.leader for part in topic.partitions.values()]
