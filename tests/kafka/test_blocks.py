@@ -399,3 +399,40 @@ def test_a_record_counts_whatever_time_its_producer_gave_it(
         (name,),
     ).fetchone()
     assert appended == year
+
+
+@pytest.mark.guarantee("W77")
+def test_a_slow_partition_keeps_no_other_waiting_and_loses_nothing(
+    make, topic, read_offsets, bootstrap_servers, wait_for
+):
+    name = topic(2)
+    # A third of the records of either partition may wait in memory.
+    count, app = 4_000, make(consumer_prefetch_bytes=1_048_576)
+    handled: dict[int, list[int]] = {0: [], 1: []}
+    may_go_on = threading.Event()
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        if record.partition == 0 and record.value == 7:
+            may_go_on.wait(60)
+        handled[record.partition].append(record.value)
+
+    for partition in range(2):
+        key = key_of(partition, 2)
+        produce(bootstrap_servers, name, [(key, n) for n in range(count)])
+    with running(app, "consumers"):
+        try:
+            wait_for(
+                lambda: read_offsets(name).get(1) == count,
+                timeout=60,
+                what="the other partition is through",
+            )
+            assert 0 not in read_offsets(name)
+        finally:
+            may_go_on.set()
+        wait_for(
+            lambda: read_offsets(name) == {0: count, 1: count},
+            timeout=60,
+            what="the slow one, too",
+        )
+    assert handled == {0: [*range(count)], 1: [*range(count)]}
