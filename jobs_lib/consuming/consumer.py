@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
@@ -244,18 +245,14 @@ class Consumer:
     def received(self, messages: list[Message]) -> None:
         """Queue records for the workers."""
         with self._changed:
-            for message in messages:
-                partition = (message.topic() or "", message.partition() or 0)
+            # Records of a partition mostly come together.
+            for partition, some in groupby(messages, _get_partition):
                 progress = self._partitions.get(partition)
                 if progress is None or progress.leaving or not progress.reading:
                     continue
                 # A topic that was cut or made anew begins below the stored offset.
-                if (
-                    progress.stored is not None
-                    and get_offset(message) < progress.stored
-                ):
-                    continue
-                progress.push(message)
+                first = progress.stored or 0
+                progress.push([one for one in some if get_offset(one) >= first])
             self._changed.notify_all()
 
     def _share(self) -> int:
@@ -532,6 +529,10 @@ class Consumer:
             offsets = dict(self._untold)
             self._told_at = time.monotonic()
         self._member.commit(offsets)
+
+
+def _get_partition(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0
 
 
 def _parse(origin: str) -> Partition:

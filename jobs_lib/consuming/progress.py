@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.backoff import RECONNECT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
     from confluent_kafka import Message
@@ -78,15 +79,14 @@ class Progress:
         topic, number = self.partition
         return f"{topic}/{number}"
 
-    def push(self, message: Message) -> None:
-        """Add a record that has arrived."""
-        self.waiting.append(message)
-        self.waiting_bytes += measure(message)
+    def push(self, messages: list[Message]) -> None:
+        """Add records that have arrived."""
+        self.waiting.extend(messages)
+        self.waiting_bytes += measure(messages)
 
     def drop_first(self, count: int) -> None:
         """Take the oldest waiting records out."""
-        for _ in range(count):
-            self.waiting_bytes -= measure(self.waiting.popleft())
+        self.waiting_bytes -= measure([self.waiting.popleft() for _ in range(count)])
 
     def drop_all(self) -> None:
         """Take all waiting records out."""
@@ -100,7 +100,7 @@ class Progress:
         dropped ones again, from :attr:`next_fetch` on.
         """
         while len(self.waiting) > self.taken + 1 and self.waiting_bytes > limit:
-            self.waiting_bytes -= measure(self.waiting.pop())
+            self.waiting_bytes -= measure([self.waiting.pop()])
 
     @property
     def next_fetch(self) -> int | None:
@@ -206,7 +206,6 @@ def get_offset(message: Message) -> int:
     return message.offset() or 0
 
 
-def measure(message: Message) -> int:
-    """Estimate the bytes that a message needs in memory."""
-    value = message.value()
-    return _MESSAGE_BYTES + (len(value) if value else 0)
+def measure(messages: Sequence[Message]) -> int:
+    """Estimate the bytes that messages need in memory."""
+    return _MESSAGE_BYTES * len(messages) + sum(map(len, messages))

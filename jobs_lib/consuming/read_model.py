@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -36,40 +37,37 @@ _ENDS = {True: "remove_ended", False: "remove_placed"}
 """The templates for changes with and without versions."""
 
 
-class Change(NamedTuple):
-    """What one record does to its key."""
-
-    key: Any
-    version: int | None
-    row: Mapping[str, Any] | None
-    """The columns; None if the key is to have no row."""
-    offset: int
-    appended_ms: int
-
-    @property
-    def kind(self) -> tuple[bool, Columns | None]:
-        """Changes of one kind are written by one statement."""
-        return self.version is not None, None if self.row is None else tuple(self.row)
+Read: TypeAlias = "tuple[int | None, int, Record]"
+"""(version, index in the block, record)"""
+Change: TypeAlias = "tuple[Any, int | None, Mapping[str, Any] | None, int, int]"
+"""(key, version, row, offset, timestamp in Kafka in milliseconds) of a record. The row
+is None if the key is to have none. A block has thousands: a class would be slow."""
+Kind: TypeAlias = "tuple[bool, Columns | None]"
+"""Whether changes have a version, and the columns of their rows, if they have rows: all
+changes of one kind are written by one statement."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Changes:
     """The changes of a block, of one partition."""
 
     partition: int = 0
-    waves: list[dict[Any, Change]] = field(default_factory=list)
-    """By key. A key has more than one change if the effect of the later one depends on
-    the one before; then it is in a later wave."""
+    waves: list[list[Change]] = field(default_factory=list)
+    """Each has a key once. A key has more than one change if the effect of the later
+    one depends on the one before; then it is in a later wave."""
 
-    @property
-    def columns(self) -> set[str]:
-        """All columns of the rows."""
-        return {
-            name
-            for wave in self.waves
-            for row in {tuple(change.row or ()) for change in wave.values()}
-            for name in row
-        }
+    @cached_property
+    def kinds(self) -> list[tuple[Kind, list[Change]]]:
+        """The changes by their kind, in the order in which they are written."""
+        found: list[tuple[Kind, list[Change]]] = []
+        for wave in self.waves:
+            kinds: dict[Kind, list[Change]] = {}
+            for change in wave:
+                _, version, row, _, _ = change
+                kind = version is not None, None if row is None else tuple(row)
+                kinds.setdefault(kind, []).append(change)
+            found += kinds.items()
+        return found
 
 
 class ReadModel:
@@ -105,7 +103,7 @@ class ReadModel:
         self._queries = queries
         self._types: dict[str, str] = {}
         """The type of each column of the table."""
-        self._statements: dict[tuple[bool, Columns | None], sql.Composed] = {}
+        self._statements: dict[Kind, sql.Composed] = {}
 
     def read(self, messages: Sequence[Message]) -> Changes:
         """Read the records of a block, of one partition.
@@ -114,35 +112,34 @@ class ReadModel:
             BlockError: a record cannot be read, or the function has failed.
         """
         # Only the newest records of each key matter. Their rows are made at the end.
-        kept: dict[Any, list[tuple[int | None, int, Record]]] = {}
+        kept: dict[Any, list[Read]] = {}
         for index, message in enumerate(messages):
             try:
                 record = make_record(message, decode(message, self._decoder))
-                if record.key is None:
-                    raise RecordError(
-                        f"the record at {describe(message)} has no key: a read model "
-                        "has a row for each key"
-                    )
                 version = record.version
             except BaseException as error:
                 raise BlockError(index, error) from error
-            known = kept.get(record.key)
+            key = record.key
+            known = kept.get(key)
             if known is None or version is None:
-                kept[record.key] = [(version, index, record)]
+                kept[key] = [(version, index, record)]
             else:
                 _add(known, (version, index, record))
+        if None in kept:
+            _, index, record = kept[None][0]
+            raise BlockError(index, _refuse_keyless(messages[index]))
         changes = Changes(messages[0].partition() or 0)
         for key, records in kept.items():
             for wave, (version, index, record) in enumerate(records):
                 if wave == len(changes.waves):
-                    changes.waves.append({})
+                    changes.waves.append([])
                 try:
                     row = None if record.value is None else self._row_of(record)
                 except BaseException as error:
                     raise BlockError(index, error) from error
-                _, appended_ms = messages[index].timestamp()
-                changes.waves[wave][key] = Change(
-                    key, version, row, record.offset, appended_ms
+                message = messages[index]
+                changes.waves[wave].append(
+                    (key, version, row, message.offset() or 0, message.timestamp()[1])
                 )
         return changes
 
@@ -154,7 +151,8 @@ class ReadModel:
         Raises:
             RecordError: the table lacks a column.
         """
-        wanted = {self._key, "version", *changes.columns}
+        columns = {name for (_, row), _ in changes.kinds for name in row or ()}
+        wanted = {self._key, "version", *columns}
         if wanted <= self._types.keys():
             return
         name = self._table.as_string(connection)
@@ -186,21 +184,17 @@ class ReadModel:
             topic_id: the topic, as Kafka names it for ever; None if that is not known.
         """
         write = make_writer(connection)
-        for wave in changes.waves:
-            kinds: dict[tuple[bool, Columns | None], list[Change]] = {}
-            for change in wave.values():
-                kinds.setdefault(change.kind, []).append(change)
-            for kind, same in kinds.items():
-                connection.execute(
-                    self._state(kind),
-                    {
-                        **self._make_arrays(kind, same, write),
-                        "model": self._name,
-                        "topic_id": topic_id,
-                        "partition": changes.partition,
-                    },
-                    prepare=True,
-                )
+        for kind, same in changes.kinds:
+            connection.execute(
+                self._state(kind),
+                {
+                    **self._make_arrays(kind, same, write),
+                    "model": self._name,
+                    "topic_id": topic_id,
+                    "partition": changes.partition,
+                },
+                prepare=True,
+            )
 
     def explain(self, error: BaseException) -> BaseException:
         """Return what is to be said of an error of :meth:`write`."""
@@ -215,7 +209,7 @@ class ReadModel:
         )
 
     def _make_arrays(
-        self, kind: tuple[bool, Columns | None], changes: list[Change], write: Write
+        self, kind: Kind, changes: list[Change], write: Write
     ) -> dict[str, str]:
         keys, versions, rows, offsets, times = zip(*changes, strict=True)
         arrays = {
@@ -230,7 +224,7 @@ class ReadModel:
             arrays[f"column_{number}"] = write_array(values, write)
         return arrays
 
-    def _state(self, kind: tuple[bool, Columns | None]) -> sql.Composed:
+    def _state(self, kind: Kind) -> sql.Composed:
         if kind not in self._statements:
             self._statements[kind] = self._compose(*kind)
         return self._statements[kind]
@@ -276,10 +270,14 @@ class ReadModel:
         )
 
 
-def _add(
-    known: list[tuple[int | None, int, Record]],
-    new: tuple[int | None, int, Record],
-) -> None:
+def _refuse_keyless(message: Message) -> RecordError:
+    return RecordError(
+        f"the record at {describe(message)} has no key: a read model has a row for "
+        "each key"
+    )
+
+
+def _add(known: list[Read], new: Read) -> None:
     """Add a record with a version to the newest ones of its key."""
     version, _, record = new
     last_version, _, last = known[-1]

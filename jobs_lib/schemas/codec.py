@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pydantic import PydanticUserError, TypeAdapter
+from pydantic_core import from_json
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.reasons import explain_refusal
@@ -91,6 +93,7 @@ class JsonCodec:
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
         self._lossy = may_lose(adapter.core_schema)
+        self._takes_any = adapter.core_schema["type"] == "any"
         # Bytes of such a type need not be JSON.
         self._open = adapter.core_schema["type"] in _TAKE_BYTES
 
@@ -127,6 +130,10 @@ class JsonCodec:
 
     def decode(self, data: bytes) -> Any:
         """See :class:`Decoder`."""
+        if self._takes_any:
+            # The same parser in half of the time. The adapter explains what is wrong.
+            with suppress(ValueError):
+                return from_json(data)
         try:
             return self._adapter.validate_json(data)
         except Exception as error:
