@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pydantic import PydanticUserError, TypeAdapter
+from pydantic_core import from_json
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.reasons import explain_refusal
@@ -64,6 +65,13 @@ class Decoder(Protocol):
 
     def decode(self, data: bytes) -> Any:
         """Decode the value in the bytes.
+
+        Raises:
+            ValueError: this code can never read the bytes.
+        """
+
+    def read_field(self, data: bytes, name: str) -> Any:
+        """Read one field of the value, whatever its type is; None if it has none.
 
         Raises:
             ValueError: this code can never read the bytes.
@@ -131,6 +139,11 @@ class JsonCodec:
             return self._adapter.validate_json(data)
         except Exception as error:
             raise refuse(error, self._adapter) from None
+
+    def read_field(self, data: bytes, name: str) -> Any:
+        """See :class:`Decoder`."""
+        value = from_json(data)
+        return value.get(name) if isinstance(value, dict) else None
 
     def prepare(self, data: bytes) -> None:
         """Do nothing, see :class:`Decoder`."""
