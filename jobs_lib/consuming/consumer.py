@@ -118,6 +118,8 @@ class Consumer:
 
     def start(self) -> None:
         """Start the worker threads; they read nothing until partitions are taken."""
+        for one in self._declared.values():
+            one.open()
         for loop in self._loops:
             loop.start()
 
@@ -129,6 +131,8 @@ class Consumer:
         for loop in self._loops:
             # A handler that hangs is fenced: its partition has been released.
             loop.stop(_LAST_SECONDS)
+        for one in self._declared.values():
+            one.close()
 
     # The Holder's side, in the ownership's thread
 
@@ -140,11 +144,16 @@ class Consumer:
         with self._database.connect(name, impatient=True) as connection:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
+            highest = self._offsets.read_highest(connection, list(parts))
         with self._changed:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
                 self._partitions[partition] = Progress(
-                    partition, epoch, at, size=self._block
+                    partition,
+                    epoch,
+                    at,
+                    highest.get(partition),
+                    size=self._declared[partition[0]].block or self._block,
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True
@@ -225,7 +234,7 @@ class Consumer:
                 progress.waiting.append(message)
                 if (
                     not progress.paused
-                    and len(progress.waiting) >= _READ_AHEAD * self._block
+                    and len(progress.waiting) >= _READ_AHEAD * progress.size
                 ):
                     progress.paused = True
                     self._member.pause(partition)
@@ -309,7 +318,7 @@ class Consumer:
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
                 progress.move(get_offset(block[applied - 1]) + 1, applied)
-            if progress.paused and len(progress.waiting) < self._block:
+            if progress.paused and len(progress.waiting) < progress.size:
                 progress.paused = False
                 self._member.resume(progress.partition)
 
@@ -331,13 +340,15 @@ class Consumer:
         self, connection: Session[Any], progress: Progress, block: list[Message]
     ) -> int:
         """Apply a block and move the offset; returns the number of records applied."""
-        until = time.monotonic() + self._block_seconds
+        declared = self._declared[progress.partition[0]]
+        until = time.monotonic() + (declared.block_seconds or self._block_seconds)
         mark = self._offsets.begin(connection)
         connection.is_lent = True
-        applied = self._declared[progress.partition[0]].apply(
+        applied = declared.apply(
             connection,
             block,
             lambda: not progress.leaving and time.monotonic() < until,
+            progress.highest,
         )
         connection.is_lent = False
         if telemetry.listened("records.applied"):

@@ -27,6 +27,8 @@ class Progress:
     epoch: int
     stored: int | None
     """The offset in the database; None if nothing was applied yet."""
+    highest: int | None = None
+    """The highest offset that was ever stored: records below it come again."""
     waiting: deque[Message] = field(default_factory=deque)
     reading: bool = False
     """Set once the client reads from the stored offset: earlier records are useless."""

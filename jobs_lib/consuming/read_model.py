@@ -10,8 +10,9 @@ import psycopg
 from psycopg import sql
 from typing_extensions import TypeVar
 
-from jobs_lib.consuming.record import Record, make_record
-from jobs_lib.consuming.subscription import decode
+from jobs_lib.consuming.handler import decode
+from jobs_lib.consuming.keys import spell_key
+from jobs_lib.consuming.record import Record, make_record, read_text
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.subscription import Connection
+    from jobs_lib.consuming.handler import Connection
+    from jobs_lib.consuming.keys import KeyReader
     from jobs_lib.schemas.codec import Decoder
 
 V = TypeVar("V", default=Any)
-RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
+K = TypeVar("K", default=str)
+RowOf = Callable[[Record[V, K]], Mapping[str, Any] | None]
 
 
 class ReadModel:
@@ -41,16 +44,19 @@ class ReadModel:
         key: the column for the record's key.
         decoder: reads the values.
         schema: finds the schema of this library's own tables, at the first use.
+        read_key: reads the keys.
     """
 
     def __init__(
         self,
-        row_of: RowOf,
+        row_of: RowOf[Any, Any],
         table: str,
         key: str,
         decoder: Decoder,
         schema: Callable[[], str],
+        read_key: KeyReader = read_text,
     ) -> None:
+        self._read_key = read_key
         self._row_of = row_of
         self._name = table
         self._table = sql.Identifier(*table.split("."))
@@ -59,10 +65,21 @@ class ReadModel:
         self._schema = schema
         self._upserts: dict[tuple[str, ...], sql.Composed] = {}
 
-    def apply(self, connection: Connection, messages: Sequence[Message]) -> None:
-        """Apply a block of one partition, in the open transaction."""
+    def apply(
+        self,
+        connection: Connection,
+        messages: Sequence[Message],
+        highest: int | None = None,
+    ) -> None:
+        """Apply a block of one partition, in the open transaction.
+
+        Args:
+            connection: with the transaction.
+            messages: the records.
+            highest: the highest offset to go on from that the partition ever had.
+        """
         try:
-            self._write(connection, messages)
+            self._write(connection, messages, highest)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             # Leave the server's text out: it repeats the row.
             refused = error.diag.column_name or error.diag.constraint_name
@@ -71,11 +88,17 @@ class ReadModel:
                 + (f" ({refused})" if refused else "")
             ) from None
 
-    def _write(self, connection: Connection, messages: Sequence[Message]) -> None:
+    def _write(
+        self,
+        connection: Connection,
+        messages: Sequence[Message],
+        highest: int | None,
+    ) -> None:
         # Only the newest records of each key in the block matter.
-        newest: dict[str | None, tuple[int, list[Record]]] = {}
+        newest: dict[Any, tuple[int, list[Record[Any, Any]]]] = {}
         for message in messages:
-            record = make_record(message, decode(message, self._decoder))
+            value = decode(message, self._decoder)
+            record = make_record(message, value, self._read_key, highest)
             version = record.offset if record.version is None else record.version
             known = newest.get(record.key)
             if known is None or known[0] < version:
@@ -92,9 +115,13 @@ class ReadModel:
                     self._write_record(connection, key, version, record)
 
     def _write_record(
-        self, connection: Connection, key: str | None, version: int, record: Record
+        self,
+        connection: Connection,
+        key: Any,
+        version: int,
+        record: Record[Any, Any],
     ) -> None:
-        this = (self._name, key, version)
+        this = (self._name, None if key is None else spell_key(key), version)
         row = None if record.value is None else self._row_of(record)
         if row is not None:
             connection.execute(
