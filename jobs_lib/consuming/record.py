@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -50,11 +50,12 @@ class Record(Generic[V_co, K_co]):
             value: of the message, already decoded.
             highest: the highest offset to go on from that the partition ever had.
         """
-        # Headers and timestamp are set at their first use: one is made a record.
-        self._message = message
-        self._key = key
-        self._value = value
+        self._message: Message | Any = message
+        self._key: K_co | None = key
+        self._value: V_co = value
         self._highest = highest
+        self._headers: dict[str, str] | None = None
+        self._timestamp: datetime | None = None
 
     @property
     def topic(self) -> str:
@@ -74,30 +75,26 @@ class Record(Generic[V_co, K_co]):
     @property
     def key(self) -> K_co | None:
         """Decoded as the consumer declares; None if the record has none."""
-        return cast("K_co | None", self._key)
+        return self._key
 
     @property
     def value(self) -> V_co:
         """Decoded as the consumer declares; None for a tombstone."""
-        return cast("V_co", self._value)
+        return self._value
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers as text; if a name is repeated, the last one counts."""
-        try:
-            return self._headers
-        except AttributeError:
-            self._headers: dict[str, str] = read_headers(cast("Message", self._message))
-            return self._headers
+        if self._headers is None:
+            self._headers = read_headers(self._message)
+        return self._headers
 
     @property
     def timestamp(self) -> datetime:
         """When the record was written, in UTC, as the topic is set up."""
-        try:
-            return self._timestamp
-        except AttributeError:
-            self._timestamp: datetime = read_timestamp(cast("Message", self._message))
-            return self._timestamp
+        if self._timestamp is None:
+            self._timestamp = read_timestamp(self._message)
+        return self._timestamp
 
     @property
     def origin(self) -> str:
@@ -125,10 +122,9 @@ class Record(Generic[V_co, K_co]):
 
     def _read(self, name: str) -> str | None:
         """Read one header, without the text of all others."""
-        try:
-            return self._headers.get(name)
-        except AttributeError:
-            return read_header(cast("Message", self._message), name)
+        if self._headers is None:
+            return read_header(self._message, name)
+        return self._headers.get(name)
 
     def __repr__(self) -> str:
         shown = ("topic", "partition", "offset", "key", "timestamp")
@@ -138,9 +134,7 @@ class Record(Generic[V_co, K_co]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record):
             return NotImplemented
-        return all(
-            getattr(self, name) == getattr(other, name) for name in self.__match_args__
-        )
+        return _list_parts(self) == _list_parts(other)
 
     __hash__ = None  # type: ignore[assignment] # its headers are a dict
 
@@ -197,11 +191,10 @@ def read_headers(message: Message) -> dict[str, str]:
 
 def read_header(message: Message, name: str) -> str | None:
     """Read one header as text; if it is repeated, the last one counts."""
-    found = None
-    for one, value in _list_headers(message):
+    for one, value in reversed(_list_headers(message)):
         if one == name:
-            found = value if value is not None else ""
-    return None if found is None else _as_text(found)
+            return _as_text(value)
+    return None
 
 
 def read_text(message: Message) -> str | None:
@@ -260,8 +253,8 @@ def _list_parts(record: Record[Any, Any]) -> list[Any]:
     return [getattr(record, name) for name in Record.__match_args__]
 
 
-def _list_headers(message: Message) -> Iterable[tuple[str, object]]:
-    return cast("Iterable[tuple[str, object]]", message.headers() or ())
+def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
+    return cast("Sequence[tuple[str, object]]", message.headers() or ())
 
 
 def _as_text(value: object) -> str:
