@@ -132,16 +132,21 @@ def call_async(
     # Not before there is a connection: it loads psycopg.
     from jobs_lib.postgres.session import LentSession
 
-    lent = LentSession(connection)
+    async def call_and_end() -> Any:
+        lent = LentSession(connection)
+        try:
+            return await function(given, lent)
+        finally:
+            await lent.end()
+
     try:
-        call = HANDLER_LOOP.begin(partial(function, given, lent))
+        call = HANDLER_LOOP.begin(call_and_end)
         if timed is None:
             return call.wait()
         with TIME_LIMITS.watch(timed(call.cancel, call.find_stack)):
             return call.wait()
     finally:
-        lent.end()
-        # A task that the handler has left behind still waits for a statement.
+        # Such as a COPY that nobody has ended.
         if connection.pgconn.transaction_status == _ACTIVE:
             connection.close()
 

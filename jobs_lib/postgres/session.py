@@ -6,7 +6,9 @@ acknowledges every byte, and sends nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -89,10 +91,24 @@ class LentSession(AsyncSession[Any]):
         self._adapters = session.adapters
         self._prepared = session._prepared
         self._is_over = False
+        self._waiting: set[asyncio.Task[Any] | None] = set()
+        self._none_waits = asyncio.Event()
 
-    def end(self) -> None:
-        """Give the connection back: what the handler has left behind is refused."""
+    async def end(self) -> None:
+        """Give the connection back: what the handler has left behind is refused.
+
+        A statement that still runs is cancelled, and waited for: the connection must
+        be free.
+        """
         self._is_over = True
+        for task in self._waiting:
+            if task is not None:
+                task.cancel()
+        while self._waiting:
+            self._none_waits.clear()
+            # Whoever cancels the handler must not cancel this.
+            with suppress(asyncio.CancelledError):
+                await self._none_waits.wait()
         self.pgconn.notice_handler, self.pgconn.notify_handler = self._listeners
 
     async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
@@ -106,7 +122,13 @@ class LentSession(AsyncSession[Any]):
                 "conn is used after its handler has ended: its transaction holds other "
                 "records now. Let the handler await all that uses conn"
             )
-        return await super().wait(gen, *args, **options)
+        task = asyncio.current_task()
+        self._waiting.add(task)
+        try:
+            return await super().wait(gen, *args, **options)
+        finally:
+            self._waiting.discard(task)
+            self._none_waits.set()
 
     async def commit(self) -> None:
         """Refuse: that is the library's task.
