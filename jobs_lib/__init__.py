@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.middleware import Draft
     from jobs_lib.jobs.rate import Rate
+    from jobs_lib.naming import Exact
     from jobs_lib.outbox.capture import capture_changes, stop_capturing
     from jobs_lib.outbox.topic import Gone
     from jobs_lib.postgres.migrate import (
@@ -58,6 +59,7 @@ __all__ = [
     "Discard",
     "Draft",
     "EnqueueError",
+    "Exact",
     "FencedError",
     "Gone",
     "Item",
@@ -99,6 +101,7 @@ _MODULES = {
     "Discard": "jobs.job",
     "Draft": "jobs.middleware",
     "EnqueueError": "errors",
+    "Exact": "naming",
     "FencedError": "errors",
     "Gone": "outbox.topic",
     "Item": "jobs.batch",

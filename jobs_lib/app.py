@@ -17,7 +17,7 @@ from jobs_lib.declaring import JobDeclarations, TopicDeclarations
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
-from jobs_lib.naming import name_in_kafka
+from jobs_lib.naming import check_once, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,8 +79,10 @@ class App(JobDeclarations, TopicDeclarations):
         """The names in Kafka of the declared topics and groups.
 
         Raises:
-            ConfigurationError: a name belongs to another environment.
+            ConfigurationError: a name belongs to another environment, or two names of
+                a topic and group mean the same ones.
         """
+        check_once([(one.topic, one.group) for one in self.consumers])
         names = {topic.name for topic in self.topics.values()}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         return names | ({self.home} if self.home else set())

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jobs_lib.settings import Settings
 
 BARE = "{name}"
 """The form of names if there are no environments."""
 
 
-def name_in_kafka(settings: Settings, name: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The name of another system's topic or group, exactly as Kafka has it.
+
+    The environment's template leaves it alone.
+    """
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Exact({self.name!r})"
+
+
+def plain_name(given: str | Exact) -> str:
+    """The name as it was declared."""
+    return given.name if isinstance(given, Exact) else given
+
+
+def name_in_kafka(settings: Settings, given: str | Exact) -> str:
     """The name in Kafka of a topic or group, as the environment's template has it.
 
     Raises:
@@ -21,6 +42,7 @@ def name_in_kafka(settings: Settings, name: str) -> str:
             environment or in another: another one's topic must not be touched, and no
             environment be named twice.
     """
+    name = plain_name(given)
     for environment in {settings.environment, *settings.environments} - {""}:
         before, after = _fill(settings, environment).split(BARE)
         if name.startswith(before) and name.endswith(after):
@@ -30,7 +52,26 @@ def name_in_kafka(settings: Settings, name: str) -> str:
                 f"{settings.environment or 'none'!r}: declare it as {bare!r}, and each "
                 "environment has its own"
             )
+    if isinstance(given, Exact):
+        return name
     return make_template(settings).replace(BARE, name)
+
+
+def check_once(read: Sequence[tuple[str, str]]) -> None:
+    """Refuse consumers that are one in Kafka, though they were declared as two.
+
+    Args:
+        read: the topic and the group of each, as named in Kafka.
+
+    Raises:
+        ConfigurationError: two are the same: one would get no records.
+    """
+    for topic, group in read:
+        if read.count((topic, group)) > 1:
+            raise ConfigurationError(
+                f"two consumers read the topic {topic!r} in the group {group!r}, one "
+                "by Exact and one by its name here: call both by the same one"
+            )
 
 
 def make_template(settings: Settings) -> str:

@@ -127,6 +127,8 @@ class Consumer:
 
     def start(self) -> None:
         """Start the worker threads; they read nothing until partitions are taken."""
+        for one in self._declared.values():
+            one.open()
         for loop in self._loops:
             loop.start()
 
@@ -138,6 +140,8 @@ class Consumer:
         for loop in self._loops:
             # A handler that hangs is fenced: its partition has been released.
             loop.stop(_LAST_SECONDS)
+        for one in self._declared.values():
+            one.close()
 
     # The Holder's side, in the ownership's thread
 
@@ -149,6 +153,7 @@ class Consumer:
         with self._database.connect(name, impatient=True) as connection:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
+            highest = self._offsets.read_highest(connection, list(parts))
         with self._changed:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
@@ -156,8 +161,9 @@ class Consumer:
                     partition,
                     epoch,
                     at,
+                    highest.get(partition),
                     topic_id=ids.get(partition[0]),
-                    most=self._block,
+                    most=self._declared[partition[0]].block or self._block,
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True
@@ -340,7 +346,7 @@ class Consumer:
             if not progress.leaving:
                 progress.move(get_offset(block[applied - 1]) + 1, applied)
             seconds = time.monotonic() - began
-            progress.adapt(applied, seconds, self._block_seconds)
+            progress.adapt(applied, seconds, self._get_seconds(progress))
             if progress.paused and 2 * progress.waiting_bytes < self._share():
                 progress.paused = False
                 self._member.begin(progress.partition, progress.next_fetch)
@@ -390,13 +396,14 @@ class Consumer:
         declared: Subscription,
     ) -> int:
         """Call the handler for each record, until it is time to commit."""
-        until = time.monotonic() + self._block_seconds
+        until = time.monotonic() + self._get_seconds(progress)
         mark = self._offsets.begin(connection)
         connection.is_lent = True
         applied = declared.apply(
             connection,
             block,
             lambda: not progress.leaving and time.monotonic() < until,
+            progress.highest,
         )
         connection.is_lent = False
         self._tell_applied(progress, applied)
@@ -415,7 +422,7 @@ class Consumer:
         model: ReadModel,
     ) -> None:
         """Write the rows of a read model, in one round trip."""
-        changes = model.read(block)
+        changes = model.read(block, progress.highest)
         model.learn_types(connection, changes)
         self._tell_applied(progress, len(block))
         last = block[-1]
@@ -426,6 +433,11 @@ class Consumer:
                 model.write(connection, changes, progress.topic_id)
         except Exception as error:
             raise model.explain(error) from None
+
+    def _get_seconds(self, progress: Progress) -> float:
+        """The seconds after which a block of the partition ends."""
+        declared = self._declared[progress.partition[0]]
+        return declared.block_seconds or self._block_seconds
 
     def _tell_applied(self, progress: Progress, count: int) -> None:
         if telemetry.listened("records.applied"):

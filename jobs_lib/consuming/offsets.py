@@ -71,6 +71,19 @@ class Offsets:
             ).fetchall()
         return {(topic, number) for topic, number in rows}
 
+    def read_highest(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> dict[Partition, int]:
+        """Read the highest offset that each of these ever had, if it had any.
+
+        Call :meth:`find_replaced` before: it ends what a topic had that is gone.
+        """
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries["read_highest"], self._name(partitions)
+            ).fetchall()
+        return {(topic, number): at for topic, number, at in rows if at is not None}
+
     def begin(self, connection: Session[Any]) -> str:
         """Begin a transaction; returns the mark by which the server knows it again."""
         with connection.pipeline():
@@ -154,9 +167,20 @@ class Offsets:
         connection.execute("commit")
 
     def replace_topic(
-        self, connection: Session[Any], partition: Partition, topic_id: UUID
+        self,
+        connection: Session[Any],
+        partition: Partition,
+        topic_id: UUID,
+        before: int | None,
     ) -> None:
-        """Note in the open transaction that the offset belongs to another topic."""
+        """Note in the open transaction that there is another topic, without an offset.
+
+        Args:
+            connection: with the transaction.
+            partition: of the topic.
+            topic_id: of the topic that there is now.
+            before: the offset in the topic that is gone.
+        """
         topic, number = partition
         connection.execute(
             self._queries["replace_topic"],
@@ -165,6 +189,7 @@ class Offsets:
                 "topic": topic,
                 "partition": number,
                 "topic_id": topic_id,
+                "before": before,
             },
         )
 

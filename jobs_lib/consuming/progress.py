@@ -35,6 +35,8 @@ class Progress:
     epoch: int
     stored: int | None
     """The offset in the database; None if nothing was applied yet."""
+    highest: int | None = None
+    """The highest offset that was ever stored: records below it come again."""
     topic_id: UUID | None = None
     """The topic, as Kafka names it for ever; None if the brokers do not say."""
     waiting: deque[Message] = field(default_factory=deque)

@@ -12,8 +12,9 @@ from psycopg import sql
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.arrays import make_writer, write_array
-from jobs_lib.consuming.record import Record, describe, make_record
-from jobs_lib.consuming.subscription import BlockError, decode
+from jobs_lib.consuming.handler import decode
+from jobs_lib.consuming.record import Record, describe, make_record, read_text
+from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.consuming.arrays import Write
+    from jobs_lib.consuming.keys import KeyReader
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Decoder
 
 V = TypeVar("V", default=Any)
-RowOf = Callable[[Record[V]], Mapping[str, Any] | None]
+K = TypeVar("K", default=str)
+RowOf = Callable[[Record[V, K]], Mapping[str, Any] | None]
 Columns = tuple[str, ...]
 
 _KNOWN = {"record_key": "text", "record_offset": "bigint", "appended_ms": "bigint"}
@@ -37,7 +40,7 @@ _ENDS = {True: "remove_ended", False: "remove_placed"}
 """The templates for changes with and without versions."""
 
 
-Read: TypeAlias = "tuple[int | None, int, Record]"
+Read: TypeAlias = "tuple[int | None, int, Record[Any, Any]]"
 """(version, index in the block, record)"""
 Change: TypeAlias = "tuple[Any, int | None, Mapping[str, Any] | None, int, int]"
 """(key, version, row, offset, timestamp in Kafka in milliseconds) of a record. The row
@@ -85,16 +88,19 @@ class ReadModel:
         key: the column for the record's key.
         decoder: reads the values.
         queries: the statements, found at the first use.
+        read_key: reads the keys.
     """
 
     def __init__(
         self,
-        row_of: RowOf,
+        row_of: RowOf[Any, Any],
         table: str,
         key: str,
         decoder: Decoder,
         queries: Callable[[], Queries],
+        read_key: KeyReader = read_text,
     ) -> None:
+        self._read_key = read_key
         self._row_of = row_of
         self._name = table
         self._table = sql.Identifier(*table.split("."))
@@ -105,8 +111,12 @@ class ReadModel:
         """The type of each column of the table."""
         self._statements: dict[Kind, sql.Composed] = {}
 
-    def read(self, messages: Sequence[Message]) -> Changes:
+    def read(self, messages: Sequence[Message], highest: int | None = None) -> Changes:
         """Read the records of a block, of one partition.
+
+        Args:
+            messages: the records.
+            highest: the highest offset to go on from that the partition ever had.
 
         Raises:
             BlockError: a record cannot be read, or the function has failed.
@@ -115,7 +125,8 @@ class ReadModel:
         kept: dict[Any, list[Read]] = {}
         for index, message in enumerate(messages):
             try:
-                record = make_record(message, decode(message, self._decoder))
+                value = decode(message, self._decoder)
+                record = make_record(message, value, self._read_key, highest)
                 version = record.version
             except BaseException as error:
                 raise BlockError(index, error) from error

@@ -1,8 +1,11 @@
-"""A record, as handlers get it."""
+"""A record, as handlers get it.
+
+Most handlers look at few of a record's parts. So a record reads a part from Kafka's
+message when it is asked for it: headers and times cost more than all else.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -11,7 +14,7 @@ from typing_extensions import TypeVar
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message
 
@@ -21,23 +24,77 @@ _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
 
 V_co = TypeVar("V_co", covariant=True, default=Any)
+K_co = TypeVar("K_co", covariant=True, default=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Record(Generic[V_co]):
-    """One record of a topic, whose value has the type that the consumer declares.
+class Record(Generic[V_co, K_co]):
+    """One record of a topic, whose value and key have the types that are declared.
 
     If the topic has tombstones, a handler of ``value=T`` gets a ``Record[T | None]``.
+    With ``key_type=int`` it gets a ``Record[T, int]``.
     """
 
-    topic: str
-    partition: int
-    offset: int
-    key: str | None
-    value: V_co = field(repr=False)
-    """Decoded as the consumer declares; None for a tombstone."""
-    headers: dict[str, str] = field(repr=False)
-    timestamp: datetime
+    __slots__ = ("_headers", "_highest", "_key", "_message", "_timestamp", "_value")
+    __match_args__ = (
+        "topic", "partition", "offset", "key", "value", "headers", "timestamp"
+    )  # fmt: skip
+
+    def __init__(
+        self, message: Message | Given, key: Any, value: Any, highest: int | None
+    ) -> None:
+        """Wrap a message.
+
+        Args:
+            message: Kafka's.
+            key: of the message, already decoded.
+            value: of the message, already decoded.
+            highest: the highest offset to go on from that the partition ever had.
+        """
+        self._message: Message | Any = message
+        self._key: K_co | None = key
+        self._value: V_co = value
+        self._highest = highest
+        self._headers: dict[str, str] | None = None
+        self._timestamp: datetime | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic's name in Kafka."""
+        return self._message.topic() or ""
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+        return self._message.partition() or 0
+
+    @property
+    def offset(self) -> int:
+        """The record's place in its partition."""
+        return self._message.offset() or 0
+
+    @property
+    def key(self) -> K_co | None:
+        """Decoded as the consumer declares; None if the record has none."""
+        return self._key
+
+    @property
+    def value(self) -> V_co:
+        """Decoded as the consumer declares; None for a tombstone."""
+        return self._value
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers as text; if a name is repeated, the last one counts."""
+        if self._headers is None:
+            self._headers = read_headers(self._message)
+        return self._headers
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the record was written, in UTC, as the topic is set up."""
+        if self._timestamp is None:
+            self._timestamp = read_timestamp(self._message)
+        return self._timestamp
 
     @property
     def origin(self) -> str:
@@ -47,35 +104,130 @@ class Record(Generic[V_co]):
     @property
     def version(self) -> int | None:
         """The version that the relay wrote into the headers, if there is one."""
-        text = self.headers.get("ce_version", "")
+        text = self._read("ce_version") or ""
         return int(text) if len(text) <= _DIGITS and text.isdecimal() else None
+
+    @property
+    def cause(self) -> str | None:
+        """Why the relay sent the record: ``live`` or ``reexport``; None if unknown."""
+        return self._read("ce_cause")
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the group has handled this place of the partition before.
+
+        That is so below the highest offset that it ever had: its offset was set back.
+        """
+        return self._highest is not None and self.offset < self._highest
+
+    def _read(self, name: str) -> str | None:
+        """Read one header, without the text of all others."""
+        if self._headers is None:
+            return read_header(self._message, name)
+        return self._headers.get(name)
+
+    def __repr__(self) -> str:
+        shown = ("topic", "partition", "offset", "key", "timestamp")
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"Record({fields})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return _list_parts(self) == _list_parts(other)
+
+    __hash__ = None  # type: ignore[assignment] # its headers are a dict
+
+    def __reduce__(self) -> Any:
+        # Kafka's message cannot be pickled, nor copied.
+        return build_record, (*_list_parts(self), self.repeated)
+
+
+class Given:
+    """Stands for Kafka's message in a record that was made without Kafka."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self._place = (topic, partition, offset)
+
+    def topic(self) -> str:
+        """See the record."""
+        return self._place[0]
+
+    def partition(self) -> int:
+        """See the record."""
+        return self._place[1]
+
+    def offset(self) -> int:
+        """See the record."""
+        return self._place[2]
+
+
+def build_record(
+    topic: str,
+    partition: int,
+    offset: int,
+    key: Any,
+    value: Any,
+    headers: Mapping[str, str],
+    timestamp: datetime,
+    repeated: bool = False,
+) -> Record[Any, Any]:
+    """Build a record without Kafka, of its parts."""
+    message = Given(topic, partition, offset)
+    record: Record[Any, Any] = Record(
+        message, key, value, offset + 1 if repeated else None
+    )
+    record._headers = dict(headers)
+    record._timestamp = timestamp
+    return record
 
 
 def read_headers(message: Message) -> dict[str, str]:
     """Read the headers as text; if a name is repeated, the last one counts."""
-    return {
-        name: value.decode("utf-8", "replace")
-        if isinstance(value, bytes)
-        else str(value or "")
-        for name, value in cast("Iterable[tuple[str, object]]", message.headers() or ())
-    }
+    return {name: _as_text(value) for name, value in _list_headers(message)}
 
 
-def make_record(message: Message, value: Any) -> Record[Any]:
-    """Make the record of a message whose value is already decoded.
+def read_header(message: Message, name: str) -> str | None:
+    """Read one header as text; if it is repeated, the last one counts."""
+    for one, value in reversed(_list_headers(message)):
+        if one == name:
+            return _as_text(value)
+    return None
+
+
+def read_text(message: Message) -> str | None:
+    """Read a key that is UTF-8.
 
     Raises:
-        RecordError: its key is no text.
+        RecordError: it is not.
     """
-    return Record(
-        message.topic() or "",
-        message.partition() or 0,
-        message.offset() or 0,
-        _read_key(message),
-        value,
-        read_headers(message),
-        read_timestamp(message),
-    )
+    key = message.key()
+    try:
+        return key.decode() if isinstance(key, bytes) else key
+    except UnicodeDecodeError:
+        raise refuse_key(message, "UTF-8") from None
+
+
+def make_record(
+    message: Message,
+    value: Any,
+    read_key: Callable[[Message], Any] = read_text,
+    highest: int | None = None,
+) -> Record[Any, Any]:
+    """Make the record of a message whose value is already decoded.
+
+    Args:
+        message: Kafka's.
+        value: the decoded value.
+        read_key: decodes the key.
+        highest: the highest offset to go on from that the partition ever had.
+
+    Raises:
+        RecordError: its key is not of the type that ``read_key`` reads.
+    """
+    return Record(message, read_key(message), value, highest)
 
 
 def read_timestamp(message: Message) -> datetime:
@@ -89,11 +241,25 @@ def describe(message: Message) -> str:
     return f"{message.topic()}/{message.partition()} offset {message.offset()}"
 
 
-def _read_key(message: Message) -> str | None:
-    key = message.key()
-    try:
-        return key.decode() if isinstance(key, bytes) else key
-    except UnicodeDecodeError:
-        raise RecordError(
-            f"the record at {describe(message)} cannot be read: its key is not UTF-8"
-        ) from None
+def refuse_key(message: Message, what: str) -> RecordError:
+    """Make the error for a key that is not of the declared type; it is left out."""
+    return RecordError(
+        f"the record at {describe(message)} cannot be read: its key is not {what}. To "
+        "take keys of any form, declare key_type=bytes"
+    )
+
+
+def _list_parts(record: Record[Any, Any]) -> list[Any]:
+    return [getattr(record, name) for name in Record.__match_args__]
+
+
+def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
+    return cast("Sequence[tuple[str, object]]", message.headers() or ())
+
+
+def _as_text(value: object) -> str:
+    return (
+        value.decode("utf-8", "replace")
+        if isinstance(value, bytes)
+        else str(value or "")
+    )

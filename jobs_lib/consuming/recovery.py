@@ -72,6 +72,7 @@ class Recovery:
     def _settle_doubt(self, connection: Session[Any], progress: Progress) -> None:
         """Go on from the offset in the database, wherever it is."""
         found = self._offsets.make(connection, [progress.partition])
+        self._note_highest(connection, progress)
         stored = found.get(progress.partition)
         with self._lock:
             progress.in_doubt = False
@@ -130,6 +131,7 @@ class Recovery:
         before = self._offsets.read(connection, [partition]).get(partition)
         if not self._offsets.find_replaced(connection, [partition], ids):
             # It is not, or an operator has said where to go on.
+            self._note_highest(connection, progress)
             with self._lock:
                 progress.start_again(before)
             self._member.begin(partition, before)
@@ -145,10 +147,12 @@ class Recovery:
                 error=REPLACED,
             )
             return
-        progress.stored = before
+        progress.stored = progress.highest = None
         mark = self._offsets.begin(connection)
         try:
-            self._offsets.replace_topic(connection, partition, ids[partition[0]])
+            self._offsets.replace_topic(
+                connection, partition, ids[partition[0]], before
+            )
             self._offsets.advance(connection, progress, 0, None, mark)
         except FencedError:
             connection.rollback()
@@ -158,6 +162,11 @@ class Recovery:
             progress.start_again(0)
         self._tell_moved(progress, before)
         self._member.begin(partition, 0)
+
+    def _note_highest(self, connection: Session[Any], progress: Progress) -> None:
+        """Note below which offset records come again; the topic's id is known."""
+        found = self._offsets.read_highest(connection, [progress.partition])
+        progress.highest = found.get(progress.partition)
 
     def _tell_moved(self, progress: Progress, before: int | None) -> None:
         telemetry.emit(

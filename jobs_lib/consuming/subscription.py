@@ -5,14 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from typing_extensions import TypeVar
-
-from jobs_lib.consuming.record import Record, describe, make_record, read_headers
-from jobs_lib.errors import ConfigurationError, RecordError
-from jobs_lib.jobs.context import handling
-from jobs_lib.jobs.lazy import refuse_lazy
-from jobs_lib.naming import name_in_kafka
-from jobs_lib.reasons import explain
+from jobs_lib.consuming.handler import Handler, refuse_value
+from jobs_lib.consuming.handler_loop import HANDLER_LOOP
+from jobs_lib.consuming.routing import CE_TYPE, TypePlace
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.naming import Exact, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,14 +23,8 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
     Connection = psycopg.Connection[Any]
-    RecordHandler = Callable[[Record["V"], Connection], None]
-
-V = TypeVar("V", default=Any)
 
 OnGap: TypeAlias = Literal["stop", "skip"]
-TYPE_HEADER = "ce_type"
-# As in libpq, whose enum would load psycopg where consumers are only declared.
-_IN_TRANSACTION, _FAILED_TRANSACTION = 2, 3
 
 
 class BlockError(Exception):
@@ -54,7 +45,7 @@ class Subscription:
     """One topic, read by one group."""
 
     def __init__(
-        self, topic: str, group: str, settings: Callable[[], Settings]
+        self, topic: str | Exact, group: str | Exact, settings: Callable[[], Settings]
     ) -> None:
         self._topic = topic
         self._group = group
@@ -62,7 +53,13 @@ class Subscription:
         self.model: ReadModel | None = None
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
-        self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
+        self.type_place = CE_TYPE
+        """Where the type of a record stands."""
+        self.block: int | None = None
+        """The most records of a block; None as the settings say."""
+        self.block_seconds: float | None = None
+        """A block ends after so many seconds; None as the settings say."""
+        self._handlers: dict[str | None, Handler] = {}
         self._decoder: Decoder | None = None
         """The decoder for the model."""
 
@@ -76,18 +73,41 @@ class Subscription:
         """The group's name in Kafka."""
         return name_in_kafka(self._settings(), self._group)
 
-    def is_of(self, topic: str, group: str) -> bool:
+    def is_of(self, topic: str | Exact, group: str | Exact) -> bool:
         """Whether it was declared with this topic and this group."""
         return (self._topic, self._group) == (topic, group)
 
-    def add_handler(
-        self,
-        function: RecordHandler,
-        type_: str | None,
-        decoder: Decoder,
-        on_gap: OnGap = "stop",
+    def is_of_exact_topic(self, name: str) -> bool:
+        """Whether it reads another system's topic of this name."""
+        return self._topic == Exact(name)
+
+    def agree(
+        self, type_place: TypePlace, block: int | None, block_seconds: float | None
     ) -> None:
-        """Handle the records of one type, or of every type, with ``function``.
+        """Note what all handlers of the partitions say alike.
+
+        Raises:
+            ConfigurationError: a handler that is there already says something else.
+        """
+        said = {
+            "place of the type": (self.type_place, type_place),
+            "block": (self.block, block),
+            "block_seconds": (self.block_seconds, block_seconds),
+        }
+        for name, (before, now) in said.items():
+            if self._handlers and before != now:
+                raise ConfigurationError(
+                    f"the handlers of {self._topic!r} in the group {self._group!r} "
+                    f"share its partitions: give them the same {name}, not {before} "
+                    f"and {now}"
+                )
+        self.type_place = type_place
+        self.block, self.block_seconds = block, block_seconds
+
+    def add_handler(
+        self, handler: Handler, type_: str | None, on_gap: OnGap = "stop"
+    ) -> None:
+        """Handle the records of one type, or of every type, with ``handler``.
 
         Raises:
             ConfigurationError: these records have a handler already, or one of another
@@ -107,7 +127,7 @@ class Subscription:
                 f"{on_gap!r}"
             )
         self.on_gap = on_gap
-        self._handlers[type_] = (function, decoder)
+        self._handlers[type_] = handler
 
     def set_model(self, model: ReadModel, decoder: Decoder) -> None:
         """Keep a table with ``model``, which reads values with ``decoder``.
@@ -136,6 +156,20 @@ class Subscription:
         """
         return self.is_read_model or (self.on_gap == "skip" and stored < start)
 
+    def open(self) -> None:
+        """Start what the handlers need, once for each :meth:`close`."""
+        if self._is_async:
+            HANDLER_LOOP.open()
+
+    def close(self) -> None:
+        """End it; async handlers that still run are cancelled."""
+        if self._is_async:
+            HANDLER_LOOP.close()
+
+    @property
+    def _is_async(self) -> bool:
+        return any(handler.is_async for handler in self._handlers.values())
+
     def load(self) -> None:
         """Check that all settings that the decoders need are set.
 
@@ -156,106 +190,84 @@ class Subscription:
             return
         for message in messages:
             if (value := message.value()) is not None:
-                decoder = self._decoder or self._choose(message)[1]
+                decoder = self._decoder or self._choose(message).decoder
                 try:
                     decoder.prepare(value)
                 except ValueError as error:
-                    raise _unreadable(message, error) from None
+                    raise refuse_value(message, error) from None
 
     def apply(
         self,
         connection: Connection,
         messages: Sequence[Message],
         may_go_on: Callable[[], bool],
+        highest: int | None = None,
     ) -> int:
         """Handle a block of one partition, in order, in the open transaction.
 
         Args:
             connection: with the transaction of the block.
             messages: the records of the block.
-            may_go_on: asked after each record; if it returns False, the block ends.
+            may_go_on: asked after each call; if it returns False, the block ends.
+            highest: the highest offset to go on from that the partition ever had.
 
         Returns the number of records that were applied.
 
         Raises:
             BlockError: a record cannot be applied.
         """
-        for index, message in enumerate(messages):
-            try:
-                self._handle(connection, message)
-            except BaseException as error:
-                raise BlockError(index, error) from error
+        done = 0
+        while done < len(messages):
+            done = self._apply_next(connection, messages, done, highest)
             if not may_go_on():
-                return index + 1
-        return len(messages)
+                break
+        return done
 
-    def _handle(self, connection: Connection, message: Message) -> None:
-        function, decoder = self._choose(message)
-        record = make_record(message, decode(message, decoder))
-        with handling(record.origin):
-            left = function(record, connection)
-            if left is not None:
-                refuse_lazy(left, f"the consumer of {self.topic!r}")
-        _check_transaction(connection, message)
+    def _apply_next(
+        self,
+        connection: Connection,
+        messages: Sequence[Message],
+        start: int,
+        highest: int | None,
+    ) -> int:
+        """Call the handler of the record at ``start``; returns where to go on.
+
+        One that is called per block gets the records that follow, too, until one has
+        another handler.
+        """
+        at: int | None = start
+        try:
+            handler = self._choose(messages[start])
+            given: Any = handler.make_record(messages[start], highest)
+            end = start + 1
+            if handler.per == "block":
+                given = [given]
+                for message in messages[end:]:
+                    at = end
+                    if self._choose(message) is not handler:
+                        break
+                    given.append(handler.make_record(message, highest))
+                    end += 1
+                # Nobody knows which of them the function cannot handle.
+                at = start if end == start + 1 else None
+            handler.handle(connection, given, messages[start:end], self.group)
+        except BaseException as error:
+            raise BlockError(at, error) from error
+        return end
 
     @property
     def _decoders(self) -> list[Decoder]:
-        of_handlers = [decoder for _, decoder in self._handlers.values()]
-        return of_handlers if self._decoder is None else [self._decoder]
+        if self._decoder is not None:
+            return [self._decoder]
+        return [handler.decoder for handler in self._handlers.values()]
 
-    def _choose(self, message: Message) -> tuple[RecordHandler, Decoder]:
-        if len(self._handlers) == 1 and None in self._handlers:
-            return self._handlers[None]
-        type_ = read_headers(message).get(TYPE_HEADER)
-        chosen = self._handlers.get(type_) or self._handlers.get(None)
+    def _choose(self, message: Message) -> Handler:
+        handlers = self._handlers
+        if len(handlers) == 1 and None in handlers:
+            return handlers[None]
+        some = next(iter(handlers.values()))
+        type_ = self.type_place.read(message, some.decoder)
+        chosen = handlers.get(type_) or handlers.get(None)
         if chosen is None:
-            known = ", ".join(repr(name) for name in self._handlers)
-            raise RecordError(
-                f"the record at {describe(message)} has the type {type_!r} in its "
-                f"header {TYPE_HEADER}, and the group {self.group!r} handles {known}: "
-                "declare a consumer for it"
-            )
+            raise self.type_place.refuse(message, type_, self.group, handlers)
         return chosen
-
-
-def _check_transaction(connection: Connection, message: Message) -> None:
-    """Refuse to go on where a handler has broken or ended the block's transaction.
-
-    Raises:
-        RecordError: a statement failed in it, or it is over.
-    """
-    status = connection.info.transaction_status
-    if status == _IN_TRANSACTION:
-        return
-    if status == _FAILED_TRANSACTION:
-        raise RecordError(
-            f"a statement failed for the record at {describe(message)}, and its "
-            "handler went on: the transaction is lost. To try a statement that may "
-            "fail, wrap it in `with conn.transaction():`, which is a savepoint"
-        )
-    raise RecordError(
-        f"the handler has ended the transaction of the record at {describe(message)}: "
-        "leave commit and rollback to jobs_lib. To undo a part, wrap it in "
-        "`with conn.transaction():`, which is a savepoint"
-    )
-
-
-def decode(message: Message, decoder: Decoder) -> Any:
-    """Decode the value of a message; None for a tombstone.
-
-    Raises:
-        RecordError: the value cannot be read as the type that the consumer declares.
-    """
-    value = message.value()
-    if value is None:
-        return None
-    try:
-        return decoder.decode(value)
-    except ValueError as error:
-        raise _unreadable(message, error) from None
-
-
-def _unreadable(message: Message, error: ValueError) -> RecordError:
-    return RecordError(
-        f"the record at {describe(message)} cannot be read: {explain(error)}"
-    )

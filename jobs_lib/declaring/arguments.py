@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.type import Rule
 
 
+MOST_RECORDS = 10_000
+"""The most records of a block, as in the setting."""
+
+
 def choose_name(given: object, function: object, decorator: str) -> str:
     """The name of a declaration: the one given, or the function's.
 
@@ -228,6 +232,35 @@ def check_seconds(
     bound = "" if most == math.inf else f" and at most {most:,.0f}"
     raise ConfigurationError(
         f"the {what} of {name!r} is {given!r}: give seconds, {least}{bound}"
+    )
+
+
+def check_block(block: object, seconds: object, what: str) -> None:
+    """Refuse sizes of blocks that are out of bounds; None stands for the setting.
+
+    Raises:
+        ConfigurationError: one is no number, or out of bounds.
+    """
+    if block is not None and not (type(block) is int and 1 <= block <= MOST_RECORDS):
+        raise ConfigurationError(
+            f"the block of {what} is {block!r}: give the most records of a "
+            f"transaction, 1 to {MOST_RECORDS:,}, or leave it out"
+        )
+    check_seconds(seconds, "block_seconds", what)
+
+
+def check_per(per: object, what: str) -> str:
+    """The name of what a handler is called with.
+
+    Raises:
+        ConfigurationError: there is no such way to call one.
+    """
+    if per == "record":
+        return "record"
+    if per == "block":
+        return "records"
+    raise ConfigurationError(
+        f"the per of {what} is {per!r}: give 'record', or 'block' for a list of records"
     )
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from typing_extensions import TypeVar
-
+from jobs_lib.consuming.handler import Handler
+from jobs_lib.consuming.keys import choose_reader
+from jobs_lib.consuming.routing import choose_place
 from jobs_lib.consuming.subscription import Subscription
-from jobs_lib.declaring.arguments import check_partitions, check_texts
-from jobs_lib.declaring.functions import check_plain, check_takes
+from jobs_lib.declaring.arguments import (
+    check_block,
+    check_partitions,
+    check_per,
+    check_seconds,
+    check_texts,
+)
+from jobs_lib.declaring.functions import check_function, check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.naming import name_in_kafka
+from jobs_lib.naming import Exact, name_in_kafka, plain_name
 from jobs_lib.outbox.topic import Entity, Topic, has_version
 from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
 from jobs_lib.postgres.hints import Hints
@@ -21,15 +28,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeForm
 
+    from jobs_lib.consuming.handler import Per
     from jobs_lib.consuming.read_model import RowOf
-    from jobs_lib.consuming.subscription import RecordHandler
+    from jobs_lib.declaring.handlers import DeclareHandler, K, V
     from jobs_lib.outbox.topic import Loader
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.codec import Decoder, SchemaSource
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
-
-V = TypeVar("V", default=Any)
 
 
 class TopicDeclarations:
@@ -107,6 +113,8 @@ class TopicDeclarations:
         check_topic_name(name)
         if name in self.topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
+        if any(one.is_of_exact_topic(name) for one in self.consumers):
+            raise _is_ours(name)
         check_partitions(partitions, name)
         merges = compacted if merge is None else merge
         if settle and not merges:
@@ -136,56 +144,83 @@ class TopicDeclarations:
 
     def consumer(
         self,
-        topic: str,
+        topic: str | Exact,
         *,
-        group: str,
+        group: str | Exact,
         type: str | None = None,
+        type_header: str | None = None,
+        type_field: str | None = None,
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
+        key_type: type[K] = str,  # type: ignore[assignment]
+        per: Per = "record",
+        block: int | None = None,
+        block_seconds: float | None = None,
+        timeout: float | None = None,
         on_gap: Literal["stop", "skip"] = "stop",
-    ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
+    ) -> DeclareHandler[V, K]:
         """Declare a function that handles the records of a topic.
 
         It gets a :class:`Record` of that value and a connection, whose transaction also
-        stores the offset: both are committed, or neither.
+        stores the offset: both are committed, or neither. It may be async.
 
         Args:
             topic: the topic to read; the environment's template makes its name in
-                Kafka, and the group's.
-            group: the consumer group.
-            type: handle only records whose header ``ce_type`` is this; several
-                functions may share a topic and group that way.
+                Kafka, and the group's. ``Exact("their.topic")`` is another system's.
+            group: the consumer group; ``Exact`` as for the topic.
+            type: handle only records of this type; several functions may share a topic
+                and group that way.
+            type_header: the header that holds the type. Defaults to ``ce_type``.
+            type_field: the field of the value that holds the type instead, a text.
             value: the type of the records' values. Defaults to whatever the JSON holds.
             schema: says that the values are Avro. ``"registered"``: they come as their
                 schema in the registry says. An .avsc file's path, or its content as a
                 mapping: they are brought into that form, whichever version they were
                 written with. Defaults to JSON.
+            key_type: the type of the keys: ``str``, ``bytes``, ``int`` for decimal
+                text, or ``UUID`` for its text.
+            per: ``"record"``; or ``"block"``: the function gets a list of the next
+                records of one partition, in their order, in the place of a record.
+            block: the most records of a block, 1 to 10,000. Defaults to the setting.
+            block_seconds: a block ends after the call during which these seconds are
+                over. Defaults to the setting.
+            timeout: seconds that a call may take. Defaults to no limit.
             on_gap: what to do where the topic has lost records that the group has not
                 read: ``"stop"`` the partition, or ``"skip"`` them.
         """
 
-        decoder = self._make_decoder(topic, value, schema)
+        what = f"the consumer of {topic!r} in the group {group!r}"
+        place = choose_place(type_header, type_field, what)
+        read_key = choose_reader(key_type, what)
+        takes = check_per(per, what)
+        check_block(block, block_seconds, what)
+        check_seconds(timeout, "timeout", what)
+        decoder = self._make_decoder(plain_name(topic), value, schema)
 
-        def declare(function: RecordHandler[V]) -> RecordHandler[V]:
-            what = f"the consumer of {topic!r} in the group {group!r}"
-            check_plain(function, what)
-            check_takes(function, ("record", "conn"), what)
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            check_function(function, what)
+            check_takes(function, (takes, "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.add_handler(function, type, decoder, on_gap)
+            declared.agree(place, block, block_seconds)
+            handler = Handler(function, decoder, read_key, per, timeout)
+            declared.add_handler(handler, type, on_gap)
             return function
 
-        return declare
+        return cast("DeclareHandler[V, K]", declare)
 
     def read_model(
         self,
-        topic: str,
+        topic: str | Exact,
         *,
         table: str,
         key: str,
-        group: str,
+        group: str | Exact,
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
-    ) -> Callable[[RowOf[V]], RowOf[V]]:
+        key_type: type[K] = str,  # type: ignore[assignment]
+        block: int | None = None,
+        block_seconds: float | None = None,
+    ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
         The function gets a :class:`Record` and returns the row's columns as a mapping,
@@ -194,7 +229,7 @@ class TopicDeclarations:
         back only by one that is newer than its end.
 
         Args:
-            topic: the compacted topic to read.
+            topic: the compacted topic to read, or ``Exact("their.topic")``.
             table: ``table`` or ``schema.table``, with a column ``version bigint``.
             key: the column that takes the record's key.
             group: the consumer group.
@@ -203,21 +238,29 @@ class TopicDeclarations:
                 schema in the registry says. An .avsc file's path, or its content as a
                 mapping: they are brought into that form, whichever version they were
                 written with. Defaults to JSON.
+            key_type: the type of the keys: ``str``, ``bytes``, ``int`` for decimal
+                text, or ``UUID`` for its text.
+            block: the most records of a block, 1 to 10,000. Defaults to the setting.
+            block_seconds: how long a block may take, in seconds, where that can be
+                known. Defaults to the setting.
         """
 
+        what = f"the mapping of {topic!r} to {table!r}"
+        read_key = choose_reader(key_type, what)
+        check_block(block, block_seconds, what)
         # Not before there is a table to write: it loads psycopg.
         from jobs_lib.consuming.read_model import ReadModel
 
-        decoder = self._make_decoder(topic, value, schema)
+        decoder = self._make_decoder(plain_name(topic), value, schema)
 
-        def declare(function: RowOf[V]) -> RowOf[V]:
-            what = f"the mapping of {topic!r} to {table!r}"
+        def declare(function: RowOf[V, K]) -> RowOf[V, K]:
             check_texts(what, table=table, key=key)
             check_plain(function, what)
             check_takes(function, ("record",), what)
             declared = self._declare_consumer(topic, group)
-            model = ReadModel(function, table, key, decoder, self._queries)
+            model = ReadModel(function, table, key, decoder, self._queries, read_key)
             declared.set_model(model, decoder)
+            declared.block, declared.block_seconds = block, block_seconds
             return function
 
         return declare
@@ -298,12 +341,23 @@ class TopicDeclarations:
             return PARTITIONS_FOR_WORK
         return partitions_for(entities or 0)
 
-    def _declare_consumer(self, topic: str, group: str) -> Subscription:
-        check_topic_name(topic)
-        check_name(group, "a consumer group")
+    def _declare_consumer(self, topic: str | Exact, group: str | Exact) -> Subscription:
+        check_topic_name(topic.name if isinstance(topic, Exact) else topic)
+        check_name(
+            group.name if isinstance(group, Exact) else group, "a consumer group"
+        )
+        if isinstance(topic, Exact) and topic.name in self.topics:
+            raise _is_ours(topic.name)
         for declared in self.consumers:
             if declared.is_of(topic, group):
                 return declared
         declared = Subscription(topic, group, self._read_settings)
         self.consumers.append(declared)
         return declared
+
+
+def _is_ours(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Exact({name!r}) is this app's own topic, which the environment's template "
+        f"names in Kafka: read it as {name!r}. Exact is for topics of other systems"
+    )

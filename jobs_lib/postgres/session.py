@@ -6,7 +6,9 @@ acknowledges every byte, and sends nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -52,11 +54,7 @@ class Session(psycopg.Connection[Row]):
 
     def _refuse(self, what: str) -> None:
         if self.is_lent:
-            raise JobsError(
-                f"conn.{what}() in a handler: its transaction also holds the effects "
-                "of other records and their offset, and jobs_lib ends it. To undo a "
-                "part, wrap it in `with conn.transaction():`, which is a savepoint"
-            )
+            raise _not_yours(what, "with")
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""
@@ -72,6 +70,92 @@ class AsyncSession(psycopg.AsyncConnection[Row]):
     async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""
         return await super().wait(_limit(self, gen), *args, **options)
+
+
+class LentSession(AsyncSession[Any]):
+    """The open transaction of a connection, lent to one call of an async handler.
+
+    It speaks through the connection itself, so that what the handler writes and the
+    offset are one transaction. The thread of the connection waits meanwhile.
+    """
+
+    def __init__(self, session: psycopg.Connection[Any]) -> None:
+        """Borrow a connection, until :meth:`end`.
+
+        Args:
+            session: with a transaction open.
+        """
+        self._listeners = session.pgconn.notice_handler, session.pgconn.notify_handler
+        super().__init__(session.pgconn)
+        # The server's session is one: what it was told, and what it has prepared.
+        self._adapters = session.adapters
+        self._prepared = session._prepared
+        self._is_over = False
+        self._waiting: set[asyncio.Task[Any] | None] = set()
+        self._none_waits = asyncio.Event()
+
+    async def end(self) -> None:
+        """Give the connection back: what the handler has left behind is refused.
+
+        A statement that still runs is cancelled, and waited for: the connection must
+        be free.
+        """
+        self._is_over = True
+        for task in self._waiting:
+            if task is not None:
+                task.cancel()
+        while self._waiting:
+            self._none_waits.clear()
+            # Whoever cancels the handler must not cancel this.
+            with suppress(asyncio.CancelledError):
+                await self._none_waits.wait()
+        self.pgconn.notice_handler, self.pgconn.notify_handler = self._listeners
+
+    async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        """Wait as psycopg does.
+
+        Raises:
+            JobsError: the handler has ended.
+        """
+        if self._is_over:
+            raise JobsError(
+                "conn is used after its handler has ended: its transaction holds other "
+                "records now. Let the handler await all that uses conn"
+            )
+        task = asyncio.current_task()
+        self._waiting.add(task)
+        try:
+            return await super().wait(gen, *args, **options)
+        finally:
+            self._waiting.discard(task)
+            self._none_waits.set()
+
+    async def commit(self) -> None:
+        """Refuse: that is the library's task.
+
+        Raises:
+            JobsError: always.
+        """
+        raise _not_yours("commit", "async with")
+
+    async def rollback(self) -> None:
+        """Refuse, likewise.
+
+        Raises:
+            JobsError: always.
+        """
+        raise _not_yours("rollback", "async with")
+
+    def __del__(self, *_: Any) -> None:
+        """Warn of nothing: the connection goes on."""
+
+
+def _not_yours(what: str, enter: str) -> JobsError:
+    return JobsError(
+        f"conn.{what}() in a handler: its transaction also holds the effects of other "
+        "records and their offset, and jobs_lib ends it. To undo a part, wrap it in "
+        f"`{enter} conn.transaction():`, which is a savepoint"
+    )
 
 
 def _limit(

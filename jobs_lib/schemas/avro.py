@@ -222,10 +222,22 @@ class AvroDecoder:
 
     def decode(self, data: bytes) -> Any:
         """See :class:`~jobs_lib.schemas.codec.Decoder`."""
+        datum = self._read_datum(data, self._reader)
+        try:
+            return self._adapter.validate_python(datum)
+        except Exception as error:
+            raise refuse(error, self._adapter) from None
+
+    def read_field(self, data: bytes, name: str) -> Any:
+        """See :class:`~jobs_lib.schemas.codec.Decoder`."""
+        datum = self._read_datum(data, None)
+        return datum.get(name) if isinstance(datum, dict) else None
+
+    def _read_datum(self, data: bytes, reader: AvroSchema | None) -> Any:
         schema_id = read_id(data)
         writer = self._registry().read_schema(schema_id)
         try:
-            datum, rest = _read(data, writer, self._reader)
+            datum, rest = _read(data, writer, reader)
         # Other bytes may make fastavro raise any error.
         except Exception as error:
             raise ValueError(
@@ -235,10 +247,7 @@ class AvroDecoder:
             raise ValueError(
                 f"{rest} bytes follow the value of the Avro schema {schema_id}"
             )
-        try:
-            return self._adapter.validate_python(datum)
-        except Exception as error:
-            raise refuse(error, self._adapter) from None
+        return datum
 
 
 def check_fields(adapter: TypeAdapter[Any], schema: AvroSchema, topic: str) -> None:

@@ -71,6 +71,13 @@ class Decoder(Protocol):
             ValueError: this code can never read the bytes.
         """
 
+    def read_field(self, data: bytes, name: str) -> Any:
+        """Read one field of the value, whatever its type is; None if it has none.
+
+        Raises:
+            ValueError: this code can never read the bytes.
+        """
+
     def prepare(self, data: bytes) -> None:
         """Fetch what :meth:`decode` needs, so that it asks no server.
 
@@ -138,6 +145,11 @@ class JsonCodec:
             return self._adapter.validate_json(data)
         except Exception as error:
             raise refuse(error, self._adapter) from None
+
+    def read_field(self, data: bytes, name: str) -> Any:
+        """See :class:`Decoder`."""
+        value = from_json(data)
+        return value.get(name) if isinstance(value, dict) else None
 
     def prepare(self, data: bytes) -> None:
         """Do nothing, see :class:`Decoder`."""

@@ -13,15 +13,26 @@ join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
     using (topic, partition)
 where o.consumer_group = %(group)s
 
+-- name: read_highest
+-- A release before 0017 moves `next_offset` alone.
+select o.topic, o.partition, greatest(o.highest_offset, o.next_offset)
+from {schema}.offsets o
+join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+    using (topic, partition)
+where o.consumer_group = %(group)s
+
 -- name: find_replaced
 -- The partitions whose topic is another one than that of their offset. Ids that are not
--- known yet are filled in.
+-- known yet are filled in. Where an operator has taken the id away, what the topic before
+-- had counts no more: only `next_offset` holds.
 with given as (
     select * from unnest(
         %(topics)s::text[], %(partitions)s::int[], %(topic_ids)s::uuid[]
     ) as t(topic, partition, topic_id)
 ), filled as (
-    update {schema}.offsets o set topic_id = g.topic_id from given g
+    update {schema}.offsets o
+    set topic_id = g.topic_id, highest_offset = o.next_offset
+    from given g
     where o.consumer_group = %(group)s
         and (o.topic, o.partition) = (g.topic, g.partition)
         and (o.topic_id is null or o.next_offset is null)
@@ -33,9 +44,11 @@ where o.consumer_group = %(group)s and o.topic_id <> g.topic_id
     and o.next_offset is not null
 
 -- name: replace_topic
-update {schema}.offsets set topic_id = %(topic_id)s, highest_offset = null
+-- Without the offset, which `advance_offset` would take for one of the new topic.
+update {schema}.offsets
+set topic_id = %(topic_id)s, highest_offset = null, next_offset = null
 where consumer_group = %(group)s and topic = %(topic)s
-    and partition = %(partition)s::int
+    and partition = %(partition)s::int and next_offset = %(before)s
 
 -- name: begin_block
 -- A rollback undoes this setting, so that `advance_offset` notices it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import patch
@@ -10,6 +12,8 @@ from unittest.mock import patch
 import psycopg
 from psycopg.rows import class_row
 
+from jobs_lib.consuming.handler import call_async
+from jobs_lib.consuming.handler_loop import HANDLER_LOOP
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
 from jobs_lib.operating import retry
@@ -96,11 +100,26 @@ class Jobs:
             yield connection
 
     def handle(
-        self, handler: Callable[[Record, Connection], None], record: Record
+        self, handler: Callable[..., Any], record: Record[Any, Any] | Sequence[Record]
     ) -> None:
-        """Call a consumer's handler as a consumer does, and commit."""
-        with self.transaction() as connection, handling(record.origin):
-            handler(record, connection)
+        """Call a consumer's handler as a consumer does, and commit.
+
+        Args:
+            handler: the handler; an async one gets an event loop of its own.
+            record: what it gets; for a handler per block, a list of records.
+        """
+        first = record if not isinstance(record, Sequence) else record[0]
+        with self.transaction() as connection, handling(first.origin):
+            if not inspect.iscoroutinefunction(handler):
+                handler(record, connection)
+                return
+            # A transaction must be open, as in a consumer.
+            connection.execute("select 1")
+            HANDLER_LOOP.open()
+            try:
+                call_async(handler, record, connection)
+            finally:
+                HANDLER_LOOP.close()
 
     def enqueued(
         self, job_type: JobType[...] | None = None, /, **payload: Any

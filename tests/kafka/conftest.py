@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import brokers
+from tests.support.apps import make_app
 from tests.support.outbox.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from jobs_lib import App
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +60,46 @@ def make_stage(own_broker, run_process) -> Iterator[Callable[..., Stage]]:
     yield make
     for stage in made:
         stage.close()
+
+
+@pytest.fixture
+def make(database_url, bootstrap_servers) -> Callable[..., App]:
+    """A function that makes an app with Kafka."""
+    return lambda **settings: make_app(
+        database_url, kafka_bootstrap_servers=bootstrap_servers, **settings
+    )
+
+
+@pytest.fixture
+def read_offsets(admin) -> Callable[[str], dict[int, int]]:
+    """A function that reads the stored offsets of a topic, by partition."""
+
+    def read(topic: str) -> dict[int, int]:
+        rows = admin.execute(
+            "select partition, next_offset from jobs_lib.offsets"
+            " where topic = %s and next_offset is not null",
+            (topic,),
+        )
+        return dict(rows.fetchall())
+
+    return read
+
+
+@pytest.fixture
+def seen(admin) -> str:
+    """The statement that notes a record's partition and its number."""
+    admin.execute("create table seen (at bigserial, partition int, n int)")
+    return "insert into seen (partition, n) values (%s, %s)"
+
+
+@pytest.fixture
+def read_seen(admin) -> Callable[..., list[int]]:
+    """A function that reads the numbers noted of a partition, by default of 0."""
+
+    def read(partition: int = 0) -> list[int]:
+        rows = admin.execute(
+            "select n from seen where partition = %s order by at", (partition,)
+        )
+        return [n for (n,) in rows.fetchall()]
+
+    return read

@@ -265,7 +265,6 @@ def handle_more(record: Record, conn: Any, more: str) -> None: ...
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (handle_later, "the consumer of 'orders' in the group 'g' is async.*enqueue a"),
         (
             handle_one,
             r"is called with record and conn: write def handle_one\(record, c",

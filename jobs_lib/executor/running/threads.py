@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jobs_lib import telemetry
 from jobs_lib.executor.running.lane_runner import LaneRunner
 from jobs_lib.executor.running.ready_queue import ReadyQueue
-from jobs_lib.executor.running.watchdog import read_stack
+from jobs_lib.telemetry.stacks import read_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

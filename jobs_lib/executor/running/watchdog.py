@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
+from jobs_lib.telemetry.stacks import read_stack, read_task
 
 if TYPE_CHECKING:
     import asyncio
@@ -120,7 +119,7 @@ class Watchdog:
                 job.timed_out = True
                 self._cancel(job)
             elif now >= job.deadline + _GRACE:
-                stack = _asleep_at(task) if self._lag() < _LAG else self._blocked_at()
+                stack = read_task(task) if self._lag() < _LAG else self._blocked_at()
                 if self._give_up(task, job):
                     telemetry.emit("job.stuck", job=job, stack=stack)
 
@@ -131,22 +130,3 @@ class Watchdog:
 
     def _blocked_at(self) -> str:
         return read_stack(self._find_thread())
-
-
-def read_stack(thread: int) -> str:
-    """Read a thread's stack; "" if that fails, as it may with any code."""
-    try:
-        frame = sys._current_frames().get(thread)
-        return "".join(traceback.format_stack(frame)) if frame else ""
-    except Exception:
-        return ""
-
-
-def _asleep_at(task: asyncio.Task[None]) -> str:
-    """Follow what each coroutine awaits: the task itself knows only the first one."""
-    frames = []
-    coroutine: Any = task.get_coro()
-    while frame := getattr(coroutine, "cr_frame", None):
-        frames.append((frame, frame.f_lineno))
-        coroutine = coroutine.cr_await
-    return "".join(traceback.StackSummary.extract(frames).format())

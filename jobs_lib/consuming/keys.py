@@ -1,0 +1,93 @@
+"""The keys of records: bytes in Kafka, and of one type to a consumer.
+
+Each value has one form in bytes. Otherwise two keys of the topic, whose records lie in
+two partitions, would be one key of the consumer, whose records had no order.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+from jobs_lib.consuming.record import read_text, refuse_key
+from jobs_lib.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+
+    KeyReader: TypeAlias = "Callable[[Message], Any]"
+
+_INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
+_UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def choose_reader(key_type: object, what: str) -> KeyReader:
+    """Choose the function that reads keys of a type.
+
+    Args:
+        key_type: the declared type.
+        what: the declaration, for messages.
+
+    Raises:
+        ConfigurationError: keys have no such type.
+    """
+    for known, reader in _READERS.items():
+        if key_type is known:
+            return reader
+    raise ConfigurationError(
+        f"the key_type of {what} is {key_type!r}: give str, bytes, int or UUID"
+    )
+
+
+def read_bytes(message: Message) -> bytes | None:
+    """Read a key of any form."""
+    key = message.key()
+    return key.encode() if isinstance(key, str) else key
+
+
+def read_integer(message: Message) -> int | None:
+    """Read a key that is an integer's decimal text, as the outbox writes it.
+
+    Raises:
+        RecordError: it is none, or has other digits than are needed, such as ``007``.
+    """
+    key = read_bytes(message)
+    if key is None:
+        return None
+    try:
+        if _INTEGER.fullmatch(key):
+            return int(key)
+    except ValueError:
+        # Python reads integers of up to 4,300 digits.
+        pass
+    raise refuse_key(message, "the decimal text of an integer")
+
+
+def read_uuid(message: Message) -> UUID | None:
+    """Read a key that is the text of a UUID with hyphens, in small letters.
+
+    Raises:
+        RecordError: it is none.
+    """
+    key = read_bytes(message)
+    if key is None:
+        return None
+    if _UUID.fullmatch(key):
+        return UUID(key.decode())
+    raise refuse_key(message, "the text of a UUID")
+
+
+def spell_key(key: Any) -> str:
+    """The one text of a key, for the library's own tables."""
+    return key.hex() if isinstance(key, bytes) else str(key)
+
+
+_READERS: dict[object, KeyReader] = {
+    str: read_text,
+    bytes: read_bytes,
+    int: read_integer,
+    UUID: read_uuid,
+}

@@ -1,0 +1,175 @@
+"""A record is cheap to make, shows no values, and cannot be changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from jobs_lib import Record, RecordError
+from jobs_lib.consuming.keys import choose_reader
+from jobs_lib.consuming.record import make_record
+from jobs_lib.testing import make_record as make_by_hand
+from tests.support.canary import VALUE
+
+
+class FakeMessage:
+    """Kafka's message, which counts what it is asked for."""
+
+    def __init__(self, key: bytes | None = b"k", **headers: bytes | None) -> None:
+        self.asked: Counter[str] = Counter()
+        self._key = key
+        self._headers = list(headers.items())
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 41
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        self.asked["headers"] += 1
+        return self._headers or None
+
+    def timestamp(self) -> tuple[int, int]:
+        self.asked["timestamp"] += 1
+        return 1, 1_000
+
+    def repeat(self, name: str, value: bytes) -> None:
+        self._headers.append((name, value))
+
+
+def make(message: FakeMessage, **more: Any) -> Any:
+    return make_record(message, {"n": 1}, **more)  # type: ignore[arg-type]
+
+
+def test_headers_and_the_time_are_read_once_and_when_they_are_asked_for():
+    message = FakeMessage(ce_type=b"placed")
+    record = make(message)
+    assert (record.key, record.value, record.offset) == ("k", {"n": 1}, 41)
+    assert (record.topic, record.partition, record.origin) == ("orders", 3, "orders/3")
+    assert not message.asked
+    for _ in range(2):
+        assert record.headers == {"ce_type": "placed"}
+        assert record.timestamp == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert message.asked == {"headers": 1, "timestamp": 1}
+
+
+@pytest.mark.parametrize("read_all_first", [False, True])
+def test_the_version_and_the_cause_are_those_that_the_relay_has_written(read_all_first):
+    message = FakeMessage(ce_version=b"7", ce_cause=b"live")
+    message.repeat("ce_version", b"8")
+    record = make(message)
+    if read_all_first:
+        assert record.headers["ce_version"] == "8"
+    assert (record.version, record.cause) == (8, "live")
+    bare = make(FakeMessage())
+    assert (bare.version, bare.cause, bare.headers) == (None, None, {})
+    assert make(FakeMessage(ce_version=b"seven")).version is None
+
+
+@pytest.mark.parametrize(
+    ("highest", "repeated"), [(None, False), (41, False), (42, True)]
+)
+def test_a_record_below_the_highest_offset_is_repeated(highest, repeated):
+    assert make(FakeMessage(), highest=highest).repeated is repeated
+
+
+def test_a_record_cannot_be_changed_and_hides_its_value_and_headers():
+    record = make_record(
+        FakeMessage(secret=VALUE.encode()),  # type: ignore[arg-type]
+        VALUE,
+    )
+    for name in ("value", "key", "offset", "headers", "anything"):
+        with pytest.raises(AttributeError):
+            setattr(record, name, 1)
+    assert repr(record).startswith("Record(topic='orders', partition=3, offset=41, key")
+    assert record.headers == {"secret": VALUE}
+    assert VALUE not in repr(record)
+
+
+def test_records_are_equal_by_their_parts_and_can_be_copied_and_pickled():
+    record = make(FakeMessage(ce_version=b"7"), highest=50)
+    same = make_by_hand(
+        {"n": 1},
+        key="k",
+        topic="orders",
+        partition=3,
+        offset=41,
+        version=7,
+        timestamp=record.timestamp,
+    )
+    assert record == same
+    assert record != make(FakeMessage())
+    assert record != "a record"
+    for again in (pickle.loads(pickle.dumps(record)), copy.deepcopy(record)):
+        assert again == record
+        assert again.repeated
+    match record:
+        case Record(topic, 3, 41, "k"):
+            assert topic == "orders"
+        case _:
+            pytest.fail("it does not match its own parts")
+
+
+def test_the_kit_makes_records_with_a_cause_that_come_again():
+    record = make_by_hand(None, key=7, cause="reexport", repeated=True)
+    assert (record.key, record.value) == (7, None)
+    assert (record.cause, record.repeated) == ("reexport", True)
+    assert record.headers == {"ce_cause": "reexport"}
+
+
+ID = UUID("0f5b1a3e-2c4d-4e6f-8a90-b1c2d3e4f506")
+
+
+@pytest.mark.parametrize(
+    ("key_type", "key", "expected"),
+    [
+        (str, "ключ".encode(), "ключ"),
+        (bytes, b"\xff\0", b"\xff\0"),
+        (int, b"0", 0),
+        (int, b"-17", -17),
+        (int, b"9" * 40, int("9" * 40)),
+        (UUID, str(ID).encode(), ID),
+        *((one, None, None) for one in (str, bytes, int, UUID)),
+    ],
+)
+def test_a_key_has_the_declared_type(key_type, key, expected):
+    reader = choose_reader(key_type, "it")
+    record = make(FakeMessage(key), read_key=reader)
+    assert record.key == expected
+    assert type(record.key) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key_type", "key"),
+    [
+        (str, b"secret\xff"),
+        # Each would be the same integer or id as another key of the topic.
+        *((int, key) for key in (b"007", b"-0", b"+5", b" 5", b"5 ", b"1_0", b"")),
+        *((int, key) for key in (b"secret", b"5.0", "٣".encode(), b"9" * 5_000)),
+        (UUID, str(ID).upper().encode()),
+        (UUID, ID.hex.encode()),
+        (UUID, b"secret"),
+        (UUID, f"{ID}\n".encode()),
+    ],
+)
+def test_a_key_of_another_type_is_a_record_that_cannot_be_read(key_type, key):
+    reader = choose_reader(key_type, "it")
+    with pytest.raises(RecordError) as refused:
+        make(FakeMessage(key), read_key=reader)
+    said = str(refused.value)
+    assert said.startswith("the record at orders/3 offset 41 cannot be read: its key")
+    assert "key_type=bytes" in said
+    assert "secret" not in said
