@@ -89,6 +89,9 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
         # What librdkafka fetches ahead, beside what waits in the consumer's memory.
         # News of the group stand behind it in the same queue.
         "queued.max.messages.kbytes": 8_192,
+        # For each partition. They come compressed, and may be ten times as large then.
+        "fetch.message.max.bytes": 131_072,
+        "fetch.max.bytes": 1_048_576,
         # Once there is room again, the next fetch must not wait a whole second.
         "fetch.queue.backoff.ms": 10,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.session import bounded
-from jobs_lib.postgres.migrate import latest_version
+from jobs_lib.postgres.revisions import latest_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,6 @@ import random
 import time
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -35,6 +34,7 @@ from jobs_lib.errors import (
     SchemaVersionError,
 )
 from jobs_lib.naming import make_template
+from jobs_lib.postgres import revisions
 from jobs_lib.postgres.database import (
     check_fit,
     check_lineage,
@@ -94,23 +94,8 @@ def make_engine(url: str, timeout: float) -> Engine:
     )
 
 
-def migrations_path() -> Path:
-    """The folder of the migrations: in the installed package, or in the repository."""
-    package = Path(__file__).parents[1]
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package.parent / "migrations"
-
-
 def _script() -> ScriptDirectory:
-    return ScriptDirectory(str(migrations_path()))
-
-
-def latest_version() -> str:
-    """The version of the tables that this release is made for."""
-    head = _script().get_current_head()
-    if head is None:
-        raise SchemaVersionError(f"no migrations lie in {migrations_path()}")
-    return head
+    return ScriptDirectory(str(revisions.migrations_path()))
 
 
 def upgrade(
@@ -395,7 +380,9 @@ def _proxies_kept() -> Iterator[None]:
 
 def _config(schema: str) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
+    config.set_main_option(
+        "script_location", str(revisions.migrations_path()).replace("%", "%%")
+    )
     config.attributes["schema"] = schema
     return config
 

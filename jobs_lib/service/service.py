@@ -24,7 +24,7 @@ from jobs_lib.naming import check_environment
 from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
-from jobs_lib.postgres.migrate import latest_version
+from jobs_lib.postgres.revisions import latest_version
 from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
 from jobs_lib.service.parts import PartMaker

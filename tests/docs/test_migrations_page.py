@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from jobs_lib.postgres.migrate import latest_version
+from jobs_lib.postgres.revisions import latest_version
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/migrations.md").read_text(encoding="utf-8")

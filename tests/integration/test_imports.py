@@ -183,3 +183,17 @@ assert LazyGroup.texts.keys() == LazyGroup._modules.keys()
 def test_the_list_of_commands_loads_none_of_them():
     done = run("-c", HELP)
     assert done.returncode == 0, done.stderr
+
+
+SERVICE = """
+import sys
+import jobs_lib.service.service
+
+loaded = {"sqlalchemy", "alembic", "rich", "pyspark"} & {*sys.modules}
+assert not loaded, loaded
+"""
+
+
+def test_a_service_loads_nothing_that_only_migrations_and_commands_need():
+    done = run("-c", SERVICE)
+    assert done.returncode == 0, done.stderr

@@ -27,12 +27,11 @@ from jobs_lib.postgres.migrate import (
     VERSION_TABLE,
     include_name,
     installed_version,
-    latest_version,
     migrate,
-    migrations_path,
     upgrade,
     write_sql,
 )
+from jobs_lib.postgres.revisions import latest_version, migrations_path
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import executing, make_app
 from tests.support.engines import sqlalchemy_url

@@ -17,12 +17,11 @@ from jobs_lib.cli.main import cli
 from jobs_lib.devstack.postgres import wheel_bin
 from jobs_lib.errors import ConfigurationError, SchemaVersionError
 from jobs_lib.postgres.migrate import (
-    latest_version,
     migrate,
-    migrations_path,
     upgrade,
     write_sql,
 )
+from jobs_lib.postgres.revisions import latest_version, migrations_path
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease

@@ -13,7 +13,8 @@ from sqlalchemy import create_engine, text
 
 from jobs_lib.errors import OperatingError, SchemaVersionError
 from jobs_lib.postgres import migrate as schema
-from jobs_lib.postgres.migrate import latest_version, migrate, upgrade
+from jobs_lib.postgres.migrate import migrate, upgrade
+from jobs_lib.postgres.revisions import latest_version
 from tests.support.apps import heard, make_app, running
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease

@@ -31,7 +31,8 @@ from jobs_lib.operating import (
 from jobs_lib.operating.listing import STATES
 from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.postgres.database import Database
-from jobs_lib.postgres.migrate import latest_version, migrate
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.postgres.revisions import latest_version
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import count, heard, make_app, running
 from tests.support.engines import sqlalchemy_url

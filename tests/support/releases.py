@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
-from jobs_lib.postgres import migrate as schema
+from jobs_lib.postgres import revisions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +28,8 @@ class NextRelease:
 
     def __init__(self, folder: Path, statements: Sequence[str]) -> None:
         self.path = folder / "migrations"
-        shutil.copytree(schema.migrations_path(), self.path)
-        self.version = before = schema.latest_version()
+        shutil.copytree(revisions.migrations_path(), self.path)
+        self.version = before = revisions.latest_version()
         for statement in statements:
             self.version = f"{int(before[:4]) + 1:04}_next"
             source = _REVISION.format(
@@ -41,9 +41,9 @@ class NextRelease:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Meanwhile this process has the migrations of that release."""
-        before = schema.migrations_path
-        schema.migrations_path = lambda: self.path
+        before = revisions.migrations_path
+        revisions.migrations_path = lambda: self.path
         try:
             yield
         finally:
-            schema.migrations_path = before
+            revisions.migrations_path = before

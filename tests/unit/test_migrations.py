@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from alembic.script import ScriptDirectory
 
-from jobs_lib.postgres.migrate import migrations_path
+from jobs_lib.errors import SchemaVersionError
+from jobs_lib.postgres.revisions import find_latest, latest_version, migrations_path
 
 WRITTEN = {"jobs", "claims", "discarded", "history", "origins", "processes", "outbox"}
 """Tables that pods write to all the time."""
@@ -87,3 +88,13 @@ def test_versions_sort_in_their_order_and_are_called_as_their_files():
 def test_storage_parameters_stop_no_pod():
     some = "alter table jobs set (fillfactor = 90); alter table outbox add a int;"
     assert breaches(some) == []
+
+
+def test_the_last_revision_is_found_without_alembic():
+    head = ScriptDirectory(str(migrations_path())).get_current_head()
+    assert latest_version() == head
+
+
+def test_a_folder_without_revisions_is_named(tmp_path):
+    with pytest.raises(SchemaVersionError, match=f"no migrations lie in {tmp_path}"):
+        find_latest(tmp_path)

@@ -10,7 +10,7 @@ from jobs_lib.errors import JobsError, SchemaVersionError
 from jobs_lib.operating.checks import kafka, outbox, server, tables, work
 from jobs_lib.operating.checks.finding import Finding, Limits, Target
 from jobs_lib.operating.session import bounded
-from jobs_lib.postgres.migrate import latest_version
+from jobs_lib.postgres.revisions import latest_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

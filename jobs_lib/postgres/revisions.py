@@ -1,0 +1,39 @@
+"""Where the migrations lie, and which is the last one.
+
+A service reads that at its start. It must not load Alembic for it, which would keep
+25 MB for as long as the service runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs_lib.errors import SchemaVersionError
+
+
+def migrations_path() -> Path:
+    """The folder of the migrations: in the installed package, or in the repository."""
+    package = Path(__file__).parents[1]
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def latest_version() -> str:
+    """The version of the tables that this release is made for.
+
+    Raises:
+        SchemaVersionError: the migrations are not installed.
+    """
+    return find_latest(migrations_path())
+
+
+def find_latest(folder: Path) -> str:
+    """The last version in a folder of migrations; each is called by its number.
+
+    Raises:
+        SchemaVersionError: there is none.
+    """
+    found = [one.stem for one in (folder / "versions").glob("[0-9]*.py")]
+    if not found:
+        raise SchemaVersionError(f"no migrations lie in {folder}")
+    return max(found)
