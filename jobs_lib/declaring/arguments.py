@@ -131,6 +131,43 @@ def check_texts(what: str, **given: object) -> None:
             )
 
 
+def check_tables(
+    table: object, key: object, tables: object, versions: object, what: str
+) -> tuple[dict[str, str], bool]:
+    """Check the tables of a read model.
+
+    Returns the column for the key of each table, and whether the versions are beside
+    the tables.
+
+    Raises:
+        ConfigurationError: it is neither one table with its key, nor several.
+    """
+    if versions not in ("row", "side", None):
+        raise ConfigurationError(
+            f"versions of {what} are on the 'row' or at its 'side', not {versions!r}"
+        )
+    if tables is None:
+        check_texts(what, table=table, key=key)
+        return {str(table): str(key)}, versions == "side"
+    if table is not None or key is not None:
+        raise ConfigurationError(
+            f"{what} has `tables`, which name their keys: leave `table` and `key` out"
+        )
+    if versions == "row":
+        raise ConfigurationError(
+            f"{what} has `tables`, whose rows share one version: leave "
+            "versions='row' out"
+        )
+    if not isinstance(tables, Mapping) or not tables:
+        raise ConfigurationError(
+            f"the `tables` of {what} are {tables!r}: give a mapping such as "
+            "{'orders_rm': 'id', 'lines_rm': 'order_id'}"
+        )
+    for name, column in tables.items():
+        check_texts(what, table=name, key=column)
+    return dict(tables), True
+
+
 def check_rate(given: object, name: str) -> None:
     """Refuse a value that is no rate.
 

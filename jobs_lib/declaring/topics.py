@@ -13,7 +13,7 @@ from jobs_lib.declaring.arguments import (
     check_partitions,
     check_per,
     check_seconds,
-    check_texts,
+    check_tables,
 )
 from jobs_lib.declaring.functions import check_function, check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from jobs_lib.consuming.handler import Per
-    from jobs_lib.consuming.read_model import RowOf
+    from jobs_lib.consuming.read_model import ReadModel, RowOf
     from jobs_lib.declaring.handlers import DeclareHandler, K, V
     from jobs_lib.outbox.topic import Loader
     from jobs_lib.postgres.queries import Queries
@@ -212,9 +212,11 @@ class TopicDeclarations:
         self,
         topic: str | Exact,
         *,
-        table: str,
-        key: str,
         group: str | Exact,
+        table: str | None = None,
+        key: str | None = None,
+        tables: Mapping[str, str] | None = None,
+        versions: Literal["row", "side"] | None = None,
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
         key_type: type[K] = str,  # type: ignore[assignment]
@@ -230,9 +232,15 @@ class TopicDeclarations:
 
         Args:
             topic: the compacted topic to read, or ``Exact("their.topic")``.
+            group: the consumer group.
             table: ``table`` or ``schema.table``, with a column ``version bigint``.
             key: the column that takes the record's key.
-            group: the consumer group.
+            tables: instead of these two, several tables, each with its column for the
+                record's key. The function returns a mapping by table: of each one row,
+                a list of rows, or None. Name a table before those that refer to it.
+            versions: whether the versions stand in the table (``"row"``), or beside it
+                (``"side"``), which leaves its form to the application. Several tables
+                always have theirs beside them.
             value: the type of the records' values. Defaults to whatever the JSON holds.
             schema: says that the values are Avro. ``"registered"``: they come as their
                 schema in the registry says. An .avsc file's path, or its content as a
@@ -245,20 +253,28 @@ class TopicDeclarations:
                 known. Defaults to the setting.
         """
 
-        what = f"the mapping of {topic!r} to {table!r}"
+        what = f"the mapping of {topic!r} to {table or list(tables or ())!r}"
         read_key = choose_reader(key_type, what)
         check_block(block, block_seconds, what)
-        # Not before there is a table to write: it loads psycopg.
-        from jobs_lib.consuming.read_model import ReadModel
+        keys, beside = check_tables(table, key, tables, versions, what)
+        # Not before there is a table to write: they load psycopg.
+        from jobs_lib.consuming.read_model import RowModel
+        from jobs_lib.consuming.side_model import SideModel, put_in
 
         decoder = self._make_decoder(plain_name(topic), value, schema)
 
         def declare(function: RowOf[V, K]) -> RowOf[V, K]:
-            check_texts(what, table=table, key=key)
             check_plain(function, what)
             check_takes(function, ("record",), what)
             declared = self._declare_consumer(topic, group)
-            model = ReadModel(function, table, key, decoder, self._queries, read_key)
+            more = decoder, self._queries, read_key
+            if not beside:
+                ((name, column),) = keys.items()
+                model: ReadModel = RowModel(function, name, column, *more)
+            elif table is None:
+                model = SideModel(function, keys, *more)
+            else:
+                model = SideModel(put_in(table, function), keys, *more)
             declared.set_model(model, decoder)
             declared.block, declared.block_seconds = block, block_seconds
             return function

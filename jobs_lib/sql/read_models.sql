@@ -127,3 +127,41 @@ where t.{key} = r.row_key
 select a.attname, format_type(a.atttypid, -1)
 from pg_attribute a
 where a.attrelid = to_regclass(%(table)s) and a.attnum > 0 and not a.attisdropped
+
+-- name: note_keys
+-- Returns the keys whose record is newer than what is known of them. Where the versions
+-- are beside the tables, the places also tell an end from a state of equal version.
+with incoming as (
+    select * from unnest(
+        %(record_key)s::text[], %(version)s::bigint[], %(record_offset)s::bigint[],
+        %(appended_ms)s::bigint[], %(is_gone)s::boolean[]
+    ) as u(record_key, version, record_offset, appended_ms, is_gone)
+)
+insert into {schema}.model_keys as k (
+    model, key, version, is_gone, topic_id, partition, record_offset, appended_at
+)
+select %(model)s, r.record_key, r.version, r.is_gone, %(topic_id)s, %(partition)s,
+    r.record_offset, to_timestamp(r.appended_ms / 1000.0)
+from incoming r
+on conflict (model, key) do update set version = excluded.version,
+    is_gone = excluded.is_gone, of_equal = false, {place_of_key}
+where case when k.version is not null and excluded.version is not null
+    then k.version < excluded.version or (
+        k.version = excluded.version and k.is_gone <> excluded.is_gone
+        and {is_newer_than_known}
+    )
+    else {is_newer_than_known} end
+returning k.key
+
+-- template: delete_rows
+with incoming as ({incoming})
+delete from {table} t using incoming r where t.{key} = r.row_key
+
+-- template: upsert_rows
+with incoming as ({incoming})
+insert into {table} ({key}{columns}) select r.row_key{values} from incoming r
+on conflict ({key}) do update set {key} = excluded.{key}{changes}
+
+-- template: insert_rows
+with incoming as ({incoming})
+insert into {table} ({key}{columns}) select r.row_key{values} from incoming r

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import TypeAdapter
 
-from jobs_lib.consuming.read_model import ReadModel
+from jobs_lib.consuming.model_table import ModelTable
+from jobs_lib.consuming.read_model import _CHANGE, _ENDS, _STATES
 from jobs_lib.postgres.queries import load_queries
-from jobs_lib.schemas.codec import JsonCodec
 from tests.plans.test_old_snapshots import count_pages
 
 GONE = 100_000
 ROWS = 20
-COLUMNS = {True: ("name",), False: None}
 
 
 @pytest.fixture
-def model(admin) -> ReadModel:
+def model(admin) -> ModelTable:
     """A model whose table has many rows, and very many keys are gone."""
     admin.execute("create table model (id text primary key, version bigint, name text)")
     admin.execute(
@@ -28,11 +26,10 @@ def model(admin) -> ReadModel:
         " select 'model', 'k' || n, n from generate_series(1, %s) n",
         (GONE,),
     )
-    codec = JsonCodec(TypeAdapter(dict))
     queries = load_queries("jobs_lib")
-    made = ReadModel(lambda record: {}, "model", "id", codec, lambda: queries)
-    made._types = {"id": "text", "version": "bigint", "name": "text"}
-    return made
+    table = ModelTable("model", "id", lambda: queries)
+    table.learn_types(admin, {"version", "name"})
+    return table
 
 
 @pytest.mark.guarantee("FP25")
@@ -44,7 +41,8 @@ def test_a_record_reads_as_much_with_very_many_keys_gone(
 ):
     if analyzed:
         admin.execute("analyze jobs_lib.model_keys, model")
-    statement = model._compose(has_version, COLUMNS[is_state])
+    template = (_STATES if is_state else _ENDS)[has_version]
+    statement = model.compose(template, ["name"] if is_state else [], _CHANGE)
     numbers = range(7, 7 + ROWS)
     values = {
         "record_key": [f"k{n}" for n in numbers],

@@ -1,0 +1,113 @@
+"""What a block of records does to the keys of a read model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jobs_lib.consuming.handler import decode
+from jobs_lib.consuming.record import Record, describe, make_record
+from jobs_lib.consuming.subscription import BlockError
+from jobs_lib.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from confluent_kafka import Message
+
+    from jobs_lib.consuming.keys import KeyReader
+    from jobs_lib.schemas.codec import Decoder
+
+Change: TypeAlias = "tuple[Any, int | None, Any, int, int]"
+"""(key, version, row, offset, timestamp in Kafka in milliseconds) of a record. The row
+is None if the key is to have none. A block has thousands: a class would be slow."""
+_Read: TypeAlias = "tuple[int | None, int, Record[Any, Any]]"
+"""(version, index in the block, record)"""
+
+
+@dataclass
+class Changes:
+    """The changes of a block, of one partition."""
+
+    partition: int
+    waves: list[list[Change]] = field(default_factory=list)
+    """Each has a key once. A key has more than one change if the effect of the later
+    one depends on the one before; then it is in a later wave."""
+
+
+def read_changes(
+    messages: Sequence[Message],
+    decoder: Decoder,
+    read_key: KeyReader,
+    row_of: Callable[[Record[Any, Any]], Mapping[str, Any] | None],
+    highest: int | None,
+) -> Changes:
+    """Read the records of a block, of one partition.
+
+    Args:
+        messages: the records.
+        decoder: reads the values.
+        read_key: reads the keys.
+        row_of: makes a row of a record.
+        highest: the highest offset to go on from that the partition ever had.
+
+    Raises:
+        BlockError: a record cannot be read, or ``row_of`` has failed.
+    """
+    # Only the newest records of each key matter. Their rows are made at the end.
+    kept: dict[Any, list[_Read]] = {}
+    for index, message in enumerate(messages):
+        try:
+            value = decode(message, decoder)
+            record = make_record(message, value, read_key, highest)
+            version = record.version
+        except BaseException as error:
+            raise BlockError(index, error) from error
+        key = record.key
+        known = kept.get(key)
+        if known is None or version is None:
+            kept[key] = [(version, index, record)]
+        else:
+            _add(known, (version, index, record))
+    if None in kept:
+        _, index, _ = kept[None][0]
+        raise BlockError(index, _refuse_keyless(messages[index]))
+    changes = Changes(messages[0].partition() or 0)
+    for key, records in kept.items():
+        for wave, (version, index, record) in enumerate(records):
+            if wave == len(changes.waves):
+                changes.waves.append([])
+            try:
+                row = None if record.value is None else row_of(record)
+            except BaseException as error:
+                raise BlockError(index, error) from error
+            message = messages[index]
+            changes.waves[wave].append(
+                (key, version, row, message.offset() or 0, message.timestamp()[1])
+            )
+    return changes
+
+
+def _add(known: list[_Read], new: _Read) -> None:
+    """Add a record with a version to the newest ones of its key."""
+    version, _, record = new
+    last_version, _, last = known[-1]
+    if last_version is None:
+        known.append(new)
+    elif last_version < version:  # type: ignore[operator]
+        # Those with versions go; one without, before them, has an effect of its own.
+        del known[int(known[0][0] is None) :]
+        known.append(new)
+    elif last_version == version:
+        # A tombstone and a state may have the same version, and the effect of a state
+        # depends on the tombstone before it.
+        if (last.value is None) is (record.value is None):
+            known.pop()
+        known.append(new)
+
+
+def _refuse_keyless(message: Message) -> RecordError:
+    return RecordError(
+        f"the record at {describe(message)} has no key: a read model has rows for "
+        "each key"
+    )

@@ -1,0 +1,180 @@
+"""Read models whose versions stand beside the tables, which have any form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jobs_lib.consuming.arrays import make_writer, write_array
+from jobs_lib.consuming.model_table import ModelTable
+from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
+from jobs_lib.consuming.record import Record, read_text
+from jobs_lib.errors import RecordError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.consuming.arrays import Write
+    from jobs_lib.consuming.changes import Change, Changes
+    from jobs_lib.consuming.keys import KeyReader
+    from jobs_lib.consuming.read_model import RowOf
+    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.schemas.codec import Decoder
+
+Row: TypeAlias = "Mapping[str, Any]"
+KeyedRow: TypeAlias = "tuple[str, Row]"
+"""(the text of the key, the columns)"""
+
+_KEY = {"record_key": "text"}
+
+
+class SideModel(ReadModel):
+    """Keeps one or more tables; the versions of all keys are in ``model_keys``.
+
+    A record becomes rows of several tables under one version. What the function makes
+    for a table is a mapping for one row, a list of mappings for any number of rows, or
+    None for none.
+    """
+
+    def __init__(
+        self,
+        row_of: RowOf[Any, Any],
+        tables: Mapping[str, str],
+        decoder: Decoder,
+        queries: Callable[[], Queries],
+        read_key: KeyReader = read_text,
+    ) -> None:
+        """Prepare; ``tables`` has the column for the record's key of each table."""
+
+        def make(record: Record[Any, Any]) -> Row | None:
+            made = row_of(record)
+            if unknown := sorted({*(made or ())} - tables.keys()):
+                raise RecordError(
+                    f"there are rows for {', '.join(map(repr, unknown))}, and the read "
+                    f"model has the tables {', '.join(tables)}: name it in `tables`"
+                )
+            return made
+
+        super().__init__(next(iter(tables)), make, decoder, queries, read_key)
+        self._tables = [ModelTable(*one, queries) for one in tables.items()]
+
+    def learn_types(
+        self, connection: psycopg.Connection[Any], changes: Changes
+    ) -> None:
+        """See :class:`ReadModel`."""
+        made = [row for wave in changes.waves for _, _, row, _, _ in wave if row]
+        for table in self._tables:
+            rows = (one for row in made for one in _list_rows(row.get(table.name)))
+            table.learn_types(connection, {name for row in rows for name in row})
+
+    def write(
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Changes,
+        topic_id: UUID | None,
+    ) -> None:
+        """See :class:`ReadModel`."""
+        write = make_writer(connection)
+        place = {"topic_id": topic_id, "partition": changes.partition}
+        for wave in changes.waves:
+            gone = [row is None for _, _, row, _, _ in wave]
+            noted = connection.execute(
+                self._queries()["note_keys"],
+                {
+                    **make_change_arrays(wave, write),
+                    "is_gone": write_array(gone, write),
+                    "model": self._name,
+                    **place,
+                },
+                prepare=True,
+            ).fetchall()
+            newer = {key for (key,) in noted}
+            texts = [write(change[0]) or "" for change in wave]
+            self._write_rows(
+                connection,
+                {
+                    text: change
+                    for text, change in zip(texts, wave, strict=True)
+                    if text in newer
+                },
+                write,
+            )
+
+    def explain(self, error: BaseException) -> BaseException:
+        """See :class:`ReadModel`."""
+        for table in self._tables:
+            table.forget_types()
+        return self._tables[0].explain(error)
+
+    def _write_rows(
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Mapping[str, Change],
+        write: Write,
+    ) -> None:
+        """Write the rows of keys whose record is newer than what is known of them."""
+        made = [(table, _Rows(table, changes)) for table in self._tables]
+        # A later table may refer to an earlier one.
+        for table, rows in reversed(made):
+            if rows.emptied:
+                connection.execute(
+                    table.compose("delete_rows", (), _KEY),
+                    {"record_key": write_array(rows.emptied, write)},
+                    prepare=True,
+                )
+        for table, rows in made:
+            template = "insert_rows" if rows.are_many else "upsert_rows"
+            for columns, same in rows.by_columns():
+                keys = [key for key, _ in same]
+                connection.execute(
+                    table.compose(template, columns, _KEY),
+                    {
+                        "record_key": write_array(keys, write),
+                        **table.make_arrays((row for _, row in same), columns, write),
+                    },
+                    prepare=True,
+                )
+
+
+class _Rows:
+    """The rows of one table that some changes make."""
+
+    def __init__(self, table: ModelTable, changes: Mapping[str, Change]) -> None:
+        made = {
+            key: (row or {}).get(table.name)
+            for key, (_, _, row, _, _) in changes.items()
+        }
+        self.are_many = any(isinstance(one, list | tuple) for one in made.values())
+        """Whether a key may have several rows."""
+        self.emptied = [
+            key for key, one in made.items() if self.are_many or one is None
+        ]
+        """Keys whose rows go before others come."""
+        self._rows = [
+            (key, row) for key, one in made.items() for row in _list_rows(one)
+        ]
+
+    def by_columns(self) -> Iterator[tuple[Sequence[str], list[KeyedRow]]]:
+        """Yield the rows that have the same columns."""
+        found: dict[tuple[str, ...], list[KeyedRow]] = {}
+        for key, row in self._rows:
+            found.setdefault(tuple(row), []).append((key, row))
+        yield from found.items()
+
+
+def put_in(table: str, row_of: RowOf[Any, Any]) -> RowOf[Any, Any]:
+    """Make a function that says for which table the rows of ``row_of`` are."""
+
+    def make(record: Record[Any, Any]) -> Row | None:
+        row = row_of(record)
+        return None if row is None else {table: row}
+
+    return make
+
+
+def _list_rows(made: Row | Sequence[Row] | None) -> Sequence[Row]:
+    if made is None:
+        return ()
+    return [made] if isinstance(made, Mapping) else made
