@@ -35,7 +35,10 @@ jobs_lib_app = "shop:app"
 
 def test_the_tests_of_the_page_pass(tmp_path, postgres_server):
     written = write_modules(PAGE, tmp_path)
-    assert written == ["shop.py", "visits.py", "events.py", "board.py", "test_shop.py"]
+    assert written == [
+        *("shop.py", "visits.py", "events.py", "arrivals.py", "prices.py"),
+        *("board.py", "test_shop.py"),
+    ]
     (table,) = read_blocks(PAGE, "sql")
     (tmp_path / "conftest.py").write_text(CONFTEST.format(table=table))
     (tmp_path / "pyproject.toml").write_text(SETTINGS)

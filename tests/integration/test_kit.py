@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from jobs_lib import App, Discard, Job, Snooze, exponential
-from jobs_lib.errors import PayloadError
+from jobs_lib.errors import JobsError, PayloadError
 from jobs_lib.testing import databases as databases_module
 from jobs_lib.testing import make_record
 from tests.support.engines import sqlalchemy_url
@@ -260,6 +260,37 @@ def test_a_failed_assertion_shows_what_there_is(jobs: Jobs, outbox):
         outbox.assert_sent(orders, key="2")
     with pytest.raises(AssertionError, match="nothing should be sent to 'orders'"):
         outbox.assert_not_sent(orders)
+
+
+@app.consumer("parcels", group="tracker", per="block")
+async def track_parcels(records, conn) -> None:
+    for record in records:
+        await conn.execute("insert into placed values (%s, null)", (record.value,))
+        await place.enqueue(conn, order=record.value)
+    if records[0].repeated:
+        raise KeyError(records[0].key)
+
+
+def test_an_async_handler_of_blocks_is_called_as_by_a_consumer(jobs: Jobs):
+    records = [make_record(n, topic="parcels", offset=n) for n in (7, 8)]
+    jobs.handle(track_parcels, records)
+    assert [one.payload["order"] for one in jobs.enqueued(place)] == [7, 8]
+    with jobs.connect() as conn:
+        assert conn.execute("select n from placed order by n").fetchall() == [
+            (7,),
+            (8,),
+        ]
+    with pytest.raises(KeyError):
+        jobs.handle(track_parcels, [make_record(9, key=9, repeated=True)])
+    assert len(jobs.enqueued(place)) == 2
+
+
+def test_an_async_handler_cannot_commit_in_the_kit_either(jobs: Jobs):
+    async def handle(record, conn) -> None:
+        await conn.commit()
+
+    with pytest.raises(JobsError, match="jobs_lib ends it"):
+        jobs.handle(handle, make_record(1))
 
 
 def test_records_are_handled_without_a_broker(jobs: Jobs, outbox):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 import psycopg
 
-from jobs_lib import App, Discard, Job, Record, Snooze, exponential, reexport
+from jobs_lib import App, Discard, Exact, Job, Record, Snooze, exponential, reexport
 from jobs_lib.outbox.topic import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from psycopg import Connection
+    from psycopg import AsyncConnection, Connection
 
     from jobs_lib.testing import Jobs
 
@@ -169,6 +169,39 @@ def other(record: Record[AircraftState], conn: Connection[Any]) -> None: ...
 def no_connection(record: Record[Flight]) -> None: ...
 
 
+# A key has the declared type, too.
+
+
+@app.consumer("flights", group="by-number", value=Flight, key_type=int)
+def by_number(record: Record[Flight, int], conn: Connection[Any]) -> None:
+    assert_type(record.key, int | None)
+
+
+@app.consumer("flights", group="by-text", value=Flight, key_type=int)  # error
+def by_text(record: Record[Flight], conn: Connection[Any]) -> None: ...
+
+
+app.consumer("flights", group="by-float", key_type=float)  # error
+app.consumer("flights", group="per-batch", per="batch")  # error
+app.consumer(Exact("their.flights"), group=Exact("theirs"))
+
+
+# A handler takes blocks, and may be async; then its connection is, too.
+
+
+@app.consumer("flights", group="blocks", value=Flight, per="block")
+def track_all(records: list[Record[Flight]], conn: Connection[Any]) -> None:
+    assert_type(records[0].key, str | None)
+
+
+@app.consumer("flights", group="async", value=Flight)
+async def track_later(record: Record[Flight], conn: AsyncConnection[Any]) -> None: ...
+
+
+@app.consumer("flights", group="plain-connection", value=Flight)  # error
+async def track_wrong(record: Record[Flight], conn: Connection[Any]) -> None: ...
+
+
 # The function still exists, and a test can call it.
 handler: Callable[[Record[Flight], Connection[Any]], None] = track
 
@@ -179,6 +212,11 @@ handler: Callable[[Record[Flight], Connection[Any]], None] = track
 @app.read_model("states", table="t", key="tail", group="board", value=AircraftState)
 def row(record: Record[AircraftState]) -> dict[str, Any]:
     return {"v": record.value.version, "delay": record.value.delay}  # error
+
+
+@app.read_model("n", table="t", key="n", group="numbers", key_type=int)
+def numbered(record: Record[Any, int]) -> dict[str, Any]:
+    return {"n": record.key}
 
 
 @app.read_model("s", table="t", key="k", group="g", value=AircraftState)  # error

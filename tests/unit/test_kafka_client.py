@@ -9,6 +9,7 @@ from jobs_lib.kafka.client import check_settings
 from jobs_lib.settings import load_settings
 
 
+@pytest.mark.guarantee("K16")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
