@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import psycopg
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.table_faults import ModelTable
     from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
@@ -60,6 +61,8 @@ class Subscription:
         self._group = group
         self._settings = settings
         self.is_read_model = False
+        self.tables: list[ModelTable] = []
+        """The tables of a read model."""
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
         self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}

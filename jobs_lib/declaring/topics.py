@@ -207,6 +207,7 @@ class TopicDeclarations:
 
         # Not before there is a table to write: it loads psycopg.
         from jobs_lib.consuming.read_model import ReadModel
+        from jobs_lib.consuming.table_faults import ModelTable
 
         decoder = self._make_decoder(topic, value, schema)
 
@@ -224,6 +225,7 @@ class TopicDeclarations:
                 lambda: self._read_settings().schema_name,
             )
             declared.set_applier(model.apply, decoder)
+            declared.tables.append(ModelTable(table, key))
             return function
 
         return declare
