@@ -11,7 +11,7 @@ from jobs_lib.errors import OperatingError
 @click.command("read-model")
 @click.argument("table")
 @click.option("--key", required=True, help="The column of the record's key.")
-@click.option("--key-type", default="text", show_default=True, help="Its type.")
+@click.option("--key-sql-type", default="text", show_default=True, help="Its type.")
 @click.option(
     "--column",
     "columns",
@@ -33,7 +33,7 @@ from jobs_lib.errors import OperatingError
 def read_model(
     table: str,
     key: str,
-    key_type: str,
+    key_sql_type: str,
     columns: tuple[str, ...],
     writer: str | None,
     readers: tuple[str, ...],
@@ -48,7 +48,7 @@ def read_model(
         table,
         key=key,
         columns=_read_columns(columns),
-        key_type=key_type,
+        key_sql_type=key_sql_type,
         writer=writer,
         readers=readers,
         fillfactor=fillfactor,

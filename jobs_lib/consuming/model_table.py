@@ -46,7 +46,7 @@ def create_read_model(
     *,
     key: str,
     columns: Mapping[str, str],
-    key_type: str = "text",
+    key_sql_type: str = "text",
     writer: str | None = None,
     readers: Iterable[str] = (),
     fillfactor: int = 80,
@@ -63,7 +63,7 @@ def create_read_model(
         key: the column of the record's key, which is the primary key.
         columns: the types of the other columns by their names, in the form of SQL, such
             as ``{"seats": "int not null"}``.
-        key_type: the type of the key's column, in the form of SQL.
+        key_sql_type: the type of the key's column, in the form of SQL.
         writer: the role that the consumer connects as. Defaults to the role that runs
             the migration, which owns the table.
         readers: the roles that may read it, such as the application's; ``"public"`` for
@@ -78,7 +78,7 @@ def create_read_model(
         table,
         key=key,
         columns=columns,
-        key_type=key_type,
+        key_sql_type=key_sql_type,
         writer=writer,
         readers=readers,
         fillfactor=fillfactor,
@@ -94,7 +94,7 @@ def write_statements(
     *,
     key: str,
     columns: Mapping[str, str],
-    key_type: str = "text",
+    key_sql_type: str = "text",
     writer: str | None = None,
     readers: Iterable[str] = (),
     fillfactor: int = 80,
@@ -106,7 +106,7 @@ def write_statements(
     """
     _check_table(table)
     what = f"the read model's table {table!r}"
-    _check_columns(what, key, key_type, columns)
+    _check_columns(what, key, key_sql_type, columns)
     readers = _check_roles(what, writer, readers)
     if type(fillfactor) is not int or not 10 <= fillfactor <= 100:
         raise ConfigurationError(
@@ -118,7 +118,7 @@ def write_statements(
         "name": sql.Literal(name.as_string()),
         "mark": sql.Literal(f"{MARK}{key}"),
         "key": sql.Identifier(key),
-        "key_type": sql.SQL(cast("Any", key_type)),
+        "key_sql_type": sql.SQL(cast("Any", key_sql_type)),
         "columns": sql.SQL("").join(
             sql.SQL(",\n    {} {}").format(
                 sql.Identifier(column), sql.SQL(cast("Any", definition))

@@ -11,6 +11,10 @@ def test_the_boards_table_takes_the_rows_of_its_read_model(admin):
     make_tables(admin)
     state = {"tail": "N1", "flights": 3, "airport": "IAH", "delay": -4, "version": 4}
     row = aircraft_rm(make_record(state, key="N1", topic="aircraft-state"))
-    columns = admin.execute("select * from aircraft_rm").description
-    assert {one.name for one in columns} == {"tail", "version", *row}
+    found = admin.execute(
+        "select attname from pg_attribute"
+        " where attrelid = 'aircraft_rm'::regclass and attnum > 0"
+    )
+    columns = {name for (name,) in found}
     assert row == {"airport": "IAH", "flights": 3, "minutes_late": -4}
+    assert columns == {"tail", "version", *row}

@@ -172,7 +172,7 @@ def test_only_the_consumers_role_writes_the_table_and_others_read_it(cast, admin
 
 @pytest.mark.guarantee("W53")
 def test_without_a_writer_the_owner_alone_writes_and_everybody_may_be_let_read(cast):
-    create(cast, readers=["public"], key="Tail number", key_type="int")
+    create(cast, readers=["public"], key="Tail number", key_sql_type="int")
     with cast.connect(cast.owner) as connection:
         connection.execute(
             'insert into board.aircraft_rm ("Tail number", version) values (7, 1)'
@@ -203,7 +203,7 @@ def test_the_owner_may_be_the_writer(cast):
         ({"key": ""}, "'' is no name for a column"),
         ({"key": "version"}, "has a column version of its own"),
         ({"key": "airport"}, "names its key 'airport' among its columns"),
-        ({"key_type": " "}, "type of the column 'tail' .* is ' '"),
+        ({"key_sql_type": " "}, "type of the column 'tail' .* is ' '"),
         ({"columns": ["airport"]}, "give a mapping from names to types"),
         ({"columns": {"version": "int"}}, "has a column version of its own"),
         ({"columns": {"a": None}}, "type of the column 'a' .* is None"),

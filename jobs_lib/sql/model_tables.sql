@@ -5,7 +5,7 @@
 -- With some room left on each page, an update stays on the page of its row, and changes
 -- no index.
 create table {{table}} (
-    {{key}} {{key_type}} primary key,
+    {{key}} {{key_sql_type}} primary key,
     version bigint{{columns}}
 ) with (fillfactor = {{fillfactor}})
 
