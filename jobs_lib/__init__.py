@@ -15,6 +15,7 @@ from jobs_lib.version import __version__
 if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.backoff import Retry, exponential
+    from jobs_lib.consuming.model_table import create_read_model
     from jobs_lib.consuming.record import Record
     from jobs_lib.errors import (
         AccessError,
@@ -85,6 +86,7 @@ __all__ = [
     "Workers",
     "__version__",
     "capture_changes",
+    "create_read_model",
     "exponential",
     "include_name",
     "migrate",
@@ -126,6 +128,7 @@ _MODULES = {
     "UnknownCommitError": "errors",
     "Workers": "jobs.limit",
     "capture_changes": "outbox.capture",
+    "create_read_model": "consuming.model_table",
     "exponential": "backoff",
     "include_name": "postgres.migrate",
     "migrate": "postgres.migrate",

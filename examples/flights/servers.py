@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
+from examples.flights import board_tables
 from jobs_lib import migrate
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class Servers:
 
     def make_databases(self) -> None:
         """Drop and create both, with the tables of the library and the services."""
-        for url, script in (
-            (self.flights_url, "service.sql"),
-            (self.board_url, "board.sql"),
+        for url, make_tables in (
+            (self.flights_url, _make_service_tables),
+            (self.board_url, board_tables.make_tables),
         ):
             name = sql.Identifier(urlsplit(url).path[1:])
             server = _with_database(url, "postgres")
@@ -65,7 +66,7 @@ class Servers:
                 connection.execute(sql.SQL("create database {}").format(name))
             migrate(url)
             with psycopg.connect(url) as connection:
-                connection.execute((HERE / script).read_bytes())
+                make_tables(connection)
 
     def make_topics(self) -> None:
         """Delete and create both topics, and delete the groups that read them."""
@@ -80,6 +81,10 @@ class Servers:
             for name, count in PARTITIONS.items()
         ]
         _until(lambda: admin.create_topics(topics), "TOPIC_ALREADY_EXISTS")
+
+
+def _make_service_tables(connection: psycopg.Connection) -> None:
+    connection.execute((HERE / "service.sql").read_bytes())
 
 
 def _until(call: Callable[[], dict[str, Future[Any]]], done: str) -> None:

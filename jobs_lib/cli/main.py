@@ -26,6 +26,7 @@ class LazyGroup(click.Group):
         "jobs": "jobs_lib.cli.enqueue",
         "owners": "jobs_lib.cli.jobs",
         "outbox": "jobs_lib.cli.outbox",
+        "read-model": "jobs_lib.cli.read_model",
         "dev": "jobs_lib.cli.dev",
         "reexport": "jobs_lib.cli.reexport",
         "schemas": "jobs_lib.cli.schemas",
@@ -37,6 +38,7 @@ class LazyGroup(click.Group):
         "jobs": "Show jobs, and cancel, pause, retry or enqueue them.",
         "owners": "Show the owner of each origin, and the work in it.",
         "outbox": "Show rows that are not in Kafka yet, and rows that are held.",
+        "read-model": "Print the SQL that makes the table of a read model.",
         "dev": "A real PostgreSQL and Kafka for this project, without Docker.",
         "reexport": "Send the current states of an entity again, at a rate.",
         "schemas": "The Avro schemas of a service's topics.",
@@ -52,7 +54,7 @@ class LazyGroup(click.Group):
         """Return the command, imported if need be."""
         if name in self._modules:
             imported = __import__(self._modules[name], fromlist=[name])
-            command: click.Command = getattr(imported, name)
+            command: click.Command = getattr(imported, name.replace("-", "_"))
             return command
         return super().get_command(ctx, name)
 

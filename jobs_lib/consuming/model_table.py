@@ -1,149 +1,221 @@
-"""A table of a read model: its columns, and the statements that write its rows."""
+"""The tables of read models, which only their consumer's role may write.
+
+Use it in a migration of the application::
+
+    from jobs_lib import create_read_model
+
+    def upgrade() -> None:
+        create_read_model(
+            op,
+            "aircraft_rm",
+            key="tail",
+            columns={"airport": "text not null", "seats": "int"},
+            writer="board_consumer",
+            readers=["board_web"],
+        )
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-import psycopg
 from psycopg import sql
 
-from jobs_lib.consuming.arrays import write_array
-from jobs_lib.errors import RecordError
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.postgres.queries import load_queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterator
 
-    from jobs_lib.consuming.arrays import Write
-    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.outbox.capture import Executor
 
-_COLUMN = "column_{}"
-"""How statements call the columns of a row: their own names may be any, such as those
-of a change's other fields."""
+SUFFIX = "_rm"
+"""The end of the name of each such table: it tells everybody who writes it."""
+VERSION = "version"
+MARK = "read model of jobs_lib; key: "
+"""The start of the table's comment; the name of the key follows."""
+_LONGEST = 63
+"""The bytes of a name in PostgreSQL, which cuts longer ones."""
+_EVERYBODY = "public"
 
 
-class ModelTable:
-    """A table that one read model writes.
+def create_read_model(
+    op: Executor,
+    table: str,
+    *,
+    key: str,
+    columns: Mapping[str, str],
+    key_sql_type: str = "text",
+    writer: str | None = None,
+    readers: Iterable[str] = (),
+    fillfactor: int = 80,
+) -> None:
+    """Create the table of a read model, which only its consumer's role may write.
+
+    It has the key, ``version bigint`` and the given columns. All rights that default
+    privileges have granted on it are revoked. If there is a writer, the role that runs
+    the migration may no longer write the table either, though it owns it.
 
     Args:
-        name: ``table`` or ``schema.table``.
-        key: the column for the records' key.
-        queries: the statements, found at the first use.
+        op: Alembic's ``op``, or a psycopg connection.
+        table: ``table`` or ``schema.table``; its name ends in ``_rm``.
+        key: the column of the record's key, which is the primary key.
+        columns: the types of the other columns by their names, in the form of SQL, such
+            as ``{"seats": "int not null"}``.
+        key_sql_type: the type of the key's column, in the form of SQL.
+        writer: the role that the consumer connects as. Defaults to the role that runs
+            the migration, which owns the table.
+        readers: the roles that may read it, such as the application's; ``"public"`` for
+            every role.
+        fillfactor: how full inserts leave each page, in percent, from 10 to 100. The
+            rest is room for updates.
+
+    Raises:
+        ConfigurationError: a name or a value cannot be; no SQL was run.
     """
+    statements = write_statements(
+        table,
+        key=key,
+        columns=columns,
+        key_sql_type=key_sql_type,
+        writer=writer,
+        readers=readers,
+        fillfactor=fillfactor,
+    )
+    for statement in statements:
+        # Alembic takes `:name` for a parameter; a definition may have it in a text.
+        is_alembic = hasattr(op, "get_context")
+        op.execute(statement.replace(":", r"\:") if is_alembic else statement)
 
-    def __init__(self, name: str, key: str, queries: Callable[[], Queries]) -> None:
-        self.name = name
-        self.key = key
-        self._table = sql.Identifier(*name.split("."))
-        self._queries = queries
-        self._types: dict[str, str] = {}
-        """The type of each column."""
-        self._statements: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
 
-    def learn_types(
-        self, connection: psycopg.Connection[Any], columns: AbstractSet[str]
-    ) -> None:
-        """Ask the database for the types of the columns, if one is not known yet.
+def write_statements(
+    table: str,
+    *,
+    key: str,
+    columns: Mapping[str, str],
+    key_sql_type: str = "text",
+    writer: str | None = None,
+    readers: Iterable[str] = (),
+    fillfactor: int = 80,
+) -> list[str]:
+    """The statements that :func:`create_read_model` runs, for the same arguments.
 
-        Raises:
-            RecordError: the table lacks a column.
-        """
-        wanted = {self.key, *columns}
-        if wanted <= self._types.keys():
-            return
-        name = self._table.as_string(connection)
-        with connection.transaction():
-            rows = connection.execute(
-                self._queries()["read_column_types"], {"table": name}
-            ).fetchall()
-        self._statements.clear()
-        self._types = dict(rows)
-        if not self._types:
-            raise RecordError(f"there is no table {self.name}: create it")
-        if missing := sorted(wanted - self._types.keys()):
-            raise RecordError(
-                f"the table {self.name} lacks {', '.join(missing)}: add the column, or "
-                "leave it out of the function's result"
+    Raises:
+        ConfigurationError: a name or a value cannot be.
+    """
+    _check_table(table)
+    what = f"the read model's table {table!r}"
+    _check_columns(what, key, key_sql_type, columns)
+    readers = _check_roles(what, writer, readers)
+    if type(fillfactor) is not int or not 10 <= fillfactor <= 100:
+        raise ConfigurationError(
+            f"the fillfactor of {what} is {fillfactor!r}: give percent, 10 to 100"
+        )
+    name = identify(table)
+    values = {
+        "table": name,
+        "name": sql.Literal(name.as_string()),
+        "mark": sql.Literal(f"{MARK}{key}"),
+        "key": sql.Identifier(key),
+        "key_sql_type": sql.SQL(cast("Any", key_sql_type)),
+        "columns": sql.SQL("").join(
+            sql.SQL(",\n    {} {}").format(
+                sql.Identifier(column), sql.SQL(cast("Any", definition))
             )
+            for column, definition in columns.items()
+        ),
+        "fillfactor": sql.Literal(fillfactor),
+        "writer": sql.Identifier(writer or ""),
+        "readers": sql.SQL(", ").join(map(_name_role, readers)),
+    }
+    return [_fill(query, values) for query in _choose(writer, readers)]
 
-    def forget_types(self) -> None:
-        """Ask for the types again: the table may have changed."""
-        self._types = {}
 
-    def explain(self, error: BaseException) -> BaseException:
-        """Return what is to be said of an error: the server's text repeats the row."""
-        if not isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-            return error
-        refused = error.diag.column_name or error.diag.constraint_name
-        return RecordError(
-            f"a row for the table {error.diag.table_name or self.name} is refused: "
-            f"{type(error).__name__}" + (f" ({refused})" if refused else "")
+def identify(table: str) -> sql.Identifier:
+    """The table's name for SQL, of ``table`` or ``schema.table``."""
+    return sql.Identifier(*table.split("."))
+
+
+def _choose(writer: str | None, readers: list[str]) -> Iterator[str]:
+    yield from ("make_model_table", "mark_model_table", "close_model_table")
+    if writer is not None:
+        # The writer may be the owner itself: the grant comes second.
+        yield from ("keep_owner_out", "let_write")
+    if readers:
+        yield "let_read"
+
+
+def _fill(query: str, values: Mapping[str, sql.Composable]) -> str:
+    # Nothing here lies in the library's own schema.
+    template = load_queries("jobs_lib")[query].as_string()
+    return sql.SQL(cast("Any", template)).format(**values).as_string()
+
+
+def _name_role(role: str) -> sql.Composable:
+    return sql.SQL("public") if role == _EVERYBODY else sql.Identifier(role)
+
+
+def _check_table(table: object) -> None:
+    parts = table.split(".") if isinstance(table, str) else []
+    if not parts or len(parts) > 2 or not all(map(_is_name, parts)):
+        raise ConfigurationError(
+            f"{table!r} is no name for a read model's table: give 'aircraft{SUFFIX}', "
+            f"or with its schema 'board.aircraft{SUFFIX}'"
         )
-
-    def compose(
-        self, template: str, columns: Sequence[str], others: Mapping[str, str]
-    ) -> sql.Composed:
-        """Compose a statement over rows with these columns, or find it again.
-
-        Args:
-            template: the query to fill in.
-            columns: of the rows.
-            others: what each row has beside them, with the types.
-        """
-        known = template, tuple(columns)
-        if known not in self._statements:
-            self._statements[known] = self._compose(template, columns, others)
-        return self._statements[known]
-
-    def make_arrays(
-        self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], write: Write
-    ) -> dict[str, str]:
-        """Make the statement's values of the rows, a column after the other."""
-        found = list(rows)
-        return {
-            _COLUMN.format(number): write_array([row[name] for row in found], write)
-            for number, name in enumerate(columns)
-        }
-
-    def _compose(
-        self, template: str, columns: Sequence[str], others: Mapping[str, str]
-    ) -> sql.Composed:
-        names = [*map(sql.Identifier, columns)]
-        types = {
-            **others,
-            **{_COLUMN.format(n): self._types[name] for n, name in enumerate(columns)},
-        }
-        fields = [
-            sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), _type(kind))
-            for name, kind in types.items()
-        ]
-        incoming = sql.SQL(
-            "select {fields}, u.record_key::{key_type} as row_key "
-            "from unnest({arrays}) as u({names})"
-        ).format(
-            fields=sql.SQL(", ").join(fields),
-            key_type=_type(self._types[self.key]),
-            arrays=sql.SQL(", ").join(
-                sql.SQL("{}::text[]").format(sql.Placeholder(name)) for name in types
-            ),
-            names=sql.SQL(", ").join(map(sql.Identifier, types)),
-        )
-        return self._queries().fill(
-            template,
-            table=self._table,
-            key=sql.Identifier(self.key),
-            incoming=incoming,
-            columns=sql.SQL("").join(sql.SQL(", {}").format(n) for n in names),
-            values=sql.SQL("").join(
-                sql.SQL(", r.{}").format(sql.Identifier(_COLUMN.format(n)))
-                for n in range(len(names))
-            ),
-            changes=sql.SQL("").join(
-                sql.SQL(", {0} = excluded.{0}").format(n) for n in names
-            ),
+    if not parts[-1].endswith(SUFFIX):
+        raise ConfigurationError(
+            f"the read model's table {table!r} needs the suffix {SUFFIX}, so that "
+            f"everybody sees that its consumer writes it: call it '{table}{SUFFIX}'"
         )
 
 
-def _type(name: str) -> sql.SQL:
-    """A type, as PostgreSQL itself has written it."""
-    return sql.SQL(cast("Any", name))
+def _check_columns(what: str, key: object, key_type: object, columns: object) -> None:
+    if not isinstance(columns, Mapping):
+        raise ConfigurationError(
+            f"the columns of {what} are {columns!r}: give a mapping from names to "
+            "types, as in {'seats': 'int not null'}"
+        )
+    for column, definition in [(key, key_type), *columns.items()]:
+        if not _is_name(column):
+            raise ConfigurationError(
+                f"{column!r} is no name for a column of {what}: give a text of 1 to "
+                f"{_LONGEST} bytes"
+            )
+        if column == VERSION:
+            raise ConfigurationError(
+                f"{what} has a column {VERSION} of its own, a bigint: leave it out"
+            )
+        if not isinstance(definition, str) or not definition.strip():
+            raise ConfigurationError(
+                f"the type of the column {column!r} of {what} is {definition!r}: give "
+                "it in the form of SQL, as in 'int not null'"
+            )
+    if key in columns:
+        raise ConfigurationError(
+            f"{what} names its key {key!r} among its columns, too: leave it out there"
+        )
+
+
+def _check_roles(what: str, writer: object, readers: object) -> list[str]:
+    if writer is not None and (not _is_name(writer) or writer == _EVERYBODY):
+        raise ConfigurationError(
+            f"the writer of {what} is {writer!r}: give the one role that its consumer "
+            "connects as, such as 'board_consumer'"
+        )
+    is_list = isinstance(readers, Iterable) and not isinstance(readers, str | bytes)
+    given = list(cast("Iterable[Any]", readers)) if is_list else []
+    if not is_list or not all(map(_is_name, given)):
+        raise ConfigurationError(
+            f"the readers of {what} are {readers!r}: give a list of roles, such as "
+            "['board_web']"
+        )
+    return given
+
+
+def _is_name(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name.encode(errors="replace")) <= _LONGEST
+        and "\0" not in name
+    )

@@ -10,8 +10,8 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.changes import read_changes
-from jobs_lib.consuming.model_table import ModelTable
 from jobs_lib.consuming.record import Record, read_text
+from jobs_lib.consuming.table_statements import TableStatements
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -131,7 +131,7 @@ class RowModel(ReadModel):
     ) -> None:
         """Prepare; ``key`` is the column of ``table`` for the record's key."""
         super().__init__(table, row_of, decoder, queries, read_key)
-        self._table = ModelTable(table, key, queries)
+        self._table = TableStatements(table, key, queries)
 
     def learn_types(
         self, connection: psycopg.Connection[Any], changes: Changes

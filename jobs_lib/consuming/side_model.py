@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jobs_lib.consuming.arrays import make_writer, write_array
-from jobs_lib.consuming.model_table import ModelTable
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
+from jobs_lib.consuming.table_statements import TableStatements
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class SideModel(ReadModel):
             return made
 
         super().__init__(next(iter(tables)), make, decoder, queries, read_key)
-        self._tables = [ModelTable(*one, queries) for one in tables.items()]
+        self._tables = [TableStatements(*one, queries) for one in tables.items()]
 
     def learn_types(
         self, connection: psycopg.Connection[Any], changes: Changes
@@ -141,7 +141,7 @@ class SideModel(ReadModel):
 class _Rows:
     """The rows of one table that some changes make."""
 
-    def __init__(self, table: ModelTable, changes: Mapping[str, Change]) -> None:
+    def __init__(self, table: TableStatements, changes: Mapping[str, Change]) -> None:
         made = {
             key: (row or {}).get(table.name)
             for key, (_, _, row, _, _) in changes.items()

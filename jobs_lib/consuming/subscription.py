@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.consuming.read_model import ReadModel
+    from jobs_lib.consuming.table_faults import ModelTable
     from jobs_lib.schemas.codec import Decoder
     from jobs_lib.settings import Settings
 
@@ -51,6 +52,8 @@ class Subscription:
         self._group = group
         self._settings = settings
         self.model: ReadModel | None = None
+        self.tables: list[ModelTable] = []
+        """The tables of a read model."""
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
         self.type_place = CE_TYPE

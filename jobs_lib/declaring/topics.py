@@ -260,6 +260,7 @@ class TopicDeclarations:
         # Not before there is a table to write: they load psycopg.
         from jobs_lib.consuming.read_model import RowModel
         from jobs_lib.consuming.side_model import SideModel, put_in
+        from jobs_lib.consuming.table_faults import ModelTable
 
         decoder = self._make_decoder(plain_name(topic), value, schema)
 
@@ -276,6 +277,7 @@ class TopicDeclarations:
             else:
                 model = SideModel(put_in(table, function), keys, *more)
             declared.set_model(model, decoder)
+            declared.tables += [ModelTable(*one, beside) for one in keys.items()]
             declared.block, declared.block_seconds = block, block_seconds
             return function
 

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
+from jobs_lib.consuming.table_faults import find_tables
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import list_partitions
@@ -106,6 +107,32 @@ def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
         found = list_partitions(app.settings, topics)
         if missing := sorted(name for name in topics if not found[name]):
             telemetry.warn(MISSING, str(missing_topics(app.settings, missing)))
+
+
+def check_model_tables(database: Database, app: App, parts: Collection[str]) -> None:
+    """Refuse a start whose read models could not be written, or that others write, too.
+
+    Where the service's role owns a table or is a superuser, roles are not separated:
+    that others may write it is only a warning.
+
+    Raises:
+        ConfigurationError: a table lacks the key, its uniqueness or the version, the
+            service's role may not write it, or another role may.
+    """
+    consumers = app.consumers if "consumers" in parts else []
+    tables = [table for one in consumers for table in one.tables]
+    if not tables:
+        return
+    with database.connect("start") as connection:
+        found = find_tables(connection, database.queries, tables)
+    for table in found:
+        for fault in (*table.find_faults(), *table.find_lacking()):
+            raise ConfigurationError(f"{fault.what}: {fault.way_out}")
+        for fault in table.find_others():
+            line = f"{fault.what}: {fault.way_out}"
+            if not table.is_owner:
+                raise ConfigurationError(line)
+            telemetry.warn(f"the writers of {table.name}", line)
 
 
 def job_consumers(app: App) -> list[Subscription]:

@@ -31,6 +31,7 @@ from jobs_lib.service.parts import PartMaker
 from jobs_lib.service.preparation import (
     PARTS,
     can_reach_kafka,
+    check_model_tables,
     check_parts,
     choose_origins,
     job_consumers,
@@ -125,8 +126,8 @@ class Service:
             SchemaVersionError: the tables do not fit this release.
             TopicError: the home topic cannot be declared.
             ConfigurationError: no part has anything to do, the port of the probes
-                is not available, Kafka's client does not know a setting, or a topic's
-                schema is not registered.
+                is not available, Kafka's client does not know a setting, a topic's
+                schema is not registered, or a read model's table does not fit.
         """
         try:
             if self.settings.probes_port:
@@ -183,6 +184,9 @@ class Service:
         )
         check_environment(self.settings, environment)
         self.app.names_in_kafka()  # a name of another environment is refused now
+        self._patiently(
+            partial(check_model_tables, self.database, self.app, self.parts)
+        )
         reaches = can_reach_kafka(self.app, self.parts, sidecar=self._sidecar)
         self._patiently(self.app.load_schemas)
         self._declare_topics()

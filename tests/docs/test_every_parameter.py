@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PAGES = {
-    "consume.md": ["App.consumer", "App.read_model", "Exact"],
+    "consume.md": ["App.consumer", "App.read_model", "Exact", "create_read_model"],
     "enqueue.md": [
         *("App.transaction", "App.alone", "App.close", "App.aclose"),
         *("App.enqueue_middleware", "Draft.options", "options"),

@@ -34,6 +34,12 @@ def warnings(caplog) -> list[str]:
     ]
 
 
+@pytest.fixture
+def model_table(admin):
+    """The table that the read models write."""
+    admin.execute("create table t (id text primary key, version bigint)")
+
+
 def declare(app, topic: str) -> None:
     """Declare two read models, and a topic to relay."""
     app.topic(topic)
@@ -44,7 +50,7 @@ def declare(app, topic: str) -> None:
 
 @pytest.mark.guarantee("U4", "O5")
 def test_a_service_without_kafka_logs_one_line_for_all_parts(
-    database_url, caplog, wait_for
+    database_url, model_table, caplog, wait_for
 ):
     app = make_app(database_url, kafka_bootstrap_servers=AWAY, session_timeout=2.0)
     declare(app, "orders")
@@ -68,7 +74,7 @@ def test_a_service_without_kafka_logs_one_line_for_all_parts(
 
 @pytest.mark.guarantee("U4")
 def test_topics_missing_on_a_new_broker_are_named_in_one_line(
-    database_url, bootstrap_servers, topic, caplog, wait_for
+    database_url, model_table, bootstrap_servers, topic, caplog, wait_for
 ):
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     name = f"{topic()}-missing"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.consuming.model_table import ModelTable
 from jobs_lib.consuming.read_model import _CHANGE, _ENDS, _STATES
+from jobs_lib.consuming.table_statements import TableStatements
 from jobs_lib.postgres.queries import load_queries
 from tests.plans.test_old_snapshots import count_pages
 
@@ -14,7 +14,7 @@ ROWS = 20
 
 
 @pytest.fixture
-def model(admin) -> ModelTable:
+def model(admin) -> TableStatements:
     """A model whose table has many rows, and very many keys are gone."""
     admin.execute("create table model (id text primary key, version bigint, name text)")
     admin.execute(
@@ -27,7 +27,7 @@ def model(admin) -> ModelTable:
         (GONE,),
     )
     queries = load_queries("jobs_lib")
-    table = ModelTable("model", "id", lambda: queries)
+    table = TableStatements("model", "id", lambda: queries)
     table.learn_types(admin, {"version", "name"})
     return table
 

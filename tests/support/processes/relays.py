@@ -24,6 +24,27 @@ def sums(app: App, topic: str) -> None:
         )
 
 
+@kind("consumers", session_timeout=6)
+def flight_sums(app: App, topic: str) -> None:
+    """A consumer that adds up the flights of each partition."""
+
+    @app.consumer(topic, group=f"{topic}-g")
+    def add(record: Any, connection: Any) -> None:
+        flight = record.value
+        connection.execute(
+            "insert into flight_sums as s values (%s, 1, %s, %s, %s)"
+            " on conflict (partition) do update set records = s.records + 1,"
+            " ids = s.ids + excluded.ids, squares = s.squares + excluded.squares,"
+            " minutes = s.minutes + excluded.minutes",
+            (
+                record.partition,
+                flight["id"],
+                flight["id"] ** 2,
+                flight["minutes"],
+            ),
+        )
+
+
 @kind("relay")
 def relay(app: App, topic: str) -> None:
     """A relay."""

@@ -1,0 +1,149 @@
+"""A table of a read model: its columns, and the statements that write its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from psycopg import sql
+
+from jobs_lib.consuming.arrays import write_array
+from jobs_lib.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from jobs_lib.consuming.arrays import Write
+    from jobs_lib.postgres.queries import Queries
+
+_COLUMN = "column_{}"
+"""How statements call the columns of a row: their own names may be any, such as those
+of a change's other fields."""
+
+
+class TableStatements:
+    """A table that one read model writes.
+
+    Args:
+        name: ``table`` or ``schema.table``.
+        key: the column for the records' key.
+        queries: the statements, found at the first use.
+    """
+
+    def __init__(self, name: str, key: str, queries: Callable[[], Queries]) -> None:
+        self.name = name
+        self.key = key
+        self._table = sql.Identifier(*name.split("."))
+        self._queries = queries
+        self._types: dict[str, str] = {}
+        """The type of each column."""
+        self._statements: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
+
+    def learn_types(
+        self, connection: psycopg.Connection[Any], columns: AbstractSet[str]
+    ) -> None:
+        """Ask the database for the types of the columns, if one is not known yet.
+
+        Raises:
+            RecordError: the table lacks a column.
+        """
+        wanted = {self.key, *columns}
+        if wanted <= self._types.keys():
+            return
+        name = self._table.as_string(connection)
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries()["read_column_types"], {"table": name}
+            ).fetchall()
+        self._statements.clear()
+        self._types = dict(rows)
+        if not self._types:
+            raise RecordError(f"there is no table {self.name}: create it")
+        if missing := sorted(wanted - self._types.keys()):
+            raise RecordError(
+                f"the table {self.name} lacks {', '.join(missing)}: add the column, or "
+                "leave it out of the function's result"
+            )
+
+    def forget_types(self) -> None:
+        """Ask for the types again: the table may have changed."""
+        self._types = {}
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return what is to be said of an error: the server's text repeats the row."""
+        if not isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return error
+        refused = error.diag.column_name or error.diag.constraint_name
+        return RecordError(
+            f"a row for the table {error.diag.table_name or self.name} is refused: "
+            f"{type(error).__name__}" + (f" ({refused})" if refused else "")
+        )
+
+    def compose(
+        self, template: str, columns: Sequence[str], others: Mapping[str, str]
+    ) -> sql.Composed:
+        """Compose a statement over rows with these columns, or find it again.
+
+        Args:
+            template: the query to fill in.
+            columns: of the rows.
+            others: what each row has beside them, with the types.
+        """
+        known = template, tuple(columns)
+        if known not in self._statements:
+            self._statements[known] = self._compose(template, columns, others)
+        return self._statements[known]
+
+    def make_arrays(
+        self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], write: Write
+    ) -> dict[str, str]:
+        """Make the statement's values of the rows, a column after the other."""
+        found = list(rows)
+        return {
+            _COLUMN.format(number): write_array([row[name] for row in found], write)
+            for number, name in enumerate(columns)
+        }
+
+    def _compose(
+        self, template: str, columns: Sequence[str], others: Mapping[str, str]
+    ) -> sql.Composed:
+        names = [*map(sql.Identifier, columns)]
+        types = {
+            **others,
+            **{_COLUMN.format(n): self._types[name] for n, name in enumerate(columns)},
+        }
+        fields = [
+            sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), _type(kind))
+            for name, kind in types.items()
+        ]
+        incoming = sql.SQL(
+            "select {fields}, u.record_key::{key_type} as row_key "
+            "from unnest({arrays}) as u({names})"
+        ).format(
+            fields=sql.SQL(", ").join(fields),
+            key_type=_type(self._types[self.key]),
+            arrays=sql.SQL(", ").join(
+                sql.SQL("{}::text[]").format(sql.Placeholder(name)) for name in types
+            ),
+            names=sql.SQL(", ").join(map(sql.Identifier, types)),
+        )
+        return self._queries().fill(
+            template,
+            table=self._table,
+            key=sql.Identifier(self.key),
+            incoming=incoming,
+            columns=sql.SQL("").join(sql.SQL(", {}").format(n) for n in names),
+            values=sql.SQL("").join(
+                sql.SQL(", r.{}").format(sql.Identifier(_COLUMN.format(n)))
+                for n in range(len(names))
+            ),
+            changes=sql.SQL("").join(
+                sql.SQL(", {0} = excluded.{0}").format(n) for n in names
+            ),
+        )
+
+
+def _type(name: str) -> sql.SQL:
+    """A type, as PostgreSQL itself has written it."""
+    return sql.SQL(cast("Any", name))
