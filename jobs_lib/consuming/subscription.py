@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 V = TypeVar("V", default=Any)
 
 OnGap: TypeAlias = Literal["stop", "skip"]
+OnError: TypeAlias = Literal["stop", "skip"]
 TYPE_HEADER = "ce_type"
 # As in libpq, whose enum would load psycopg where consumers are only declared.
 _IN_TRANSACTION, _FAILED_TRANSACTION = 2, 3
@@ -62,6 +63,9 @@ class Subscription:
         self.is_read_model = False
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
+        self.on_error: OnError = "stop"
+        """What to do with a record that cannot be read or handled."""
+        self._all_repeatable = True
         self._handlers: dict[str | None, tuple[RecordHandler, Decoder]] = {}
         self._applier: Applier | None = None
         self._decoder: Decoder | None = None
@@ -87,12 +91,14 @@ class Subscription:
         type_: str | None,
         decoder: Decoder,
         on_gap: OnGap = "stop",
+        on_error: OnError = "stop",
+        repeatable: bool = False,
     ) -> None:
         """Handle the records of one type, or of every type, with ``function``.
 
         Raises:
             ConfigurationError: these records have a handler already, or one of another
-                type says something else of gaps.
+                type says something else of gaps or of errors.
         """
         if type_ in self._handlers or self._applier:
             raise ConfigurationError(
@@ -107,23 +113,48 @@ class Subscription:
                 f"its partitions: give them the same on_gap, not {self.on_gap!r} and "
                 f"{on_gap!r}"
             )
+        _check_on_error(on_error)
+        if self._handlers and on_error != self.on_error:
+            raise ConfigurationError(
+                f"the handlers of {self._topic!r} in the group {self._group!r} share "
+                "its partitions: give them the same on_error, not "
+                f"{self.on_error!r} and {on_error!r}"
+            )
+        if not isinstance(repeatable, bool):
+            raise ConfigurationError(f"repeatable is True or False, not {repeatable!r}")
         self.on_gap = on_gap
+        self.on_error = on_error
+        self._all_repeatable &= repeatable
         self._handlers[type_] = (function, decoder)
 
-    def set_applier(self, applier: Applier, decoder: Decoder) -> None:
+    def set_applier(
+        self, applier: Applier, decoder: Decoder, on_error: OnError = "stop"
+    ) -> None:
         """Apply whole blocks with ``applier``, which reads values with ``decoder``.
 
         Raises:
-            ConfigurationError: the records have a handler already.
+            ConfigurationError: the records have a handler already, or ``on_error`` is
+                none of its words.
         """
         if self._handlers or self._applier:
             raise ConfigurationError(
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 "handler already"
             )
+        _check_on_error(on_error)
+        self.on_error = on_error
         self._applier = applier
         self._decoder = decoder
         self.is_read_model = True
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a replay may apply records once more that were applied before.
+
+        Rows with versions do not mind; a handler must declare it, and so must all that
+        share the topic and group.
+        """
+        return self.is_read_model or self._all_repeatable
 
     def may_pass(self, stored: int, start: int) -> bool:
         """Whether to go on at ``start``, where the records from ``stored`` are gone.
@@ -219,6 +250,11 @@ class Subscription:
                 "declare a consumer for it"
             )
         return chosen
+
+
+def _check_on_error(on_error: object) -> None:
+    if on_error not in ("stop", "skip"):
+        raise ConfigurationError(f"on_error is 'stop' or 'skip', not {on_error!r}")
 
 
 def _check_transaction(connection: Connection, message: Message) -> None:

@@ -143,6 +143,8 @@ class TopicDeclarations:
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
         on_gap: Literal["stop", "skip"] = "stop",
+        on_error: Literal["stop", "skip"] = "stop",
+        repeatable: bool = False,
     ) -> Callable[[RecordHandler[V]], RecordHandler[V]]:
         """Declare a function that handles the records of a topic.
 
@@ -162,6 +164,15 @@ class TopicDeclarations:
                 written with. Defaults to JSON.
             on_gap: what to do where the topic has lost records that the group has not
                 read: ``"stop"`` the partition, or ``"skip"`` them.
+            on_error: what to do with a record that cannot be read or handled:
+                ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
+                into the table ``skipped``, and the rest goes on.
+            repeatable: whether a replay may hand the function records that it has
+                handled before, and the result is the same.
+
+        Raises:
+            ConfigurationError: the arguments do not go together, or not with those of
+                another function of the topic and group.
         """
 
         decoder = self._make_decoder(topic, value, schema)
@@ -171,7 +182,7 @@ class TopicDeclarations:
             check_plain(function, what)
             check_takes(function, ("record", "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.add_handler(function, type, decoder, on_gap)
+            declared.add_handler(function, type, decoder, on_gap, on_error, repeatable)
             return function
 
         return declare
@@ -185,6 +196,7 @@ class TopicDeclarations:
         group: str,
         value: TypeForm[V] = Any,
         schema: SchemaSource | Literal["registered"] | None = None,
+        on_error: Literal["stop", "skip"] = "stop",
     ) -> Callable[[RowOf[V]], RowOf[V]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -203,6 +215,12 @@ class TopicDeclarations:
                 schema in the registry says. An .avsc file's path, or its content as a
                 mapping: they are brought into that form, whichever version they were
                 written with. Defaults to JSON.
+            on_error: what to do with a record that cannot be read or written:
+                ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
+                into the table ``skipped``, and the rest goes on.
+
+        Raises:
+            ConfigurationError: the arguments do not go together.
         """
 
         # Not before there is a table to write: it loads psycopg.
@@ -223,7 +241,7 @@ class TopicDeclarations:
                 decoder,
                 lambda: self._read_settings().schema_name,
             )
-            declared.set_applier(model.apply, decoder)
+            declared.set_applier(model.apply, decoder, on_error)
             return function
 
         return declare

@@ -42,6 +42,8 @@
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
+    record.skipped     group, origin, offset, error, a partition's first; then ``count``
+                       count                         of ten seconds, and the last one
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,
@@ -109,6 +111,7 @@ _LOGGED = {
     "ticks.dropped": logging.WARNING,
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
+    "record.skipped": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,
     "topic.replaced": logging.ERROR,
