@@ -94,6 +94,11 @@ update {schema}.offsets f set
     failed_offset = null, failure = null, failing_since = null
 where {in_place} and f.failed_offset is not null
 
+-- part: stands_still
+-- Whether a partition stands still at the record that its row names. A record before the
+-- offset is one that somebody has passed over.
+offsets.failed_offset >= coalesce(offsets.next_offset, 0)
+
 -- name: forget_gone_keys
 -- No topic has records older than these any more: it has been compacted since.
 with forgotten as (

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from jobs_lib.errors import JobsError, SchemaVersionError
-from jobs_lib.operating.checks import kafka, outbox, server, tables, work
+from jobs_lib.operating.checks import (
+    consumers,
+    kafka,
+    outbox,
+    server,
+    tables,
+    work,
+)
 from jobs_lib.operating.checks.finding import Finding, Limits, Target
 from jobs_lib.operating.session import bounded
 from jobs_lib.postgres.migrate import latest_version
@@ -34,6 +41,8 @@ CHECKS: dict[str, Callable[[Target], Iterator[Finding]]] = {
     "owners": work.check_owners,
     "types": work.check_types,
     "partitioner": work.check_placement,
+    "stopped partitions": consumers.check_stopped,
+    "skipped records": consumers.check_skipped,
     "topics": kafka.check_topics,
 }
 
