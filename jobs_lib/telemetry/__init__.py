@@ -42,8 +42,8 @@
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
     record.failed      group, origin, offset, error  a handler raised
-    record.skipped     group, origin, offset, error, a partition's first; then ``count``
-                       count                         of ten seconds, and the last one
+    record.skipped     group, origin, offset, error, a partition's first; then the last
+                       count                         of ten seconds, and their ``count``
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,

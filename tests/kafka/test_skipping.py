@@ -295,6 +295,45 @@ def test_a_read_model_skips_what_it_cannot_read_map_or_write(
     assert found == [(n,) for n in (0, 1, 2, 4, 6, 8, 9)]
 
 
+@pytest.mark.guarantee("W71")
+def test_a_read_model_equals_its_topic_once_skipped_records_are_read_again(
+    make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make()
+    fixed = threading.Event()
+
+    @app.read_model(name, table="rows", key="key", group=f"{name}-g", on_error="skip")
+    def row(record):
+        if record.value % 3 == 0 and not fixed.is_set():
+            raise LookupError("no price")
+        return {"n": record.value}
+
+    # The newest states of some keys are skipped, and older ones of others.
+    states = [(f"k{n % 8}", n) for n in range(30)]
+    produce(bootstrap_servers, name, states)
+    with heard("offset.moved"), running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 30}, timeout=60, what="all is read")
+        assert read_skipped(name).keys() == {*range(0, 30, 3)}
+        fixed.set()
+        # As the page says.
+        admin.execute("delete from jobs_lib.skipped where topic = %s", (name,))
+        admin.execute(
+            "update jobs_lib.offsets set next_offset = 0 where topic = %s", (name,)
+        )
+        wait_for(
+            lambda: (
+                read_offsets(name) == {0: 30}
+                and dict(admin.execute("select key, n from rows").fetchall())
+                == dict(states)
+            ),
+            timeout=60,
+            what="the model equals the topic",
+        )
+    assert read_skipped(name) == {}
+
+
 def lose_connection(conn) -> None:
     conn.execute("select pg_terminate_backend(pg_backend_pid())")
 
