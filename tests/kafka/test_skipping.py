@@ -252,17 +252,23 @@ def test_a_topic_of_nothing_but_bad_records_is_read_to_its_end(
     make, bootstrap_servers, topic, read_offsets, read_skipped, wait_for
 ):
     name = topic(1)
-    # So few are read ahead that the partition is paused again and again.
+    # So few are read ahead that the partition is paused while the first is in hand.
     app = make(consumer_block=1)
+    begun, go = threading.Event(), threading.Event()
 
     @app.consumer(name, group=f"{name}-g", on_error="skip")
     def handle(record, conn) -> None:
+        begun.set()
+        go.wait(30)
         raise_error(record, conn)
 
-    produce(bootstrap_servers, name, [("k", n) for n in range(50)])
+    produce(bootstrap_servers, name, [("k", n) for n in range(30)])
     with running(app, "consumers"):
-        wait_for(lambda: read_offsets(name) == {0: 50}, timeout=60, what="all is read")
-    assert read_skipped(name) == dict.fromkeys(range(50), "LookupError: no price")
+        assert begun.wait(60)
+        produce(bootstrap_servers, name, [("k", n) for n in range(30, 40)])
+        go.set()
+        wait_for(lambda: read_offsets(name) == {0: 40}, timeout=60, what="all is read")
+    assert read_skipped(name) == dict.fromkeys(range(40), "LookupError: no price")
 
 
 @pytest.mark.guarantee("W70")
