@@ -98,7 +98,7 @@ def trace(error: BaseException | None, *, theirs: bool = False) -> str:
         told = "".join(
             traceback.format_exception(type(error), error, place, _MOST_FRAMES)
         ).rstrip()
-        for one in _find_errors(error):
+        for one in find_errors(error):
             if (plain := explain_foreign(one)) is not None:
                 # In a group of errors each line begins with a bar.
                 lines = map(re.escape, str(one).split("\n"))
@@ -151,7 +151,7 @@ def _printable(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
-def _find_errors(error: BaseException | None) -> Iterator[BaseException]:
+def find_errors(error: BaseException | None) -> Iterator[BaseException]:
     """An error, its causes, and those that it is a group of."""
     waiting, seen = [error], set()
     while waiting:

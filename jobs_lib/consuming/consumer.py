@@ -20,12 +20,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.consuming.offsets import ENDED, MOVED, Offsets
+from jobs_lib.consuming.failures import Failures
+from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.recovery import Recovery
-from jobs_lib.consuming.subscription import BlockError
-from jobs_lib.errors import FencedError, JobsError, RecordError
+from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
@@ -101,10 +101,12 @@ class Consumer:
         self._untold: dict[Partition, int] = {}
         """Offsets that Kafka has not acknowledged yet."""
         self._told_at = 0.0
+        self._failures = Failures(self.group, self._declared, self._offsets, self._move)
         self._recovery = Recovery(
             member,
             self._declared,
             self._offsets,
+            self._failures,
             read_topic_ids,
             self._changed,
             self._untold,
@@ -185,6 +187,7 @@ class Consumer:
                 lambda: not any(progress.busy for progress in leaving), timeout
             )
         self._commit_to_kafka(now=True)
+        self._failures.tell(origins)
         with self._changed:
             for partition in parts:
                 self._partitions.pop(partition, None)
@@ -278,6 +281,7 @@ class Consumer:
             self._doubt_all()
             while not self._stopping.is_set():
                 self._look_at_offsets(connection)
+                self._failures.tell()
                 progress = self._take()
                 if progress is None:
                     loop.pulse.beat()
@@ -323,12 +327,13 @@ class Consumer:
             return first
 
     def _apply(self, connection: Session[Any], progress: Progress) -> None:
+        self._failures.write_late(connection, progress)
         if not self._recovery.settle(connection, progress):
             return
         with self._changed:
             block = progress.choose()
             progress.taken = len(block)
-        if not block or not self._prepare(progress, block):
+        if not block or not self._prepare(connection, progress, block):
             return
         began = time.monotonic()
         try:
@@ -336,32 +341,42 @@ class Consumer:
         except BaseException as error:
             connection.is_lent = False
             if connection.closed:
-                self._note_loss(progress, block, error)
+                self._failures.note_loss(progress, block, error)
                 raise
             connection.rollback()
-            self._note_error(progress, block, error)
+            self._failures.note_error(connection, progress, block, error)
             return
+        seconds = time.monotonic() - began
+        progress.adapt(applied, seconds, self._get_seconds(progress))
+        self._move(progress, get_offset(block[applied - 1]) + 1, applied)
+
+    def _move(self, progress: Progress, following: int, count: int) -> None:
+        """Note that so many records are committed, and read on if few wait."""
         with self._changed:
+            self._untold[progress.partition] = following
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
-                progress.move(get_offset(block[applied - 1]) + 1, applied)
-            seconds = time.monotonic() - began
-            progress.adapt(applied, seconds, self._get_seconds(progress))
+                progress.move(following, count)
             if progress.paused and 2 * progress.waiting_bytes < self._share():
                 progress.paused = False
                 self._member.begin(progress.partition, progress.next_fetch)
         self._member.poll_soon()
 
-    def _prepare(self, progress: Progress, block: list[Message]) -> bool:
+    def _prepare(
+        self, connection: Session[Any], progress: Progress, block: list[Message]
+    ) -> bool:
         """Fetch what is needed to read a block, so that no transaction waits for it."""
         try:
             self._declared[progress.partition[0]].prepare(block)
         except RecordError as error:
-            self._note_failure(progress, block, None, error)
+            self._failures.note(connection, progress, block, None, error)
         except JobsError as error:
             # A server does not answer, such as the registry: not the record's fault.
             progress.wait_longer()
             telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
+            self._failures.note_stop(
+                connection, progress, get_offset(block[0]), describe(error)
+            )
         else:
             return True
         return False
@@ -384,8 +399,6 @@ class Consumer:
                 origin=progress.origin,
                 next_offset=following,
             )
-        with self._changed:
-            self._untold[progress.partition] = following
         return applied
 
     def _commit_handled(
@@ -446,58 +459,6 @@ class Consumer:
                 group=self.group,
                 origin=progress.origin,
                 count=count,
-            )
-
-    # When it fails
-
-    def _note_error(
-        self, progress: Progress, block: list[Message], error: BaseException
-    ) -> None:
-        """Note why a block was undone; the connection still works."""
-        if isinstance(error, BlockError):
-            self._note_failure(progress, block, error.index, error.error)
-        elif getattr(error, "sqlstate", None) == MOVED:
-            progress.in_doubt = True
-        elif isinstance(error, FencedError):
-            progress.leaving = True
-            telemetry.emit("loop.failed", loop=f"consume {self.group}", error=error)
-        elif getattr(error, "sqlstate", None) == ENDED:
-            self._note_failure(
-                progress,
-                block,
-                None,
-                RecordError(
-                    "its handler has ended the transaction: leave commit and rollback "
-                    "to jobs_lib, and wrap what may fail in `with conn.transaction():`"
-                ),
-            )
-        else:
-            self._note_failure(progress, block, None, error)
-
-    def _note_loss(
-        self, progress: Progress, block: list[Message], error: BaseException
-    ) -> None:
-        """Note a lost connection: the record is to blame only if it happens again."""
-        first = get_offset(block[0])
-        if progress.lost_at == first and isinstance(error, BlockError):
-            self._note_failure(progress, block, error.index, error.error)
-        progress.lost_at = first
-
-    def _note_failure(
-        self,
-        progress: Progress,
-        block: list[Message],
-        index: int | None,
-        error: BaseException,
-    ) -> None:
-        """Stop the partition at a record until it can be applied; others go on."""
-        if progress.note_failure(block, index):
-            telemetry.emit(
-                "record.failed",
-                group=self.group,
-                origin=progress.origin,
-                offset=progress.failed,
-                error=describe(error),
             )
 
     # Where the offsets are

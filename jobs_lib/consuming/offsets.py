@@ -166,6 +166,45 @@ class Offsets:
         )
         connection.execute("commit")
 
+    def skip(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        offset: int,
+        error: str,
+        appended_at: datetime | None,
+    ) -> None:
+        """Write a record into the table `skipped`, move behind it, and commit.
+
+        Args:
+            connection: without a transaction.
+            progress: the partition.
+            offset: of the record.
+            error: says why it is skipped, without values.
+            appended_at: the timestamp of the record.
+
+        Raises:
+            FencedError: another process has the partition.
+            psycopg.Error: with the SQLSTATE `MOVED`, if somebody moved the offset.
+        """
+        mark = self.begin(connection)
+        connection.execute(
+            self._queries["skip_record"],
+            {**self._place(progress), "offset": offset, "error": error},
+        )
+        self.advance(connection, progress, offset + 1, appended_at, mark)
+
+    def note_failure(
+        self, connection: Session[Any], progress: Progress, offset: int, error: str
+    ) -> None:
+        """Write down the record at which a partition stands still, if it is ours."""
+        values = {"offset": offset, "error": error}
+        self._note(connection, "note_failure", progress, values)
+
+    def clear_failure(self, connection: Session[Any], progress: Progress) -> None:
+        """Write down that a partition does not stand still, if it is ours."""
+        self._note(connection, "clear_failure", progress, {})
+
     def replace_topic(
         self,
         connection: Session[Any],
@@ -192,6 +231,27 @@ class Offsets:
                 "before": before,
             },
         )
+
+    def _note(
+        self,
+        connection: Session[Any],
+        query: str,
+        progress: Progress,
+        values: Mapping[str, Any],
+    ) -> None:
+        owned = {
+            "owner": self._owner,
+            "epoch": progress.epoch,
+            "expected": progress.stored,
+        }
+        with connection.transaction():
+            connection.execute(
+                self._queries[query], {**self._place(progress), **owned, **values}
+            )
+
+    def _place(self, progress: Progress) -> dict[str, Any]:
+        topic, number = progress.partition
+        return {"group": self._group, "topic": topic, "partition": number}
 
     def _read(
         self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping
     from uuid import UUID
 
+    from jobs_lib.consuming.failures import Failures
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
@@ -31,6 +32,7 @@ class Recovery:
         member: GroupMember,
         declared: Mapping[str, Subscription],
         offsets: Offsets,
+        failures: Failures,
         read_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
         lock: threading.Condition,
         untold: MutableMapping[Partition, int],
@@ -41,6 +43,7 @@ class Recovery:
             member: reads the partitions.
             declared: what to do with the records of each topic.
             offsets: of the group, in the database.
+            failures: writes down why partitions stand still.
             read_ids: asks Kafka for the ids of topics.
             lock: guards the partitions, and ``untold``.
             untold: takes offsets that Kafka is to be told.
@@ -48,6 +51,7 @@ class Recovery:
         self._member = member
         self._declared = declared
         self._offsets = offsets
+        self._failures = failures
         self._read_ids = read_ids
         self._lock = lock
         self._untold = untold
@@ -80,6 +84,7 @@ class Recovery:
                 return
             before = progress.stored
             progress.start_again(stored)
+        self._failures.clear(connection, progress)
         self._tell_moved(progress, before)
         self._member.begin(progress.partition, stored)
 
@@ -96,11 +101,13 @@ class Recovery:
         if start <= before <= end:
             with self._lock:
                 progress.start_again(before)
+            self._failures.clear(connection, progress)
             self._member.begin(progress.partition, before)
             return
         if not self._declared[progress.partition[0]].may_pass(before, start):
             with self._lock:
                 progress.stop()
+            reason = explain_gap(before, start, end)
             telemetry.emit(
                 "offset.lost",
                 group=self._member.group,
@@ -108,8 +115,9 @@ class Recovery:
                 next_offset=before,
                 start=start,
                 end=end,
-                error=explain_gap(before, start, end),
+                error=reason,
             )
+            self._failures.note_stop(connection, progress, before, reason)
             return
         try:
             mark = self._offsets.begin(connection)
@@ -134,8 +142,10 @@ class Recovery:
             self._note_highest(connection, progress)
             with self._lock:
                 progress.start_again(before)
+            self._failures.clear(connection, progress)
             self._member.begin(partition, before)
             return
+        progress.stored = before
         if not self._declared[partition[0]].is_read_model:
             with self._lock:
                 progress.stop()
@@ -146,8 +156,9 @@ class Recovery:
                 next_offset=before,
                 error=REPLACED,
             )
+            self._failures.note_stop(connection, progress, before or 0, REPLACED)
             return
-        progress.stored = progress.highest = None
+        progress.highest = None
         mark = self._offsets.begin(connection)
         try:
             self._offsets.replace_topic(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[Any]
 
 OnGap: TypeAlias = Literal["stop", "skip"]
+OnError: TypeAlias = Literal["stop", "skip"]
 
 
 class BlockError(Exception):
@@ -56,6 +57,9 @@ class Subscription:
         """The tables of a read model."""
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
+        self.on_error: OnError = "stop"
+        """What to do with a record that cannot be read or handled."""
+        self._all_repeatable = True
         self.type_place = CE_TYPE
         """Where the type of a record stands."""
         self.block: int | None = None
@@ -108,13 +112,18 @@ class Subscription:
         self.block, self.block_seconds = block, block_seconds
 
     def add_handler(
-        self, handler: Handler, type_: str | None, on_gap: OnGap = "stop"
+        self,
+        handler: Handler,
+        type_: str | None,
+        on_gap: OnGap = "stop",
+        on_error: OnError = "stop",
+        repeatable: bool = False,
     ) -> None:
         """Handle the records of one type, or of every type, with ``handler``.
 
         Raises:
             ConfigurationError: these records have a handler already, or one of another
-                type says something else of gaps.
+                type says something else of gaps or of errors.
         """
         if type_ in self._handlers or self.model:
             raise ConfigurationError(
@@ -129,20 +138,36 @@ class Subscription:
                 f"its partitions: give them the same on_gap, not {self.on_gap!r} and "
                 f"{on_gap!r}"
             )
+        _check_on_error(on_error)
+        if self._handlers and on_error != self.on_error:
+            raise ConfigurationError(
+                f"the handlers of {self._topic!r} in the group {self._group!r} share "
+                "its partitions: give them the same on_error, not "
+                f"{self.on_error!r} and {on_error!r}"
+            )
+        if not isinstance(repeatable, bool):
+            raise ConfigurationError(f"repeatable is True or False, not {repeatable!r}")
         self.on_gap = on_gap
+        self.on_error = on_error
+        self._all_repeatable &= repeatable
         self._handlers[type_] = handler
 
-    def set_model(self, model: ReadModel, decoder: Decoder) -> None:
+    def set_model(
+        self, model: ReadModel, decoder: Decoder, on_error: OnError = "stop"
+    ) -> None:
         """Keep a table with ``model``, which reads values with ``decoder``.
 
         Raises:
-            ConfigurationError: the records have a handler already.
+            ConfigurationError: the records have a handler already, or ``on_error`` is
+                none of its words.
         """
         if self._handlers or self.model:
             raise ConfigurationError(
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 "handler already"
             )
+        _check_on_error(on_error)
+        self.on_error = on_error
         self.model = model
         self._decoder = decoder
 
@@ -150,6 +175,15 @@ class Subscription:
     def is_read_model(self) -> bool:
         """Whether the records fill a table, by versions."""
         return self.model is not None
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a replay may apply records once more that were applied before.
+
+        Rows with versions do not mind; a handler must declare it, and so must all that
+        share the topic and group.
+        """
+        return self.is_read_model or self._all_repeatable
 
     def may_pass(self, stored: int, start: int) -> bool:
         """Whether to go on at ``start``, where the records from ``stored`` are gone.
@@ -274,3 +308,8 @@ class Subscription:
         if chosen is None:
             raise self.type_place.refuse(message, type_, self.group, handlers)
         return chosen
+
+
+def _check_on_error(on_error: object) -> None:
+    if on_error not in ("stop", "skip"):
+        raise ConfigurationError(f"on_error is 'stop' or 'skip', not {on_error!r}")

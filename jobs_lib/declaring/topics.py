@@ -158,6 +158,8 @@ class TopicDeclarations:
         block_seconds: float | None = None,
         timeout: float | None = None,
         on_gap: Literal["stop", "skip"] = "stop",
+        on_error: Literal["stop", "skip"] = "stop",
+        repeatable: bool = False,
     ) -> DeclareHandler[V, K]:
         """Declare a function that handles the records of a topic.
 
@@ -187,6 +189,15 @@ class TopicDeclarations:
             timeout: seconds that a call may take. Defaults to no limit.
             on_gap: what to do where the topic has lost records that the group has not
                 read: ``"stop"`` the partition, or ``"skip"`` them.
+            on_error: what to do with a record that cannot be read or handled:
+                ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
+                into the table ``skipped``, and the rest goes on.
+            repeatable: whether a replay may hand the function records that it has
+                handled before, and the result is the same.
+
+        Raises:
+            ConfigurationError: the arguments do not go together, or not with those of
+                another function of the topic and group.
         """
 
         what = f"the consumer of {topic!r} in the group {group!r}"
@@ -203,7 +214,7 @@ class TopicDeclarations:
             declared = self._declare_consumer(topic, group)
             declared.agree(place, block, block_seconds)
             handler = Handler(function, decoder, read_key, per, timeout)
-            declared.add_handler(handler, type, on_gap)
+            declared.add_handler(handler, type, on_gap, on_error, repeatable)
             return function
 
         return cast("DeclareHandler[V, K]", declare)
@@ -222,6 +233,7 @@ class TopicDeclarations:
         key_type: type[K] = str,  # type: ignore[assignment]
         block: int | None = None,
         block_seconds: float | None = None,
+        on_error: Literal["stop", "skip"] = "stop",
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -251,6 +263,12 @@ class TopicDeclarations:
             block: the most records of a block, 1 to 10,000. Defaults to the setting.
             block_seconds: how long a block may take, in seconds, where that can be
                 known. Defaults to the setting.
+            on_error: what to do with a record that cannot be read or written:
+                ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
+                into the table ``skipped``, and the rest goes on.
+
+        Raises:
+            ConfigurationError: the arguments do not go together.
         """
 
         what = f"the mapping of {topic!r} to {table or list(tables or ())!r}"
@@ -276,7 +294,7 @@ class TopicDeclarations:
                 model = SideModel(function, keys, *more)
             else:
                 model = SideModel(put_in(table, function), keys, *more)
-            declared.set_model(model, decoder)
+            declared.set_model(model, decoder, on_error)
             declared.tables += [ModelTable(*one, beside) for one in keys.items()]
             declared.block, declared.block_seconds = block, block_seconds
             return function

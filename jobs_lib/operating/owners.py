@@ -43,6 +43,12 @@ class Owned:
     """Jobs that the owner has claimed: they run, or are next."""
     lag: int | None
     """Records that the group has not applied; None if Kafka does not say."""
+    failed_offset: int | None
+    """The record at which a consumer's partition stands still; None if it does not."""
+    failing_since: datetime | None
+    """When that record failed first."""
+    failure: str | None
+    """Why, as the log says it: without values of records."""
 
 
 def list_owners(database: Database, settings: Settings) -> list[Owned]:
@@ -64,10 +70,10 @@ def list_owners(database: Database, settings: Settings) -> list[Owned]:
     if consumed and settings.kafka_bootstrap_servers:
         ends = read_ends(settings, consumed)
     found = []
-    for role, origin, pod, owner, epoch, since, beat, waiting, claimed, offset in rows:
-        lag = _lag(role, origin, offset, ends)
-        one = Owned(role, origin, pod, owner, epoch, since, beat, waiting, claimed, lag)
-        found.append(one)
+    for row in rows:
+        # The offset gives the lag; the other columns are the fields, in their order.
+        lag = _lag(row[0], row[1], row[9], ends)
+        found.append(Owned(*[*row[:9], lag, *row[10:]]))
     return found
 
 

@@ -240,3 +240,29 @@ join pg_class c on c.oid = t.tgrelid
 join pg_namespace s on s.oid = c.relnamespace
 where t.tgenabled in ('D', 'R')
 order by 2, 3, 1
+
+-- name: check_stopped
+select consumer_group, topic, partition, failed_offset, failure,
+    failing_since at time zone 'UTC'
+from {schema}.offsets
+where {stands_still}
+order by failing_since, topic, partition limit 10
+
+-- name: check_skipped
+-- A partition's first rows are counted, so that the query is bounded.
+select f.consumer_group, f.topic, f.partition, s.skipped, s.first, s.error,
+    s.since at time zone 'UTC'
+from {schema}.offsets f
+cross join lateral (
+    select count(*) as skipped, min(few.record_offset) as first,
+        (array_agg(few.error order by few.record_offset))[1] as error,
+        min(few.skipped_at) as since
+    from (
+        select k.record_offset, k.error, k.skipped_at from {schema}.skipped k
+        where (k.consumer_group, k.topic, k.partition)
+            = (f.consumer_group, f.topic, f.partition)
+        order by k.record_offset limit %(counted)s
+    ) few
+) s
+where s.skipped > 0
+order by s.since, f.topic, f.partition limit 10

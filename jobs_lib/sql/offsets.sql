@@ -60,6 +60,58 @@ select {schema}.advance_offset(
     %(next_offset)s, %(appended_at)s, %(block)s
 )
 
+-- name: skip_record
+-- In the transaction that moves the offset past the record. Its place may hold a record
+-- that was skipped before: of an earlier topic of this name, or when the offset was last
+-- there.
+insert into {schema}.skipped as s (
+    consumer_group, topic, partition, record_offset, topic_id, error
+)
+select f.consumer_group, f.topic, f.partition, %(offset)s, f.topic_id, %(error)s
+from {schema}.offsets f
+where f.consumer_group = %(group)s and f.topic = %(topic)s
+    and f.partition = %(partition)s::int
+on conflict (consumer_group, topic, partition, record_offset) do update set
+    topic_id = excluded.topic_id, error = excluded.error,
+    skipped_at = excluded.skipped_at
+
+-- part: ours
+-- A process that was fenced must not write over what the new owner has found. The lock
+-- makes a take-over wait for this commit, as `advance_offset` does.
+with ours as materialized (
+    select from {schema}.origins o
+    where o.role = 'consume:' || %(group)s
+        and o.origin = %(topic)s || '/' || %(partition)s::int
+        and o.owner = %(owner)s and o.epoch = %(epoch)s
+    for share
+)
+
+-- part: in_place
+f.consumer_group = %(group)s and f.topic = %(topic)s
+    and f.partition = %(partition)s::int
+    and f.next_offset is not distinct from %(expected)s
+    and exists (select from ours)
+
+-- name: note_failure
+-- `advance_offset` takes the note away. The same record has failed since its first note.
+{ours}
+update {schema}.offsets f set
+    failing_since = case when f.failed_offset = %(offset)s and f.failing_since is not null
+        then f.failing_since else clock_timestamp() end,
+    failed_offset = %(offset)s, failure = %(error)s
+where {in_place}
+
+-- name: clear_failure
+{ours}
+update {schema}.offsets f set
+    failed_offset = null, failure = null, failing_since = null
+where {in_place} and f.failed_offset is not null
+
+-- part: stands_still
+-- Whether a partition stands still at the record that its row names. A record before the
+-- offset is one that somebody has passed over.
+offsets.failed_offset >= coalesce(offsets.next_offset, 0)
+
 -- name: forget_gone_keys
 -- No topic has records older than these any more: it has been compacted since.
 with forgotten as (

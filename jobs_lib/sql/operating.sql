@@ -396,7 +396,8 @@ select clock_timestamp()
 -- List owners, and the work in each origin. Counts stop at `limit`, and follow the index:
 -- an operator may watch this while millions wait.
 select o.role, o.origin, p.pod, o.owner, o.epoch, o.since, p.heartbeat_at,
-    coalesce(jobs.waiting, rows.waiting), jobs.claimed, offsets.next_offset
+    coalesce(jobs.waiting, rows.waiting), jobs.claimed, offsets.next_offset,
+    failing.failed_offset, failing.failing_since, failing.failure
 from {schema}.origins o
 left join {schema}.processes p on p.id = o.owner
 left join lateral (
@@ -427,5 +428,9 @@ left join lateral (
 left join {schema}.offsets offsets
     on o.role = 'consume:' || offsets.consumer_group
     and o.origin = offsets.topic || '/' || offsets.partition
+left join lateral (
+    select offsets.failed_offset, offsets.failing_since, offsets.failure
+    where {stands_still}
+) failing on true
 order by o.role, regexp_replace(o.origin, '/[0-9]+$', ''),
     substring(o.origin from '/([0-9]+)$')::int

@@ -44,6 +44,8 @@
     record.failed      group, origin, offset, error  a handler raised
     record.stuck       group, origin, offset,        its handler's time is over, and it
                        seconds, limit, stack         goes on, after these ``seconds``
+    record.skipped     group, origin, offset, error, a partition's first; then the last
+                       count                         of ten seconds, and their ``count``
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,
@@ -112,6 +114,7 @@ _LOGGED = {
     "payload.large": logging.WARNING,
     "record.failed": logging.ERROR,
     "record.stuck": logging.ERROR,
+    "record.skipped": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,
     "topic.replaced": logging.ERROR,

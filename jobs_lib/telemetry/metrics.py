@@ -64,6 +64,9 @@ COUNTED = (
     ),
     Counted("record.failed", "record_failures", "Failed records.", labels=("group",)),
     Counted(
+        "record.skipped", "records_skipped", "Skipped records.", "count", ("group",)
+    ),
+    Counted(
         "loop.failed",
         "loop_failures",
         "Failed rounds of a loop, such as in an outage.",

@@ -42,6 +42,20 @@ def read_offset(admin):
 
 
 @pytest.fixture
+def read_failure(admin):
+    """A function that reads where a topic's partition stands still, and why."""
+
+    def read(topic: str) -> tuple[int | None, str | None]:
+        (row,) = admin.execute(
+            "select failed_offset, failure from jobs_lib.offsets where topic = %s",
+            (topic,),
+        ).fetchall()
+        return tuple(row)
+
+    return read
+
+
+@pytest.fixture
 def consume(make, topic, bootstrap_servers, read_offset, wait_for):
     """A function that lets a group handle ten records.
 
@@ -90,7 +104,7 @@ def make_anew(kafka_admin):
 
 
 def test_records_that_are_gone_stop_the_partition_and_are_told(
-    consume, cut, admin, read_offset, wait_for
+    consume, cut, admin, read_offset, read_failure, wait_for
 ):
     name, app, seen = consume()
     cut(name, range(10, 20), before=15)
@@ -98,6 +112,7 @@ def test_records_that_are_gone_stop_the_partition_and_are_told(
         # Again and again, as long as it stands still.
         wait_for(lambda: len(lost) > 1, timeout=30, what="it is told")
         assert read_offset(name) == 10
+        assert read_failure(name) == (10, lost[0][1]["error"])
         admin.execute(
             "update jobs_lib.offsets set next_offset = 15 where topic = %s", (name,)
         )
@@ -108,6 +123,7 @@ def test_records_that_are_gone_stop_the_partition_and_are_told(
     assert "5 records before offset 15 are gone" in fields["error"]
     assert "set next_offset = 15" in fields["error"]
     assert seen == [*range(10), *range(15, 20)]
+    assert read_failure(name) == (None, None)
 
 
 @pytest.mark.guarantee("FK15")
@@ -125,7 +141,7 @@ def test_a_consumer_that_says_so_goes_on_behind_records_that_are_gone(
 
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])
 def test_an_offset_beyond_the_end_of_its_partition_stops_it(
-    consume, admin, read_offset, wait_for, on_gap
+    consume, admin, read_offset, read_failure, wait_for, on_gap
 ):
     name, app, seen = consume(on_gap=on_gap)
     # As after a broker was restored.
@@ -136,12 +152,35 @@ def test_an_offset_beyond_the_end_of_its_partition_stops_it(
     assert (fields["next_offset"], fields["start"], fields["end"]) == (50, 0, 10)
     assert "ends before offset 10" in fields["error"]
     assert read_offset(name) == 50
+    assert read_failure(name) == (50, fields["error"])
+    assert seen == [*range(10)]
+
+
+def test_a_partition_that_has_its_records_again_is_no_longer_said_to_stand_still(
+    consume, admin, read_offset, read_failure, wait_for
+):
+    name, app, seen = consume()
+    admin.execute("update jobs_lib.offsets set next_offset = 50")
+    with heard("offset.lost"), heard("offset.moved"), running(app, "consumers"):
+        wait_for(lambda: read_failure(name)[0], timeout=60, what="it is written down")
+        # There is no record behind it, so that no offset moves.
+        admin.execute("update jobs_lib.offsets set next_offset = 10")
+        wait_for(
+            lambda: read_failure(name) == (None, None), timeout=30, what="it is cleared"
+        )
     assert seen == [*range(10)]
 
 
 @pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
 def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
-    consume, make_anew, admin, bootstrap_servers, read_offset, wait_for, records
+    consume,
+    make_anew,
+    admin,
+    bootstrap_servers,
+    read_offset,
+    read_failure,
+    wait_for,
+    records,
 ):
     name, app, seen = consume()
     make_anew(name)
@@ -151,8 +190,10 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
         wait_for(lambda: len(replaced) > 1, timeout=60, what="it is told")
         assert seen == [*range(10)]
         assert read_offset(name) == 10
+        assert read_failure(name) == (10, replaced[0][1]["error"])
         admin.execute("update jobs_lib.offsets set topic_id = null, next_offset = 1")
         wait_for(lambda: read_offset(name) == records, timeout=30, what="it goes on")
+        assert read_failure(name) == (None, None)
     assert replaced[0][1]["origin"] == f"{name}/0"
     assert replaced[0][1]["next_offset"] == 10
     assert "topic_id = null" in replaced[0][1]["error"]

@@ -151,6 +151,34 @@ def blocked_group(bench: Bench) -> None:
         add_job(bench.admin, group="customer-12")
 
 
+def _offset(bench: Bench, partition: int, following: int | None, failed: int) -> None:
+    bench.admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, next_offset,"
+        " failed_offset, failure, failing_since) values ('shop', 'it''s', %s, %s, %s,"
+        " 'LookupError: price', '2026-01-02 03:04:05Z')",
+        (partition, following, failed),
+    )
+
+
+def stopped_partition(bench: Bench) -> None:
+    # Somebody has passed the record of the second one over.
+    _offset(bench, 4, 4712, 4711)
+    _offset(bench, 3, 4710, 4711)
+
+
+def stopped_at_the_start(bench: Bench) -> None:
+    _offset(bench, 3, None, 0)
+
+
+def skipped_records(bench: Bench) -> None:
+    _offset(bench, 3, 30, 0)
+    bench.admin.execute(
+        "insert into jobs_lib.skipped (consumer_group, topic, partition, record_offset,"
+        " error, skipped_at) select 'shop', 'it''s', 3, n, 'LookupError: ' || n,"
+        " '2026-01-02 03:04:05Z' from generate_series(7, 9) n"
+    )
+
+
 def row_deleted_by_hand(bench: Bench) -> None:
     for _ in range(2):
         _touch(bench, "psql", "delete from jobs_lib.outbox where key = 'a'")

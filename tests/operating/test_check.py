@@ -119,6 +119,27 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "jobs cancel 1",
         ),
         (
+            faults.stopped_partition,
+            "error",
+            "stopped partitions",
+            "^it's/3 .*'shop' .*at offset 4711 since 2026-01-02 03.* UTC: LookupError",
+            "= 4712 where consumer_group = 'shop' and topic = 'it''s' and partition =",
+        ),
+        (
+            faults.stopped_at_the_start,
+            "error",
+            "stopped partitions",
+            "at offset 0 since",
+            "set next_offset = 1",
+        ),
+        (
+            faults.skipped_records,
+            "warn",
+            "skipped records",
+            "^3 skipped in it's/3 .*'shop' since 2026-01-02 .* offset 7: .*Error: 7$",
+            "from offset 7",
+        ),
+        (
             faults.row_deleted_by_hand,
             "warn",
             "outbox",
@@ -211,6 +232,14 @@ def test_the_check_names_each_fault_with_the_way_out(
 
         (found, *_) = wait_for(named, what=lambda: f"it is named: {findings(**given)}")
     assert way_out in found.way_out
+
+
+def test_a_partition_whose_record_was_passed_over_is_in_order(database, connect):
+    admin = connect(autocommit=True)
+    faults.stopped_partition(faults.Bench(admin, database, None))  # type: ignore[arg-type]
+    (found,) = findings(database)
+    admin.execute(found.way_out.partition("the record over: ")[2])
+    assert findings(database) == []
 
 
 def test_the_way_out_of_missing_privileges_works(database, connect, command, request):

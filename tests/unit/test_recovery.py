@@ -20,7 +20,7 @@ def recovery() -> Recovery:
     offsets = Mock()
     offsets.find_replaced.return_value = set()
     lock: Any = Mock(__enter__=Mock(), __exit__=Mock())
-    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), lock, {})
+    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), Mock(), lock, {})
 
 
 @pytest.fixture
@@ -46,3 +46,18 @@ def test_the_gap_is_told_once_nothing_is_left_in_memory(recovery, progress):
         assert not recovery.settle(Mock(), progress)
     ((_, fields),) = lost
     assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 25, 30)
+
+
+@pytest.mark.parametrize("settled", ["range", "replaced"])
+def test_a_partition_that_can_go_on_is_no_longer_said_to_stand_still(
+    recovery, progress, settled
+):
+    progress.waiting.clear()
+    # Its records are there again, or its topic is the one that it was.
+    progress.range = (5, 30) if settled == "range" else None
+    progress.replaced = settled == "replaced"
+    recovery._offsets.read.return_value = {progress.partition: 10}
+    connection = Mock()
+    assert not recovery.settle(connection, progress)
+    recovery._failures.clear.assert_called_once_with(connection, progress)
+    recovery._member.begin.assert_called_once_with(progress.partition, 10)

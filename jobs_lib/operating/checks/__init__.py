@@ -8,6 +8,7 @@ import psycopg
 
 from jobs_lib.errors import JobsError, SchemaVersionError
 from jobs_lib.operating.checks import (
+    consumers,
     kafka,
     outbox,
     read_models,
@@ -42,6 +43,8 @@ CHECKS: dict[str, Callable[[Target], Iterator[Finding]]] = {
     "types": work.check_types,
     "partitioner": work.check_placement,
     "read models": read_models.check_tables,
+    "stopped partitions": consumers.check_stopped,
+    "skipped records": consumers.check_skipped,
     "topics": kafka.check_topics,
 }
 
