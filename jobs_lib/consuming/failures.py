@@ -98,7 +98,9 @@ class Failures:
             )
             self.note(connection, progress, block, None, ended)
         elif not self._is_refused(progress, error):
-            self.note(connection, progress, block, None, error)
+            # After a deadlock, or without a table, no record needs to be searched for.
+            index = None if is_of_record(error) else 0
+            self.note(connection, progress, block, index, error)
 
     def note_loss(
         self, progress: Progress, block: list[Message], error: BaseException

@@ -136,6 +136,7 @@ class Recovery:
         """Go on in a topic that was made anew, or stop where that needs a decision."""
         partition = progress.partition
         ids = self._read_ids([partition[0]])
+        progress.topic_id = ids.get(partition[0])
         before = self._offsets.read(connection, [partition]).get(partition)
         if not self._offsets.find_replaced(connection, [partition], ids):
             # It is not, or an operator has said where to go on.
@@ -158,7 +159,7 @@ class Recovery:
             )
             self._failures.note_stop(connection, progress, before or 0, REPLACED)
             return
-        progress.highest = None
+        progress.stored = progress.highest = None
         mark = self._offsets.begin(connection)
         try:
             self._offsets.replace_topic(

@@ -241,6 +241,31 @@ def test_a_read_model_follows_its_topic_when_that_is_made_anew(
     assert read() == sorted({**{f"k{n}": n for n in range(10)}, **dict(anew)}.items())
 
 
+@pytest.mark.guarantee("FK20")
+def test_records_without_versions_are_newer_in_a_topic_made_anew_meanwhile(
+    make, topic, make_anew, bootstrap_servers, admin, read_offset, wait_for
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make()
+
+    @app.read_model(name, table="rows", key="key", group=f"{name}-g")
+    def row(record):
+        return {"n": record.value}
+
+    produce(bootstrap_servers, name, [(f"k{n}", 1) for n in range(10)])
+    with running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
+        make_anew(name)
+        # Their offsets are those of older records.
+        produce(bootstrap_servers, name, [(f"k{n}", 2) for n in range(10)][::-1])
+        wait_for(
+            lambda: admin.execute("select 1 from rows where n = 1").fetchone() is None,
+            timeout=120,
+            what="the new topic is read",
+        )
+
+
 @pytest.mark.guarantee("FK15")
 def test_a_new_group_begins_with_the_oldest_record_that_is_left(
     make, topic, cut, read_offset, wait_for
