@@ -16,13 +16,13 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.progress import Progress, get_offset
+from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.recovery import Recovery
 from jobs_lib.errors import JobsError, RecordError
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from jobs_lib.telemetry.liveness import Pulse
 
 _COMMIT_PAUSE = 1.0
-_FULL_SECONDS = 0.5
-"""How long the queues may be full before the slow partitions are paused. To pause costs
-what Kafka's client has fetched; not to poll keeps news of the group waiting."""
-_TURN_SECONDS = 0.5
-"""How long a partition may wait for its turn while others have larger blocks."""
 _LAST_SECONDS = 1.0
 """Seconds for each thread to end, after its partitions were released."""
 
@@ -90,14 +85,13 @@ class Consumer:
         self._offsets = Offsets(database.queries, member.group, owner)
         self._block = block
         self._block_seconds = block_seconds
-        self._prefetch_bytes = prefetch_bytes
-        self._full_since: float | None = None
         self._heartbeat = heartbeat
         self._read_topic_ids = read_topic_ids
         self._looked_at = 0.0
         """When the offsets in the database were last compared with ours."""
-        self._partitions: dict[Partition, Progress] = {}
-        self._changed = threading.Condition()
+        self._queues = Queues(member, prefetch_bytes)
+        self._partitions = self._queues.partitions
+        self._changed = self._queues.changed
         self._untold: dict[Partition, int] = {}
         """Offsets that Kafka has not acknowledged yet."""
         self._told_at = 0.0
@@ -232,41 +226,11 @@ class Consumer:
 
     def has_room(self) -> bool:
         """Whether more records may wait in memory; pauses those that move slowly."""
-        with self._changed:
-            flowing = [one for one in self._partitions.values() if not one.paused]
-            if sum(one.waiting_bytes for one in flowing) < self._prefetch_bytes:
-                self._full_since = None
-                return True
-            now = time.monotonic()
-            if self._full_since is None:
-                self._full_since = now
-            if now < self._full_since + _FULL_SECONDS:
-                return False
-            # The others go on, and the poll thread hears of the group.
-            self._full_since = None
-            for progress in flowing:
-                if progress.waiting_bytes >= self._share():
-                    progress.paused, progress.reading = True, False
-                    progress.let_go(self._share())
-                    self._member.pause(progress.partition)
-            return True
+        return self._queues.has_room()
 
     def received(self, messages: list[Message]) -> None:
         """Queue records for the workers."""
-        with self._changed:
-            # Records of a partition mostly come together.
-            for partition, some in groupby(messages, _get_partition):
-                progress = self._partitions.get(partition)
-                if progress is None or progress.leaving or not progress.reading:
-                    continue
-                # A topic that was cut or made anew begins below the stored offset.
-                first = progress.stored or 0
-                progress.push([one for one in some if get_offset(one) >= first])
-            self._changed.notify_all()
-
-    def _share(self) -> int:
-        """The bytes in memory that each partition may have if all have the same."""
-        return self._prefetch_bytes // max(1, len(self._partitions))
+        self._queues.add(messages)
 
     # The workers' threads
 
@@ -282,7 +246,7 @@ class Consumer:
             while not self._stopping.is_set():
                 self._look_at_offsets(connection)
                 self._failures.tell()
-                progress = self._take()
+                progress = self._queues.take()
                 if progress is None:
                     loop.pulse.beat()
                     self._commit_to_kafka()
@@ -291,40 +255,9 @@ class Consumer:
                     with loop.pulse.elsewhere():
                         self._apply(connection, progress)
                 finally:
-                    with self._changed:
-                        progress.busy, progress.taken = False, 0
-                        self._changed.notify_all()
+                    self._queues.give_back(progress)
                 self._commit_to_kafka()
                 yield
-
-    def _take(self) -> Progress | None:
-        """Take the next partition with records, marked busy; None after a while."""
-        with self._changed:
-            now = time.monotonic()
-            ready = [
-                progress
-                for progress in self._partitions.values()
-                if not progress.busy
-                and not progress.leaving
-                and (
-                    progress.in_doubt
-                    or progress.replaced
-                    or progress.range
-                    or progress.stopped
-                    or progress.waiting
-                )
-                and progress.retry_at <= now
-            ]
-            if not ready:
-                self._changed.wait(0.1)
-                return None
-            # A large block costs little more than a small one, but each has its turn.
-            first = min(ready, key=lambda progress: progress.taken_at)
-            if now < first.taken_at + _TURN_SECONDS:
-                first = max(ready, key=lambda progress: len(progress.waiting))
-            first.busy = True
-            first.taken_at = now
-            return first
 
     def _apply(self, connection: Session[Any], progress: Progress) -> None:
         self._failures.write_late(connection, progress)
@@ -357,10 +290,7 @@ class Consumer:
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
                 progress.move(following, count)
-            if progress.paused and 2 * progress.waiting_bytes < self._share():
-                progress.paused = False
-                self._member.begin(progress.partition, progress.next_fetch)
-        self._member.poll_soon()
+            self._queues.refill(progress)
 
     def _prepare(
         self, connection: Session[Any], progress: Progress, block: list[Message]
@@ -502,10 +432,6 @@ class Consumer:
             offsets = dict(self._untold)
             self._told_at = time.monotonic()
         self._member.commit(offsets)
-
-
-def _get_partition(message: Message) -> Partition:
-    return message.topic() or "", message.partition() or 0
 
 
 def _parse(origin: str) -> Partition:

@@ -81,6 +81,21 @@ class Progress:
         topic, number = self.partition
         return f"{topic}/{number}"
 
+    def is_ready(self, now: float) -> bool:
+        """Whether a worker has something to do with it, by the monotonic clock."""
+        return (
+            not self.busy
+            and not self.leaving
+            and self.retry_at <= now
+            and bool(
+                self.in_doubt
+                or self.replaced
+                or self.range
+                or self.stopped
+                or self.waiting
+            )
+        )
+
     def push(self, messages: list[Message]) -> None:
         """Add records that have arrived."""
         self.waiting.extend(messages)

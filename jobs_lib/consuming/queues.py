@@ -1,0 +1,117 @@
+"""The records that wait in memory, a queue for each partition, and whose turn it is.
+
+All queues together are bounded in bytes. While they are full, the poll thread does not
+poll, and Kafka's client keeps what it has fetched. If they stay full, the partitions
+that move slowly are paused, so that others go on, and the poll thread hears of the
+group. To pause throws away what the client has fetched: it is done as rarely as that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from jobs_lib.consuming.progress import get_offset
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from jobs_lib.consuming.progress import Progress
+    from jobs_lib.kafka.member import GroupMember, Partition
+
+_FULL_SECONDS = 0.5
+"""How long the queues may be full before slow partitions are paused. Meanwhile news of
+the group wait."""
+_TURN_SECONDS = 0.5
+"""How long a partition may wait for its turn while others have larger blocks."""
+_WAIT_SECONDS = 0.1
+
+
+class Queues:
+    """The owned partitions of a group, with their waiting records.
+
+    Attributes:
+        partitions: the progress of each.
+        changed: guards it, and the fields of each; notified of what workers wait for.
+    """
+
+    def __init__(self, member: GroupMember, prefetch_bytes: int) -> None:
+        """Begin without partitions; ``prefetch_bytes`` may wait in memory."""
+        self.partitions: dict[Partition, Progress] = {}
+        self.changed = threading.Condition()
+        self._member = member
+        self._prefetch_bytes = prefetch_bytes
+        self._full_since: float | None = None
+
+    def has_room(self) -> bool:
+        """Whether more records may wait; pauses those that have been slow for long."""
+        with self.changed:
+            flowing = [one for one in self.partitions.values() if not one.paused]
+            if sum(one.waiting_bytes for one in flowing) < self._prefetch_bytes:
+                self._full_since = None
+                return True
+            now = time.monotonic()
+            if self._full_since is None:
+                self._full_since = now
+            if now < self._full_since + _FULL_SECONDS:
+                return False
+            self._full_since = None
+            for progress in flowing:
+                if progress.waiting_bytes >= self._share:
+                    progress.paused, progress.reading = True, False
+                    progress.let_go(self._share)
+                    self._member.pause(progress.partition)
+            return True
+
+    def add(self, messages: list[Message]) -> None:
+        """Queue records that have arrived."""
+        with self.changed:
+            # Records of a partition mostly come together.
+            for partition, some in groupby(messages, _get_partition):
+                progress = self.partitions.get(partition)
+                if progress is None or progress.leaving or not progress.reading:
+                    continue
+                # A topic that was cut or made anew begins below the stored offset.
+                first = progress.stored or 0
+                progress.push([one for one in some if get_offset(one) >= first])
+            self.changed.notify_all()
+
+    def take(self) -> Progress | None:
+        """Take the next partition with work, marked busy; None after a while."""
+        with self.changed:
+            now = time.monotonic()
+            ready = [one for one in self.partitions.values() if one.is_ready(now)]
+            if not ready:
+                self.changed.wait(_WAIT_SECONDS)
+                return None
+            # A large block costs little more than a small one, but each has its turn.
+            first = min(ready, key=lambda progress: progress.taken_at)
+            if now < first.taken_at + _TURN_SECONDS:
+                first = max(ready, key=lambda progress: len(progress.waiting))
+            first.busy = True
+            first.taken_at = now
+            return first
+
+    def give_back(self, progress: Progress) -> None:
+        """Let any worker take the partition again."""
+        with self.changed:
+            progress.busy, progress.taken = False, 0
+            self.changed.notify_all()
+
+    def refill(self, progress: Progress) -> None:
+        """Read on where few records wait; the caller holds the lock."""
+        if progress.paused and 2 * progress.waiting_bytes < self._share:
+            progress.paused = False
+            self._member.begin(progress.partition, progress.next_fetch)
+        self._member.poll_soon()
+
+    @property
+    def _share(self) -> int:
+        """The bytes that each partition may have if all have the same."""
+        return self._prefetch_bytes // max(1, len(self.partitions))
+
+
+def _get_partition(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0
