@@ -184,8 +184,9 @@ def test_plain_and_async_handlers_share_a_connections_prepared_statements(
 
     values = [{"kind": "ab"[n % 2], "n": n} for n in range(20)]
     produce(bootstrap_servers, name, [("k", value) for value in values])
-    with running(app, "consumers"):
+    with heard("record.failed") as failed, running(app, "consumers"):
         wait_for(lambda: read_offsets(name) == {0: 20}, timeout=30, what="all is in")
+    assert not failed
     assert read_seen() == [*range(20)]
 
 
