@@ -66,6 +66,7 @@ class Subscription:
         """The most records of a block; None as the settings say."""
         self.block_seconds: float | None = None
         """A block ends after so many seconds; None as the settings say."""
+        self._opened = 0
         self._handlers: dict[str | None, Handler] = {}
         self._decoder: Decoder | None = None
         """The decoder for the model."""
@@ -194,18 +195,16 @@ class Subscription:
         return self.is_read_model or (self.on_gap == "skip" and stored < start)
 
     def open(self) -> None:
-        """Start what the handlers need, once for each :meth:`close`."""
-        if self._is_async:
+        """Start what the handlers need; :meth:`close` ends it."""
+        if any(handler.is_async for handler in self._handlers.values()):
             HANDLER_LOOP.open()
+            self._opened += 1
 
     def close(self) -> None:
         """End it; async handlers that still run are cancelled."""
-        if self._is_async:
+        if self._opened:
+            self._opened -= 1
             HANDLER_LOOP.close()
-
-    @property
-    def _is_async(self) -> bool:
-        return any(handler.is_async for handler in self._handlers.values())
 
     def load(self) -> None:
         """Check that all settings that the decoders need are set.

@@ -14,8 +14,7 @@ join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
 where o.consumer_group = %(group)s
 
 -- name: read_highest
--- A release before 0017 moves `next_offset` alone.
-select o.topic, o.partition, greatest(o.highest_offset, o.next_offset)
+select o.topic, o.partition, o.highest_offset
 from {schema}.offsets o
 join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
     using (topic, partition)

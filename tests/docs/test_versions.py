@@ -27,6 +27,8 @@ TESTS += [
     )
 ]
 TESTS += ["tests/kafka/test_relay.py", "tests/kafka/test_consumer.py"]
+# These share a connection between psycopg's two kinds.
+TESTS += ["tests/kafka/test_async_handlers.py"]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)")
 
 SMOKE = """

@@ -139,6 +139,8 @@ def test_no_effect_is_lost_where_an_async_handler_ends_or_breaks_the_transaction
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=30, what="all is in")
     assert {fields["offset"] for _, fields in failed} == {5}
     assert all("conn.transaction()" in fields["error"] for _, fields in failed)
+    if spoil in (roll_back, commit):
+        assert "in a handler: its transaction also" in failed[0][1]["error"]
     assert read_seen() == [*range(10)]
 
 
@@ -182,8 +184,9 @@ def test_plain_and_async_handlers_share_a_connections_prepared_statements(
 
     values = [{"kind": "ab"[n % 2], "n": n} for n in range(20)]
     produce(bootstrap_servers, name, [("k", value) for value in values])
-    with running(app, "consumers"):
+    with heard("record.failed") as failed, running(app, "consumers"):
         wait_for(lambda: read_offsets(name) == {0: 20}, timeout=30, what="all is in")
+    assert not failed
     assert read_seen() == [*range(20)]
 
 
@@ -269,3 +272,35 @@ def test_an_async_handler_that_never_ends_does_not_keep_its_service_from_stoppin
         assert cancelled.wait(30)
     assert time.monotonic() - started < 30
     assert read_offsets(name) == {}
+
+
+@pytest.mark.guarantee("K16")
+def test_an_async_handler_that_wants_to_exit_fails_its_record_alone(
+    make, bootstrap_servers, topic, read_offsets, wait_for
+):
+    name = topic(2)
+    app = make()
+    fixed = threading.Event()
+
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    @app.consumer(name, group=f"{name}-g")
+    async def handle(record, conn) -> None:
+        if record.partition == 0 and not fixed.is_set():
+            # In a task, which ends the loop, and in the handler itself.
+            await asyncio.wait([asyncio.create_task(leave())])
+            raise SystemExit(2)
+
+    produce(bootstrap_servers, name, [(key_of(0, 2), 1)])
+    with (
+        heard("record.failed") as failed,
+        heard("thread.ended") as ended,
+        running(app, "consumers"),
+    ):
+        wait_for(lambda: failed and ended, timeout=30, what="it is named")
+        produce(bootstrap_servers, name, [(key_of(1, 2), 1)])
+        wait_for(lambda: read_offsets(name) == {1: 1}, timeout=30, what="others go on")
+        fixed.set()
+        wait_for(lambda: read_offsets(name) == {0: 1, 1: 1}, timeout=30, what="all is")
+    assert failed[0][1]["error"] == "SystemExit: 2"
