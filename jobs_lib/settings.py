@@ -264,7 +264,7 @@ class Settings(BaseSettings):
     consumer_block: int = Field(
         5_000,
         ge=1,
-        le=100_000,
+        le=10_000,
         description="The most records handled in one transaction. While there are "
         "fewer, nothing waits for more.",
     )

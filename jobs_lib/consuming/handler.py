@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from jobs_lib.consuming.handler_loop import HANDLER_LOOP
 from jobs_lib.consuming.record import describe, make_record, read_text
 from jobs_lib.consuming.time_limits import TIME_LIMITS, TimedCall
 from jobs_lib.errors import RecordError
@@ -129,7 +128,8 @@ def call_async(
         connection: with an open transaction, which the handler goes on with.
         timed: makes the call's limit, of what cancels it and what finds its stack.
     """
-    # Not before there is a connection: it loads psycopg.
+    # Not before there is a connection: they load asyncio and psycopg.
+    from jobs_lib.consuming.handler_loop import HANDLER_LOOP
     from jobs_lib.postgres.session import LentSession
 
     async def call_and_end() -> Any:

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobs_lib.consuming.handler import Handler, refuse_value
-from jobs_lib.consuming.handler_loop import HANDLER_LOOP
 from jobs_lib.consuming.routing import CE_TYPE, TypePlace
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, name_in_kafka
@@ -197,6 +196,9 @@ class Subscription:
     def open(self) -> None:
         """Start what the handlers need; :meth:`close` ends it."""
         if any(handler.is_async for handler in self._handlers.values()):
+            # Not before: it loads asyncio.
+            from jobs_lib.consuming.handler_loop import HANDLER_LOOP
+
             HANDLER_LOOP.open()
             self._opened += 1
 
@@ -204,6 +206,8 @@ class Subscription:
         """End it; async handlers that still run are cancelled."""
         if self._opened:
             self._opened -= 1
+            from jobs_lib.consuming.handler_loop import HANDLER_LOOP
+
             HANDLER_LOOP.close()
 
     def load(self) -> None:
