@@ -30,6 +30,8 @@ class Changes:
     """The changes of a block, of one partition."""
 
     partition: int
+    records: dict[Any, Record[Any, Any]] = field(default_factory=dict)
+    """The last record of each key."""
     waves: list[list[Change]] = field(default_factory=list)
     """Each has a key once. A key has more than one change if the effect of the later
     one depends on the one before; then it is in a later wave."""
@@ -74,6 +76,7 @@ def read_changes(
         raise BlockError(index, _refuse_keyless(messages[index]))
     changes = Changes(messages[0].partition() or 0)
     for key, records in kept.items():
+        changes.records[key] = records[-1][2]
         for wave, (version, index, record) in enumerate(records):
             if wave == len(changes.waves):
                 changes.waves.append([])

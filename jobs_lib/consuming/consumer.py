@@ -25,6 +25,7 @@ from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.recovery import Recovery
+from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
@@ -364,16 +365,23 @@ class Consumer:
         block: list[Message],
         model: ReadModel,
     ) -> None:
-        """Write the rows of a read model, in one round trip."""
+        """Write the rows of a read model, in one round trip if nobody is told."""
         changes = model.read(block, progress.highest)
         model.learn_types(connection, changes)
         self._tell_applied(progress, len(block))
-        last = block[-1]
+        last, following = read_timestamp(block[-1]), get_offset(block[-1]) + 1
         try:
-            with self._offsets.advancing(
-                connection, progress, get_offset(last) + 1, read_timestamp(last)
-            ):
-                model.write(connection, changes, progress.topic_id)
+            if model.on_change is None:
+                with self._offsets.advancing(connection, progress, following, last):
+                    model.write(connection, changes, progress.topic_id)
+                return
+            mark = self._offsets.begin(connection)
+            model.write_and_tell(
+                connection, changes, progress.topic_id, block, self.group
+            )
+            self._offsets.advance(connection, progress, following, last, mark)
+        except BlockError:
+            raise
         except Exception as error:
             raise model.explain(error) from None
 

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.changes import read_changes
 from jobs_lib.consuming.record import Record, read_text
+from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.consuming.table_statements import TableStatements
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 
     from jobs_lib.consuming.arrays import Write
     from jobs_lib.consuming.changes import Change, Changes
+    from jobs_lib.consuming.handler import Handler
     from jobs_lib.consuming.keys import KeyReader
     from jobs_lib.postgres.queries import Queries
+    from jobs_lib.postgres.session import Session
     from jobs_lib.schemas.codec import Decoder
 
 V = TypeVar("V", default=Any)
 K = TypeVar("K", default=str)
 RowOf = Callable[[Record[V, K]], Mapping[str, Any] | None]
+OnChange = Callable[[list[Record[V, K]], Any], Any]
 Columns: TypeAlias = "tuple[str, ...]"
 
 _CHANGE = {
@@ -37,6 +41,7 @@ _CHANGE = {
     "appended_ms": "bigint",
 }
 """What each change has beside the row, with its type."""
+_REEXPORT = "reexport"
 _STATES = {True: "upsert_states", False: "upsert_placed"}
 _ENDS = {True: "remove_ended", False: "remove_placed"}
 """The templates for changes with and without versions."""
@@ -72,6 +77,8 @@ class ReadModel(ABC):
         self._decoder = decoder
         self._queries = queries
         self._read_key = read_key
+        self.on_change: Handler | None = None
+        """Called with the records that have changed rows."""
 
     def read(self, messages: Sequence[Message], highest: int | None = None) -> Changes:
         """Read the records of a block, of one partition.
@@ -113,6 +120,59 @@ class ReadModel(ABC):
         """
 
     @abstractmethod
+    def digest(
+        self, connection: psycopg.Connection[Any], changes: Changes
+    ) -> dict[str, Any]:
+        """Digest what the tables hold now for the keys of the changes, by key.
+
+        Keys without rows are left out. The columns are those that the changes write.
+        """
+
+    def write_and_tell(
+        self,
+        connection: Session[Any],
+        changes: Changes,
+        topic_id: UUID | None,
+        messages: Sequence[Message],
+        group: str,
+    ) -> None:
+        """Write the changes, and call ``on_change`` with the records that changed rows.
+
+        It gets the last record of each key, in their order. Those of re-exports are
+        left out: they tell nothing new.
+
+        Args:
+            connection: with the transaction.
+            changes: of the block.
+            topic_id: as for :meth:`write`.
+            messages: of the block.
+            group: the consumer group.
+
+        Raises:
+            BlockError: ``on_change`` has failed.
+        """
+        assert self.on_change is not None
+        before = self.digest(connection, changes)
+        self.write(connection, changes, topic_id)
+        after = self.digest(connection, changes)
+        write = make_writer(connection)
+        changed = [
+            record
+            for key, record in changes.records.items()
+            if record.cause != _REEXPORT
+            and before.get(text := write(key) or "") != after.get(text)
+        ]
+        if not changed:
+            return
+        changed.sort(key=lambda record: record.offset)
+        connection.is_lent = True
+        try:
+            self.on_change.handle(connection, changed, messages, group)
+        except BaseException as error:
+            raise BlockError(None, error) from error
+        connection.is_lent = False
+
+    @abstractmethod
     def explain(self, error: BaseException) -> BaseException:
         """Return what is to be said of an error of :meth:`write`, without values."""
 
@@ -137,13 +197,17 @@ class RowModel(ReadModel):
         self, connection: psycopg.Connection[Any], changes: Changes
     ) -> None:
         """See :class:`ReadModel`."""
-        columns = {
+        columns = self._list_columns(changes)
+        self._table.learn_types(connection, {"version", *columns})
+
+    @staticmethod
+    def _list_columns(changes: Changes) -> set[str]:
+        return {
             name
             for wave in changes.waves
             for row in {tuple(row) for _, _, row, _, _ in wave if row is not None}
             for name in row
         }
-        self._table.learn_types(connection, {"version", *columns})
 
     def write(
         self,
@@ -172,6 +236,15 @@ class RowModel(ReadModel):
                     **place,
                 }
                 connection.execute(statement, values, prepare=True)
+
+    def digest(
+        self, connection: psycopg.Connection[Any], changes: Changes
+    ) -> dict[str, Any]:
+        """See :class:`ReadModel`."""
+        write = make_writer(connection)
+        keys = [write(key) or "" for key in changes.records]
+        columns = sorted(self._list_columns(changes)) or [self._table.key]
+        return dict(self._table.digest_rows(connection, keys, columns, write))
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

@@ -64,10 +64,8 @@ class SideModel(ReadModel):
         self, connection: psycopg.Connection[Any], changes: Changes
     ) -> None:
         """See :class:`ReadModel`."""
-        made = [row for wave in changes.waves for _, _, row, _, _ in wave if row]
         for table in self._tables:
-            rows = (one for row in made for one in _list_rows(row.get(table.name)))
-            table.learn_types(connection, {name for row in rows for name in row})
+            table.learn_types(connection, _list_columns(table, changes))
 
     def write(
         self,
@@ -101,6 +99,20 @@ class SideModel(ReadModel):
                 },
                 write,
             )
+
+    def digest(
+        self, connection: psycopg.Connection[Any], changes: Changes
+    ) -> dict[str, Any]:
+        """See :class:`ReadModel`."""
+        write = make_writer(connection)
+        keys = [write(key) or "" for key in changes.records]
+        found: dict[str, Any] = {}
+        for table in self._tables:
+            columns = sorted(_list_columns(table, changes)) or [table.key]
+            digests = table.digest_rows(connection, keys, columns, write)
+            for key, digest in digests.items():
+                found.setdefault(key, {})[table.name] = digest
+        return found
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""
@@ -162,6 +174,12 @@ class _Rows:
         for key, row in self._rows:
             found.setdefault(tuple(row), []).append((key, row))
         yield from found.items()
+
+
+def _list_columns(table: TableStatements, changes: Changes) -> set[str]:
+    made = [row for wave in changes.waves for _, _, row, _, _ in wave if row]
+    rows = (one for row in made for one in _list_rows(row.get(table.name)))
+    return {name for row in rows for name in row}
 
 
 def put_in(table: str, row_of: RowOf[Any, Any]) -> RowOf[Any, Any]:

@@ -195,7 +195,10 @@ class Subscription:
 
     def open(self) -> None:
         """Start what the handlers need; :meth:`close` ends it."""
-        if any(handler.is_async for handler in self._handlers.values()):
+        handlers = [*self._handlers.values()]
+        if self.model is not None and self.model.on_change is not None:
+            handlers.append(self.model.on_change)
+        if any(handler.is_async for handler in handlers):
             # Not before: it loads asyncio.
             from jobs_lib.consuming.handler_loop import HANDLER_LOOP
 

@@ -66,6 +66,21 @@ class TableStatements:
                 "leave it out of the function's result"
             )
 
+    def digest_rows(
+        self,
+        connection: psycopg.Connection[Any],
+        keys: Sequence[str],
+        columns: Sequence[str],
+        write: Write,
+    ) -> dict[str, str]:
+        """Digest these columns of the rows of each key that has rows."""
+        rows = connection.execute(
+            self.compose("digest_rows", columns, {"record_key": "text"}, reads=True),
+            {"record_key": write_array(keys, write)},
+            prepare=True,
+        ).fetchall()
+        return dict(rows)
+
     def forget_types(self) -> None:
         """Ask for the types again: the table may have changed."""
         self._types = {}
@@ -81,7 +96,12 @@ class TableStatements:
         )
 
     def compose(
-        self, template: str, columns: Sequence[str], others: Mapping[str, str]
+        self,
+        template: str,
+        columns: Sequence[str],
+        others: Mapping[str, str],
+        *,
+        reads: bool = False,
     ) -> sql.Composed:
         """Compose a statement over rows with these columns, or find it again.
 
@@ -89,10 +109,11 @@ class TableStatements:
             template: the query to fill in.
             columns: of the rows.
             others: what each row has beside them, with the types.
+            reads: whether the columns are read, and not among the values.
         """
         known = template, tuple(columns)
         if known not in self._statements:
-            self._statements[known] = self._compose(template, columns, others)
+            self._statements[known] = self._compose(template, columns, others, reads)
         return self._statements[known]
 
     def make_arrays(
@@ -106,12 +127,17 @@ class TableStatements:
         }
 
     def _compose(
-        self, template: str, columns: Sequence[str], others: Mapping[str, str]
+        self,
+        template: str,
+        columns: Sequence[str],
+        others: Mapping[str, str],
+        reads: bool,
     ) -> sql.Composed:
         names = [*map(sql.Identifier, columns)]
+        written = () if reads else enumerate(columns)
         types = {
             **others,
-            **{_COLUMN.format(n): self._types[name] for n, name in enumerate(columns)},
+            **{_COLUMN.format(n): self._types[name] for n, name in written},
         }
         fields = [
             sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), _type(kind))
@@ -138,6 +164,7 @@ class TableStatements:
                 sql.SQL(", r.{}").format(sql.Identifier(_COLUMN.format(n)))
                 for n in range(len(names))
             ),
+            read=sql.SQL(", ").join(sql.SQL("t.{}").format(n) for n in names),
             changes=sql.SQL("").join(
                 sql.SQL(", {0} = excluded.{0}").format(n) for n in names
             ),

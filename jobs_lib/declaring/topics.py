@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from jobs_lib.consuming.handler import Per
-    from jobs_lib.consuming.read_model import ReadModel, RowOf
+    from jobs_lib.consuming.read_model import OnChange, ReadModel, RowOf
     from jobs_lib.declaring.handlers import DeclareHandler, K, V
     from jobs_lib.outbox.topic import Loader
     from jobs_lib.postgres.queries import Queries
@@ -233,6 +233,7 @@ class TopicDeclarations:
         key_type: type[K] = str,  # type: ignore[assignment]
         block: int | None = None,
         block_seconds: float | None = None,
+        on_change: OnChange[V, K] | None = None,
         on_error: Literal["stop", "skip"] = "stop",
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
@@ -263,6 +264,10 @@ class TopicDeclarations:
             block: the most records of a block, 1 to 10,000. Defaults to the setting.
             block_seconds: how long a block may take, in seconds, where that can be
                 known. Defaults to the setting.
+            on_change: a function of ``(records, conn)`` that is called in the block's
+                transaction with the records that have changed rows: the last one of
+                each key, without those of re-exports. It may enqueue jobs, for effects
+                elsewhere.
             on_error: what to do with a record that cannot be read or written:
                 ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
                 into the table ``skipped``, and the rest goes on.
@@ -294,6 +299,11 @@ class TopicDeclarations:
                 model = SideModel(function, keys, *more)
             else:
                 model = SideModel(put_in(table, function), keys, *more)
+            if on_change is not None:
+                told = f"the on_change of {topic!r}"
+                check_function(on_change, told)
+                check_takes(on_change, ("records", "conn"), told)
+                model.on_change = Handler(on_change, decoder, read_key, "block")
             declared.set_model(model, decoder, on_error)
             declared.tables += [ModelTable(*one, beside) for one in keys.items()]
             declared.block, declared.block_seconds = block, block_seconds

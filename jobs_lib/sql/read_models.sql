@@ -165,3 +165,10 @@ on conflict ({key}) do update set {key} = excluded.{key}{changes}
 -- template: insert_rows
 with incoming as ({incoming})
 insert into {table} ({key}{columns}) select r.row_key{values} from incoming r
+
+-- template: digest_rows
+-- What the rows of some keys hold, to see afterwards whether it has changed.
+with incoming as ({incoming})
+select r.record_key, md5(string_agg(row({read})::text, ',' order by row({read})::text))
+from {table} t join incoming r on t.{key} = r.row_key
+group by r.record_key

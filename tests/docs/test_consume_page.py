@@ -47,7 +47,7 @@ def test_the_tests_of_the_page_pass(tmp_path, postgres_server):
     written = write_modules(PAGE, tmp_path)
     assert written == [
         *("shop.py", "visits.py", "events.py", "arrivals.py", "prices.py"),
-        *("board.py", "orders.py", *MADE),
+        *("board.py", "orders.py", "alerts.py", *MADE),
     ]
     (table,) = read_blocks(PAGE, "sql")
     (tmp_path / "conftest.py").write_text(CONFTEST.format(table=table))
