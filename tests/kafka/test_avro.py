@@ -282,8 +282,9 @@ def test_bytes_that_are_no_avro_stop_their_partition_alone(
         assert "no schema 99" in fields["error"]
 
 
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
-    release, registry, topic, bootstrap_servers, wait_for
+    release, registry, admin, topic, bootstrap_servers, wait_for, on_error
 ):
     app, seen = release(), []
     states = app.topic(topic(1), value=Aircraft, schema=make_schema(1))
@@ -293,7 +294,11 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
     reader = release()
 
     @reader.consumer(
-        states.name, group=f"{states.name}-g", value=Aircraft, schema="registered"
+        states.name,
+        group=f"{states.name}-g",
+        value=Aircraft,
+        schema="registered",
+        on_error=on_error,
     )
     def handle(record, connection) -> None:
         seen.append(record.value.tail)
@@ -303,6 +308,11 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
         with running(reader, "consumers"):
             wait_for(lambda: failed, timeout=30, what="the outage is reported")
             assert seen == []
+            noted = "select failure from jobs_lib.offsets where failed_offset = 0"
+            (why,) = wait_for(
+                lambda: admin.execute(noted).fetchone(), what="it is written down"
+            )
+            assert why.startswith("UnavailableError: ")
             registry.status = 0
             wait_for(lambda: seen == ["N1"], timeout=30, what="it goes on")
     assert {event for event, _ in failed} == {"loop.failed"}
