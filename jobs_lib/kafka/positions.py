@@ -1,0 +1,344 @@
+"""How far partitions and groups are: one map for all of a process that ask.
+
+A thread of its own asks Kafka, at most once in an interval, for all that was asked for
+since: one request for each kind of offset and broker, and one for each group. Who asks
+gets the last answer at once, and its age. So no slow or dead broker holds anybody up,
+and more partitions or more who ask cost no more requests.
+
+It only reads. Groups are asked by a consumer that never joins, because the admin
+client's requests to a group's coordinator can abort the whole process where the broker
+dies meanwhile (confluentinc/librdkafka issue 4605). Ends are asked by one, too: after a
+broker's crash the admin client's `list_offsets` fails for as long as the client lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+
+from jobs_lib.errors import JobsError
+from jobs_lib.kafka.client import make_admin, make_consumer, poll_events
+from jobs_lib.kafka.refusal import SILENT, explain
+from jobs_lib.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from confluent_kafka.admin import AdminClient
+
+    from jobs_lib.errors import AccessError
+    from jobs_lib.settings import Settings
+
+    _Partitions = dict[str, Mapping[int, bool]]
+    _Offsets = Mapping[str, Mapping[int, int]]
+
+_INTERVAL = 1.0
+_TIMEOUT = 5.0
+WITHIN = 15.0
+"""Seconds: older answers are not given, unless the caller says so."""
+_IDLE = 60.0
+"""Seconds after which the client of a group is closed that nobody asks for."""
+_SOON = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
+"""Errors where a topic or a broker has just come: the client then asks anew."""
+_TRIES, _PAUSE = 5, 0.1
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+_MOST_EVENTS = 100
+
+Kind = Literal["start", "end", "committed"]
+
+
+class _Question(NamedTuple):
+    kind: Kind
+    topic: str
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOffsets:
+    """Offsets of one topic, all of them read at the same time."""
+
+    partitions: int
+    """How many partitions the topic had."""
+    offsets: Mapping[int, int]
+    """By partition. Those are missing for which Kafka gave none: the group has no
+    offset there, or the partition has no leader."""
+    read_at: float
+    """By ``time.monotonic()``, before Kafka was asked."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since Kafka was asked."""
+        return time.monotonic() - self.read_at
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the offset of each partition is known."""
+        return len(self.offsets) == self.partitions
+
+
+class Positions:
+    """Where topics begin and end, and how far groups are; see the module.
+
+    Each method returns None for what is not known: it was never asked for, the topic
+    does not exist or is not visible, or the last answer is too old. A question makes
+    the next answer come.
+
+    Args:
+        settings: where Kafka is.
+        interval: seconds between the beginnings of two rounds of requests, at least.
+        timeout: seconds for the answer to one request.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        interval: float = _INTERVAL,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._asked: set[_Question] = set()
+        """What was asked for since the last round."""
+        self._wanted = threading.Event()
+        self._answers: dict[_Question, KnownOffsets] = {}
+        self._kafka = _Clients(settings, timeout)
+        self._loop = Loop("positions", self._work, ended=self._kafka.close)
+
+    def start(self) -> None:
+        """Start the thread; it makes no connection before somebody asks."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and close its clients."""
+        self._loop.stopping.set()
+        self._wanted.set()
+        self._loop.stop()
+
+    def ask_starts(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
+        """The offsets of the oldest records of a topic's partitions.
+
+        Args:
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+        """
+        return self._ask(_Question("start", topic), within)
+
+    def ask_ends(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
+        """The ends of a topic's partitions: where the next committed records will be.
+
+        What follows the first record of an open transaction lies behind the end.
+
+        Args:
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+        """
+        return self._ask(_Question("end", topic), within)
+
+    def ask_committed(
+        self, group: str, topic: str, *, within: float = WITHIN
+    ) -> KnownOffsets | None:
+        """The offsets that a group has committed to Kafka.
+
+        An unknown group is one without offsets.
+
+        Args:
+            group: any group, by its name in Kafka.
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+        """
+        return self._ask(_Question("committed", topic, group), within)
+
+    def _ask(self, question: _Question, within: float) -> KnownOffsets | None:
+        with self._lock:
+            self._asked.add(question)
+            answer = self._answers.get(question)
+        self._wanted.set()
+        return answer if answer is not None and answer.age <= within else None
+
+    # The thread
+
+    def _work(self) -> Iterator[None]:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._loop.stopping.is_set():
+                return
+            began = time.monotonic()
+            with self._lock:
+                asked, self._asked = self._asked, set()
+            try:
+                self._answer(asked, began)
+            except BaseException:
+                # Ask again after the wait, even if nobody else does.
+                with self._lock:
+                    self._asked |= asked
+                self._wanted.set()
+                raise
+            yield
+            self._loop.stopping.wait(began + self._interval - time.monotonic())
+
+    def _answer(self, asked: Collection[_Question], read_at: float) -> None:
+        """Ask Kafka; what one topic or group is refused keeps no others back."""
+        self._kafka.close_idle()
+        found = self._kafka.find_partitions({one.topic for one in asked})
+        with self._lock:
+            # Of a topic that is gone nothing is known.
+            for one in asked:
+                if one.topic not in found:
+                    self._answers.pop(one, None)
+        failure: Exception | None = None
+        topics: dict[tuple[Kind, str], _Partitions] = {}
+        for one in asked:
+            if one.topic in found:
+                of_request = topics.setdefault((one.kind, one.group), {})
+                of_request[one.topic] = found[one.topic]
+        for (kind, group), wanted in topics.items():
+            try:
+                offsets = self._kafka.read(kind, group, wanted)
+            except (JobsError, KafkaException) as error:
+                failure = error
+                continue
+            with self._lock:
+                for topic, partitions in wanted.items():
+                    self._answers[_Question(kind, topic, group)] = KnownOffsets(
+                        len(partitions), offsets.get(topic, {}), read_at
+                    )
+        if failure is not None:
+            raise failure
+
+
+class _Clients:
+    """The clients that ask, all in one thread."""
+
+    def __init__(self, settings: Settings, timeout: float) -> None:
+        self._settings = settings
+        self._timeout = timeout
+        self._admin: AdminClient | None = None
+        self._consumers: dict[str, Consumer] = {}
+        self._used_at: dict[str, float] = {}
+        self._refusals: deque[AccessError] = deque(maxlen=1)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for group in list(self._consumers):
+            self._close(group)
+        self._admin = None
+
+    def close_idle(self) -> None:
+        """Close clients that were not used for a while; run the others' callbacks."""
+        before = time.monotonic() - _IDLE
+        for group in [one for one, at in self._used_at.items() if at < before]:
+            self._close(group)
+        self._run_callbacks()
+        self._refusals.clear()
+
+    def find_partitions(self, topics: Iterable[str]) -> _Partitions:
+        """Find the partitions of topics that exist, and whether each has a leader.
+
+        Raises:
+            AccessError: Kafka does not let this client in, or does not show it a topic.
+            UnavailableError: no broker answers in time.
+        """
+        if self._admin is None:
+            self._admin = make_admin(self._settings, self._refusals.append)
+        futures = cast("Any", self._admin).describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=self._timeout
+        )
+        found: _Partitions = {}
+        for topic, future in futures.items():
+            try:
+                partitions = future.result().partitions
+            except KafkaException as failure:
+                if failure.args[0].code() in _MISSING:
+                    continue
+                raise self._explain(failure.args[0], topic) from None
+            found[topic] = {one.id: one.leader is not None for one in partitions}
+        return found
+
+    def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets:
+        """Ask for one kind of offsets, of one group if they are those of a group.
+
+        Raises:
+            AccessError: Kafka denies the right to it.
+            UnavailableError: no broker answers in time.
+        """
+        at = {"start": OFFSET_BEGINNING, "end": OFFSET_END}.get(kind, OFFSET_INVALID)
+        # One without a leader would keep the answers for all others back.
+        places = [
+            TopicPartition(topic, number, at)
+            for topic, partitions in topics.items()
+            for number, has_leader in partitions.items()
+            if has_leader or kind == "committed"
+        ]
+        if kind == "committed":
+            ask = self._get(group).committed
+        else:
+            # Every client needs a group's name: that of one we know, if there is any.
+            group = min(self._consumers, default=self._settings.pod)
+            ask = self._get(group).offsets_for_times
+        for left in reversed(range(_TRIES)):
+            try:
+                return _sort(ask(places, timeout=self._timeout) if places else ())
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if error.code() not in _SOON or not left:
+                    raise self._explain(error, group) from None
+            time.sleep(_PAUSE)
+        raise AssertionError
+
+    def _get(self, group: str) -> Consumer:
+        """The client of a group, which never joins it."""
+        if group not in self._consumers:
+            self._consumers[group] = make_consumer(
+                self._settings, group, self._refusals.append
+            )
+        self._used_at[group] = time.monotonic()
+        return self._consumers[group]
+
+    def _close(self, group: str) -> None:
+        self._consumers.pop(group).close()
+        del self._used_at[group]
+
+    def _run_callbacks(self) -> None:
+        if self._admin is not None:
+            poll_events(self._admin)
+        for consumer in self._consumers.values():
+            # Errors would pile up. What they are about is told by requests.
+            for _ in range(_MOST_EVENTS):
+                if consumer.poll(0) is None:
+                    break
+
+    def _explain(self, error: KafkaError, name: str) -> Exception:
+        self._run_callbacks()
+        if error.code() in SILENT and self._refusals:
+            return self._refusals[-1]
+        return explain(error, self._settings, name, "DESCRIBE")
+
+
+def _sort(places: Iterable[TopicPartition]) -> _Offsets:
+    """The offsets by topic and partition; those are left out that have none."""
+    found: dict[str, dict[int, int]] = {}
+    for at in places:
+        if at.error is None and at.offset >= 0:
+            found.setdefault(at.topic, {})[at.partition] = at.offset
+    return found
