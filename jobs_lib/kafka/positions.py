@@ -60,6 +60,7 @@ _SOON = {
 }
 """Errors where a topic or a broker has just come: the client then asks anew."""
 _TRIES, _PAUSE = 5, 0.1
+_UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _MOST_EVENTS = 100
 
@@ -276,7 +277,7 @@ class _Clients:
         return found
 
     def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets:
-        """Ask for one kind of offsets, of one group if they are those of a group.
+        """Ask for one kind of offsets; ``group`` is empty if they are those of a log.
 
         Raises:
             AccessError: Kafka denies the right to it.
@@ -288,23 +289,37 @@ class _Clients:
             TopicPartition(topic, number, at)
             for topic, partitions in topics.items()
             for number, has_leader in partitions.items()
-            if has_leader or kind == "committed"
+            if has_leader or group
         ]
-        if kind == "committed":
-            ask = self._get(group).committed
-        else:
-            # Every client needs a group's name: that of one we know, if there is any.
-            group = min(self._consumers, default=self._settings.pod)
-            ask = self._get(group).offsets_for_times
+        # Every client needs a group's name: that of one we know, if there is any.
+        name = group or min(self._consumers, default=self._settings.pod)
+        consumer = self._get(name)
+        ask = consumer.committed if group else consumer.offsets_for_times
         for left in reversed(range(_TRIES)):
             try:
-                return _sort(ask(places, timeout=self._timeout) if places else ())
+                found = ask(places, timeout=self._timeout) if places else []
+                if not left or not self._refresh(consumer, found):
+                    return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.code() not in _SOON or not left:
-                    raise self._explain(error, group) from None
+                    raise self._explain(error, name) from None
             time.sleep(_PAUSE)
         raise AssertionError
+
+    def _refresh(self, consumer: Consumer, found: Iterable[TopicPartition]) -> bool:
+        """Let a client learn of partitions that are new; False if it knew them all.
+
+        It knows the partitions of some time ago.
+        """
+        new = {
+            at.topic
+            for at in found
+            if at.error is not None and at.error.code() in _UNKNOWN
+        }
+        for topic in new:
+            consumer.list_topics(topic, timeout=self._timeout)
+        return bool(new)
 
     def _get(self, group: str) -> Consumer:
         """The client of a group, which never joins it."""
