@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
+from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import ENDED, MOVED, Offsets
 from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.record import read_timestamp
@@ -100,6 +101,8 @@ class Consumer:
             self._changed,
             self._untold,
         )
+        self.measures = Measures(member, self._partitions, self._changed)
+        """How far it is, and how long it was busy."""
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -249,12 +252,16 @@ class Consumer:
                     loop.pulse.beat()
                     self._commit_to_kafka()
                     continue
+                began = time.monotonic()
                 try:
                     with loop.pulse.elsewhere():
                         self._apply(connection, progress)
                 finally:
                     with self._changed:
                         progress.busy = False
+                        self.measures.add_seconds(
+                            progress.partition[0], time.monotonic() - began
+                        )
                         self._changed.notify_all()
                 self._commit_to_kafka()
                 yield

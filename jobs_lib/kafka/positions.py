@@ -105,6 +105,9 @@ class Positions:
 
     Args:
         settings: where Kafka is.
+        group: names the client that asks where topics begin and end, since every client
+            has the name of a group; by default the pod's name. Kafka should allow this
+            client to describe it, or it logs a refusal again and again.
         interval: seconds between the beginnings of two rounds of requests, at least.
         timeout: seconds for the answer to one request.
     """
@@ -112,6 +115,7 @@ class Positions:
     def __init__(
         self,
         settings: Settings,
+        group: str | None = None,
         *,
         interval: float = _INTERVAL,
         timeout: float = _TIMEOUT,
@@ -122,7 +126,7 @@ class Positions:
         """What was asked for since the last round."""
         self._wanted = threading.Event()
         self._answers: dict[_Question, KnownOffsets] = {}
-        self._kafka = _Clients(settings, timeout)
+        self._kafka = _Clients(settings, group or settings.pod, timeout)
         self._loop = Loop("positions", self._work, ended=self._kafka.close)
 
     def start(self) -> None:
@@ -231,8 +235,9 @@ class Positions:
 class _Clients:
     """The clients that ask, all in one thread."""
 
-    def __init__(self, settings: Settings, timeout: float) -> None:
+    def __init__(self, settings: Settings, group: str, timeout: float) -> None:
         self._settings = settings
+        self._group = group
         self._timeout = timeout
         self._admin: AdminClient | None = None
         self._consumers: dict[str, Consumer] = {}
@@ -291,8 +296,8 @@ class _Clients:
             for number, has_leader in partitions.items()
             if has_leader or group
         ]
-        # Every client needs a group's name: that of one we know, if there is any.
-        name = group or min(self._consumers, default=self._settings.pod)
+        # Every client needs a group's name.
+        name = group or self._group
         consumer = self._get(name)
         ask = consumer.committed if group else consumer.offsets_for_times
         for left in reversed(range(_TRIES)):

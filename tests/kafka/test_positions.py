@@ -35,7 +35,7 @@ def make(bootstrap_servers) -> Iterator[Callable[..., Positions]]:
     """A function that makes a map, which is stopped at the end."""
     made: list[Positions] = []
 
-    def make(servers: str = bootstrap_servers, **options: float) -> Positions:
+    def make(servers: str = bootstrap_servers, **options: Any) -> Positions:
         options = {"interval": 0.05, "timeout": 30.0, **options}
         settings = load_settings(kafka_bootstrap_servers=servers)
         made.append(Positions(settings, **options))
