@@ -13,6 +13,7 @@ broker's crash the admin client's `list_offsets` fails for as long as the client
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -30,9 +31,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from jobs_lib.errors import JobsError
+from jobs_lib import telemetry
+from jobs_lib.errors import AccessError, ConfigurationError, JobsError
 from jobs_lib.kafka.client import make_admin, make_consumer, poll_events
-from jobs_lib.kafka.refusal import SILENT, explain
+from jobs_lib.kafka.refusal import SILENT, explain, no_answer
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-    from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
     _Partitions = dict[str, Mapping[int, bool]]
@@ -57,12 +58,19 @@ _SOON = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 """Errors where a topic or a broker has just come: the client then asks anew."""
-_TRIES, _PAUSE = 5, 0.1
+_TRIES, _PAUSE = 10, 0.2
 _UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
+"""Errors of a client that has not heard of a partition, or of any broker."""
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _MOST_EVENTS = 100
+_LAST_SECONDS = 1.0
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 Kind = Literal["start", "end", "committed"]
 
@@ -125,6 +133,8 @@ class Positions:
         self._asked: set[_Question] = set()
         """What was asked for since the last round."""
         self._wanted = threading.Event()
+        self._next_at = 0.0
+        """When the next round may begin."""
         self._answers: dict[_Question, KnownOffsets] = {}
         self._kafka = _Clients(settings, group or settings.pod, timeout)
         self._loop = Loop("positions", self._work, ended=self._kafka.close)
@@ -137,7 +147,8 @@ class Positions:
         """Stop the thread, and close its clients."""
         self._loop.stopping.set()
         self._wanted.set()
-        self._loop.stop()
+        # It may wait for an answer, and holds nothing that somebody waits for.
+        self._loop.stop(_LAST_SECONDS)
 
     def ask_starts(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
         """The offsets of the oldest records of a topic's partitions.
@@ -145,6 +156,9 @@ class Positions:
         Args:
             topic: by its name in Kafka.
             within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
         """
         return self._ask(_Question("start", topic), within)
 
@@ -156,6 +170,9 @@ class Positions:
         Args:
             topic: by its name in Kafka.
             within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
         """
         return self._ask(_Question("end", topic), within)
 
@@ -170,10 +187,20 @@ class Positions:
             group: any group, by its name in Kafka.
             topic: by its name in Kafka.
             within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no group or topic can have this name.
         """
+        if not group:
+            raise ConfigurationError("name the group whose offsets you ask for, not ''")
         return self._ask(_Question("committed", topic, group), within)
 
     def _ask(self, question: _Question, within: float) -> KnownOffsets | None:
+        if not _TOPIC.fullmatch(question.topic):
+            raise ConfigurationError(
+                f"no topic can be called {question.topic!r}: in Kafka its name has up "
+                "to 249 letters, digits, dots, hyphens and underscores"
+            )
         with self._lock:
             self._asked.add(question)
             answer = self._answers.get(question)
@@ -185,51 +212,47 @@ class Positions:
     def _work(self) -> Iterator[None]:
         while True:
             self._wanted.wait()
+            # A round that fails is followed by none sooner than another one.
+            self._loop.stopping.wait(self._next_at - time.monotonic())
             self._wanted.clear()
             if self._loop.stopping.is_set():
                 return
             began = time.monotonic()
+            self._next_at = began + self._interval
             with self._lock:
                 asked, self._asked = self._asked, set()
-            try:
-                self._answer(asked, began)
-            except BaseException:
-                # Ask again after the wait, even if nobody else does.
-                with self._lock:
-                    self._asked |= asked
-                self._wanted.set()
-                raise
+            self._answer(asked, began)
             yield
-            self._loop.stopping.wait(began + self._interval - time.monotonic())
 
     def _answer(self, asked: Collection[_Question], read_at: float) -> None:
         """Ask Kafka; what one topic or group is refused keeps no others back."""
         self._kafka.close_idle()
-        found = self._kafka.find_partitions({one.topic for one in asked})
-        with self._lock:
-            # Of a topic that is gone nothing is known.
-            for one in asked:
-                if one.topic not in found:
-                    self._answers.pop(one, None)
-        failure: Exception | None = None
+        found, failures = self._kafka.find_partitions({one.topic for one in asked})
         topics: dict[tuple[Kind, str], _Partitions] = {}
         for one in asked:
             if one.topic in found:
                 of_request = topics.setdefault((one.kind, one.group), {})
                 of_request[one.topic] = found[one.topic]
+            else:
+                # Of a topic that is gone nothing is known.
+                with self._lock:
+                    self._answers.pop(one, None)
         for (kind, group), wanted in topics.items():
             try:
                 offsets = self._kafka.read(kind, group, wanted)
             except (JobsError, KafkaException) as error:
-                failure = error
+                failures.append(error)
                 continue
             with self._lock:
                 for topic, partitions in wanted.items():
                     self._answers[_Question(kind, topic, group)] = KnownOffsets(
                         len(partitions), offsets.get(topic, {}), read_at
                     )
-        if failure is not None:
-            raise failure
+        for failure in failures:
+            if not isinstance(failure, AccessError):
+                raise failure
+            # It may last: the next round comes as soon as without it.
+            telemetry.emit("loop.failed", loop=self._loop.name, error=failure)
 
 
 class _Clients:
@@ -258,11 +281,15 @@ class _Clients:
         self._run_callbacks()
         self._refusals.clear()
 
-    def find_partitions(self, topics: Iterable[str]) -> _Partitions:
+    def find_partitions(
+        self, topics: Iterable[str]
+    ) -> tuple[_Partitions, list[Exception]]:
         """Find the partitions of topics that exist, and whether each has a leader.
 
+        Returns also why Kafka does not show it some topics.
+
         Raises:
-            AccessError: Kafka does not let this client in, or does not show it a topic.
+            AccessError: Kafka does not let this client in.
             UnavailableError: no broker answers in time.
         """
         if self._admin is None:
@@ -271,15 +298,19 @@ class _Clients:
             TopicCollection(sorted(topics)), request_timeout=self._timeout
         )
         found: _Partitions = {}
+        failures: list[Exception] = []
         for topic, future in futures.items():
             try:
                 partitions = future.result().partitions
             except KafkaException as failure:
-                if failure.args[0].code() in _MISSING:
-                    continue
-                raise self._explain(failure.args[0], topic) from None
+                error: KafkaError = failure.args[0]
+                if error.code() in SILENT:
+                    raise self._explain(error, topic) from None
+                if error.code() not in _MISSING:
+                    failures.append(self._explain(error, topic))
+                continue
             found[topic] = {one.id: one.leader is not None for one in partitions}
-        return found
+        return found, failures
 
     def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets:
         """Ask for one kind of offsets; ``group`` is empty if they are those of a log.
@@ -308,7 +339,8 @@ class _Clients:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.code() not in _SOON or not left:
-                    raise self._explain(error, name) from None
+                    told = group or ", ".join(sorted(topics))
+                    raise self._explain(error, told) from None
             time.sleep(_PAUSE)
         raise AssertionError
 
@@ -350,9 +382,14 @@ class _Clients:
 
     def _explain(self, error: KafkaError, name: str) -> Exception:
         self._run_callbacks()
-        if error.code() in SILENT and self._refusals:
+        # Negative codes are the client's own: no broker has answered.
+        is_own = error.code() < 0
+        if is_own and self._refusals:
             return self._refusals[-1]
-        return explain(error, self._settings, name, "DESCRIBE")
+        explained = explain(error, self._settings, name, "DESCRIBE")
+        if isinstance(explained, KafkaException) and (is_own or error.code() in _SOON):
+            return no_answer(self._settings, error.str())
+        return explained
 
 
 def _sort(places: Iterable[TopicPartition]) -> _Offsets:

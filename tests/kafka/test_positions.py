@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from jobs_lib.errors import AccessError
+from jobs_lib.errors import AccessError, ConfigurationError
 from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.positions import Positions
@@ -214,8 +214,9 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
         return find(topics)
 
     def wait(seconds: float | None = None) -> bool:
-        waits.append(seconds or 0.0)
-        gate.wait(60)
+        if seconds is not None and seconds > 0:
+            waits.append(seconds)
+            gate.wait(60)
         return False
 
     def ask_all() -> bool:
@@ -230,7 +231,7 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
     monkeypatch.setattr(positions._loop.stopping, "wait", wait)
     assert not ask_all()
     positions.start()
-    wait_for(lambda: waits, timeout=60, what="the first round is over")
+    wait_for(lambda: len(requests) == 5, timeout=60, what="the first round")
     everything = [("committed", one, 40) for one in groups]
     everything += [("end", "", 40), ("start", "", 40)]
     assert sorted(requests) == everything
@@ -239,13 +240,13 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
         one.start()
     for one in askers:
         one.join()
-    assert ask_all()
+    wait_for(ask_all, timeout=60, what="all is known")
     # It waits for the rest of the interval, whoever asks meanwhile.
-    (seconds,) = waits
-    assert interval / 2 < seconds <= interval
+    wait_for(lambda: waits, timeout=60, what="it waits")
+    assert interval / 2 < waits[0] <= interval
     assert len(rounds) == 1
     gate.set()
-    wait_for(lambda: len(waits) > 1, timeout=60, what="the second round is over")
+    wait_for(lambda: len(requests) >= 10, timeout=60, what="the second round")
     assert sorted(requests[5:10]) == everything
 
 
@@ -291,13 +292,25 @@ def test_a_partition_without_a_leader_is_not_known_and_the_others_are(
     find = positions._kafka.find_partitions
 
     def lose_one(topics):
-        return {one: {**found, 1: False} for one, found in find(topics).items()}
+        found, failures = find(topics)
+        return {one: {**of_one, 1: False} for one, of_one in found.items()}, failures
 
     monkeypatch.setattr(positions._kafka, "find_partitions", lose_one)
     positions.start()
     found = get(lambda: positions.ask_ends(name))
     assert (found.partitions, found.offsets) == (3, {0: 1, 2: 3})
     assert not found.is_complete
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/0", "a" * 250])
+def test_a_topic_that_no_broker_can_have_is_refused(make, name):
+    with pytest.raises(ConfigurationError, match="no topic can be called"):
+        make().ask_ends(name)
+
+
+def test_a_group_without_a_name_is_refused(make):
+    with pytest.raises(ConfigurationError, match="name the group"):
+        make().ask_committed("", "t")
 
 
 def test_an_error_of_one_partition_leaves_it_out():
@@ -309,9 +322,13 @@ def test_an_error_of_one_partition_leaves_it_out():
 
 
 @pytest.mark.expects("loop.failed")
-def test_a_group_that_is_refused_keeps_no_others_back(make, topic, monkeypatch, get):
+def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wait_for):
     name, positions = topic(1), make()
-    read = positions._kafka.read
+    read, find = positions._kafka.read, positions._kafka.find_partitions
+
+    def hide(topics):
+        found, failures = find(topics - {"hidden"})
+        return found, [*failures, AccessError("hidden")]
 
     def refuse(kind, group, topics):
         if group == "a-secret":
@@ -319,6 +336,8 @@ def test_a_group_that_is_refused_keeps_no_others_back(make, topic, monkeypatch, 
         return read(kind, group, topics)
 
     monkeypatch.setattr(positions._kafka, "read", refuse)
+    monkeypatch.setattr(positions._kafka, "find_partitions", hide)
+    positions.ask_ends("hidden")
     positions.ask_committed("a-secret", name)
     positions.ask_committed("b", name)
     positions.ask_ends(name)
@@ -327,7 +346,14 @@ def test_a_group_that_is_refused_keeps_no_others_back(make, topic, monkeypatch, 
         get(lambda: positions.ask_committed("b", name))
         get(lambda: positions.ask_ends(name))
         assert positions.ask_committed("a-secret", name) is None
-    assert {fields["error"] for _, fields in failed} == {"AccessError: no"}
+        assert positions.ask_ends("hidden") is None
+        wait_for(
+            lambda: (
+                {fields["error"] for _, fields in failed}
+                == {"AccessError: no", "AccessError: hidden"}
+            ),
+            what="both are told",
+        )
 
 
 def test_while_no_broker_answers_everybody_gets_the_last_answer(

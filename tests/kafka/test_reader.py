@@ -219,6 +219,16 @@ def test_a_start_below_the_oldest_record_is_refused_with_both_offsets(
     assert read({(name, 0): Span(None, 3)}) == {}
 
 
+def test_a_partition_whose_records_were_all_deleted_holds_up_nothing(
+    topic, fill, read, kafka_admin
+):
+    name = topic(1)
+    fill(name, 10)
+    for deleted in kafka_admin.delete_records([TopicPartition(name, 0, 10)]).values():
+        deleted.result()
+    assert read({(name, 0): Span(None, 10)}) == {}
+
+
 def test_a_start_above_the_end_is_refused_with_both_offsets(topic, fill, read):
     name = topic(1)
     fill(name, 3)
