@@ -243,6 +243,8 @@ class Positions:
             except (JobsError, KafkaException) as error:
                 failures.append(error)
                 continue
+            if offsets is None:
+                continue
             with self._lock:
                 for topic, partitions in wanted.items():
                     self._answers[_Question(kind, topic, group)] = KnownOffsets(
@@ -312,8 +314,10 @@ class _Clients:
             found[topic] = {one.id: one.leader is not None for one in partitions}
         return found, failures
 
-    def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets:
+    def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets | None:
         """Ask for one kind of offsets; ``group`` is empty if they are those of a log.
+
+        Returns None if nothing is known now.
 
         Raises:
             AccessError: Kafka denies the right to it.
@@ -338,11 +342,14 @@ class _Clients:
                     return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                if error.code() not in _SOON or not left:
+                if error.code() not in _SOON or (
+                    not left and error.code() not in _MISSING
+                ):
                     told = group or ", ".join(sorted(topics))
                     raise self._explain(error, told) from None
             time.sleep(_PAUSE)
-        raise AssertionError
+        # A topic was deleted just now: the next round leaves it out.
+        return None
 
     def _refresh(self, consumer: Consumer, found: Iterable[TopicPartition]) -> bool:
         """Let a client learn of partitions that are new; False if it knew them all.
@@ -388,7 +395,7 @@ class _Clients:
             return self._refusals[-1]
         explained = explain(error, self._settings, name, "DESCRIBE")
         if isinstance(explained, KafkaException) and (is_own or error.code() in _SOON):
-            return no_answer(self._settings, error.str())
+            return no_answer(self._settings, f"{error.str()} ({error.name()})")
         return explained
 
 

@@ -6,10 +6,17 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from jobs_lib.errors import AccessError, ConfigurationError
@@ -300,6 +307,36 @@ def test_a_partition_without_a_leader_is_not_known_and_the_others_are(
     found = get(lambda: positions.ask_ends(name))
     assert (found.partitions, found.offsets) == (3, {0: 1, 2: 3})
     assert not found.is_complete
+
+
+def test_a_topic_that_goes_between_two_requests_is_no_failure(
+    make, topic, monkeypatch, get, wait_for
+):
+    name, positions = topic(1), make()
+    kafka, find = positions._kafka, positions._kafka.find_partitions
+    monkeypatch.setattr(module, "_PAUSE", 0.02)
+
+    def find_more(topics):
+        found, failures = find(topics)
+        return {"gone": {0: True}, **found}, failures
+
+    monkeypatch.setattr(kafka, "find_partitions", find_more)
+    # The broker is asked, as if it had the topic.
+    answer = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    asked = Mock(side_effect=answer)
+    lost = Mock(offsets_for_times=asked, poll=Mock(return_value=None))
+    of_group = kafka._get
+    monkeypatch.setattr(
+        kafka, "_get", lambda group: of_group(group) if group == "g" else lost
+    )
+    positions.ask_ends("gone")
+    positions.ask_committed("g", name)
+    positions.start()
+    get(lambda: positions.ask_committed("g", name))
+    wait_for(
+        lambda: positions.ask_ends("gone") is None and asked.call_count > 20,
+        what="it was asked in several rounds",
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/0", "a" * 250])
