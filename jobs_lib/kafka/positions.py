@@ -68,6 +68,8 @@ _TRIES, _PAUSE = 10, 0.2
 _UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
 """Errors of a client that has not heard of a partition, or of any broker."""
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+_DENIED = KafkaError.GROUP_AUTHORIZATION_FAILED
+_DENIED_SECONDS = 30.0
 _MOST_EVENTS = 100
 _LAST_SECONDS = 1.0
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -268,6 +270,8 @@ class _Clients:
         self._consumers: dict[str, Consumer] = {}
         self._used_at: dict[str, float] = {}
         self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._denied: dict[str, tuple[float, AccessError]] = {}
+        """Groups that may not be asked for: when to ask again, and the reason."""
 
     def close(self) -> None:
         """Close all of them."""
@@ -331,6 +335,8 @@ class _Clients:
             for number, has_leader in partitions.items()
             if has_leader or group
         ]
+        if group and time.monotonic() < self._denied.get(group, (0.0,))[0]:
+            raise self._denied[group][1]
         # Every client needs a group's name.
         name = group or self._group
         consumer = self._get(name)
@@ -339,6 +345,7 @@ class _Clients:
             try:
                 found = ask(places, timeout=self._timeout) if places else []
                 if not left or not self._refresh(consumer, found):
+                    self._denied.pop(group, None)
                     return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
@@ -381,16 +388,28 @@ class _Clients:
     def _run_callbacks(self) -> None:
         if self._admin is not None:
             poll_events(self._admin)
-        for consumer in self._consumers.values():
-            # Errors would pile up. What they are about is told by requests.
+        for group, consumer in self._consumers.items():
             for _ in range(_MOST_EVENTS):
-                if consumer.poll(0) is None:
+                message = consumer.poll(0)
+                if message is None:
                     break
+                # The request itself only waits in vain for a coordinator.
+                error = message.error()
+                if error is not None and error.code() == _DENIED:
+                    self._deny(group, explain(error, self._settings, group, "DESCRIBE"))
+
+    def _deny(self, group: str, refusal: Exception) -> None:
+        """Ask for a group again only after a while, since the answer is a timeout."""
+        assert isinstance(refusal, AccessError)
+        self._denied[group] = (time.monotonic() + _DENIED_SECONDS, refusal)
 
     def _explain(self, error: KafkaError, name: str) -> Exception:
         self._run_callbacks()
         # Negative codes are the client's own: no broker has answered.
         is_own = error.code() < 0
+        if is_own and name in self._denied:
+            self._deny(name, self._denied[name][1])
+            return self._denied[name][1]
         if is_own and self._refusals:
             return self._refusals[-1]
         explained = explain(error, self._settings, name, "DESCRIBE")
