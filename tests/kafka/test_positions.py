@@ -393,6 +393,7 @@ def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wai
         )
 
 
+@pytest.mark.expects("loop.failed")
 def test_while_no_broker_answers_everybody_gets_the_last_answer(
     own_broker, make, fill, get, wait_for
 ):
