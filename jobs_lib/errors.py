@@ -13,6 +13,7 @@
     │   └── TopicError
     ├── StoredPayloadError        a waiting job does not fit its handler any more
     ├── RecordError               a record cannot be read, or nobody handles its type
+    ├── OffsetError               a part of a topic cannot be read as it was asked
     ├── FencedError               another process owns what this one tried to change
     ├── OperatingError            an operator's command cannot be carried out
     └── ReexportError             a re-export cannot be started or changed
@@ -81,6 +82,31 @@ class TopicError(EnqueueError):
 
 class RecordError(JobsError):
     """A record cannot be read, or nobody handles its type; its partition waits."""
+
+
+class OffsetError(JobsError):
+    """A part of a partition cannot be read: its records are gone, or do not come.
+
+    Attributes:
+        partition: the topic and the number of the partition.
+        position: the offset at which to go on; None if it is none of an offset.
+        start: the offset of the oldest record; None if it was not asked for.
+        end: the offset that the next record will have, likewise.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        partition: tuple[str, int],
+        position: int | None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.partition = partition
+        self.position = position
+        self.start = start
+        self.end = end
 
 
 class FencedError(JobsError):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.failures import Failures
+from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.queues import Queues
@@ -106,6 +107,8 @@ class Consumer:
             self._changed,
             self._untold,
         )
+        self.measures = Measures(member, self._partitions, self._changed)
+        """How far it is, and how long it was busy."""
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -252,11 +255,15 @@ class Consumer:
                     loop.pulse.beat()
                     self._commit_to_kafka()
                     continue
+                began = time.monotonic()
                 try:
                     with loop.pulse.elsewhere():
                         self._apply(connection, progress)
                 finally:
-                    self._queues.give_back(progress)
+                    with self._changed:
+                        seconds = time.monotonic() - began
+                        self.measures.add_seconds(progress.partition[0], seconds)
+                        self._queues.give_back(progress)
                 self._commit_to_kafka()
                 yield
 

@@ -60,6 +60,8 @@ def make_consumer(
     group: str,
     on_refused: OnRefused = _log,
     on_commit: OnCommit | None = None,
+    *,
+    reports_ends: bool = False,
 ) -> Consumer:
     """Make a consumer of ``group`` whose client id is the pod's name.
 
@@ -68,11 +70,14 @@ def make_consumer(
         group: the consumer group.
         on_refused: called when the brokers refuse the client.
         on_commit: called with the result of each commit of offsets.
+        reports_ends: whether polls return an error where a partition ends.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_consumer(settings, group)
+    if reports_ends:
+        configuration["enable.partition.eof"] = True
     if on_commit is not None:
         configuration["on_commit"] = on_commit
     return cast(

@@ -209,6 +209,23 @@ class GroupMember:
         """Poll again soon: a listener may have room for records now."""
         self._has_news.set()
 
+    def ask_positions(self, answer: Callable[[dict[Partition, int]], None]) -> None:
+        """Ask how far the assigned partitions are read; answered in the poll thread.
+
+        Every record before these offsets was handed to the listeners. Those partitions
+        are left out of which nothing was read yet.
+        """
+
+        def tell(consumer: Consumer) -> bool:
+            places = [TopicPartition(*one) for one in self._assigned]
+            found = consumer.position(places) if places else []
+            answer(
+                {(at.topic, at.partition): at.offset for at in found if at.offset >= 0}
+            )
+            return True
+
+        self._commands.append(tell)
+
     # The poll thread
 
     def _poll(self) -> Iterator[None]:

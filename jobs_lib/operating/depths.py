@@ -10,6 +10,8 @@ from psycopg import sql
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     import psycopg
 
     from jobs_lib.postgres.database import Database
@@ -33,6 +35,64 @@ class Depths:
     """Seconds since the oldest of these rows was written."""
     held: int = 0
     """Keys, and rows without a key, that Kafka has refused."""
+
+
+@dataclass(slots=True)
+class Blocked:
+    """A partition that stands still at a record."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    seconds: float | None
+    """Since it stands still; None if that is not known."""
+
+
+@dataclass(slots=True)
+class Consumed:
+    """How consumers get on, by group and topic."""
+
+    ages: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds since the newest record that is applied was appended to its topic."""
+    blocked: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The partitions that stand still at a record."""
+    partitions: list[Blocked] = field(default_factory=list)
+    """The hundred of them that have stood still longest."""
+    skipped: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Records that were skipped; for a large table an estimate."""
+
+
+def read_consumed(database: Database, groups: Collection[str]) -> Consumed:
+    """Read how the consumers of these groups get on, in all processes.
+
+    Args:
+        database: has their offsets.
+        groups: by their names in Kafka.
+
+    Raises:
+        UnavailableError: the database does not answer.
+        OperatingError: the role that connects may not read the tables.
+    """
+    found = Consumed()
+    if not groups:
+        return found
+    given = {"groups": sorted(groups)}
+    queries = database.queries
+    with database.connect("metrics") as connection, bounded(connection, database):
+        rows = connection.execute(queries["measure_offsets"], given).fetchall()
+        for group, topic, age, blocked in rows:
+            found.blocked[group, topic] = blocked
+            found.skipped[group, topic] = 0
+            if age is not None:
+                # A producer's clock may be ahead.
+                found.ages[group, topic] = max(0.0, age)
+        rows = connection.execute(queries["list_blocked"], given).fetchall()
+        found.partitions = [Blocked(*row) for row in rows]
+        sample = _Sample(connection, database)
+        for group, topic, count in sample.read("skipped", given):
+            found.skipped[group, topic] = round(count * sample.scale)
+    return found
 
 
 def read_depths(database: Database) -> Depths:
@@ -70,9 +130,11 @@ class _Sample:
         pages = connection.execute(self._queries["count_pages"], {"schema": schema})
         self._pages: dict[str, int] = dict(pages.fetchall())
 
-    def read(self, table: str) -> list[tuple[Any, ...]]:
+    def read(
+        self, table: str, given: Mapping[str, Any] | None = None
+    ) -> list[tuple[Any, ...]]:
         """Run the query about a table on a sample of its pages."""
         self.scale = max(1.0, self._pages[table] / _PAGES)
-        parameters = {"percent": 100.0 / self.scale}
+        parameters = {"percent": 100.0 / self.scale, **(given or {})}
         query = self._queries[f"sample_{table}"]
         return self._connection.execute(query, parameters).fetchall()

@@ -17,14 +17,16 @@ from prometheus_client.core import (
 
 from jobs_lib.executor.meter import BOUNDS, Histogram
 from jobs_lib.loop import Loop
-from jobs_lib.operating.depths import Depths, read_depths
+from jobs_lib.operating.depths import Consumed, Depths, read_consumed, read_depths
 from jobs_lib.telemetry.metrics import COUNTED, PREFIX, Metrics
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from jobs_lib.consuming.measures import Measures
     from jobs_lib.executor.meter import Meter
+    from jobs_lib.kafka.positions import Positions
     from jobs_lib.postgres.database import Database
 
 _PAUSE = 15.0
@@ -40,6 +42,8 @@ class ServiceMetrics:
         database: where its jobs are.
         meters: finds the figures of its executors.
         owned: finds how many origins it owns, by role.
+        consumers: finds the figures of its consumers.
+        positions: finds what Kafka says of their topics.
         pause: seconds between two reads of what waits in the database.
     """
 
@@ -48,14 +52,19 @@ class ServiceMetrics:
         database: Database,
         meters: Callable[[], Iterable[Meter]],
         owned: Callable[[], Mapping[str, int]],
+        consumers: Callable[[], Collection[Measures]] = tuple,
+        positions: Callable[[], Positions | None] = lambda: None,
         *,
         pause: float = _PAUSE,
     ) -> None:
         self._metrics = Metrics()
-        self._depths = _Reader(database, pause)
+        self._depths = _Reader(
+            database, lambda: {one.group for one in consumers()}, pause
+        )
         self._metrics.add(lambda: describe_jobs(list(meters())))
         self._metrics.add(lambda: [_describe_owned(owned())])
-        self._metrics.add(lambda: describe_depths(self._depths.ask()))
+        self._metrics.add(lambda: describe_consumers(consumers(), positions()))
+        self._metrics.add(self._describe_depths)
         self._metrics.add(lambda: [_describe_build()])
 
     def start(self) -> None:
@@ -72,6 +81,11 @@ class ServiceMetrics:
         """Return the content type and the text, without asking any server."""
         return self._metrics.render()
 
+    def _describe_depths(self) -> Iterator[Metric]:
+        depths, consumed = self._depths.ask() or (None, None)
+        yield from describe_depths(depths)
+        yield from describe_consumed(consumed)
+
 
 class _Reader:
     """Reads what waits, as long as something scrapes, in a thread of its own.
@@ -79,10 +93,13 @@ class _Reader:
     A scrape gets the figures read last: it must not wait for the database.
     """
 
-    def __init__(self, database: Database, pause: float) -> None:
+    def __init__(
+        self, database: Database, groups: Callable[[], Collection[str]], pause: float
+    ) -> None:
         self._database = database
+        self._groups = groups
         self._pause = pause
-        self._seen: tuple[float, Depths] | None = None
+        self._seen: tuple[float, Depths, Consumed] | None = None
         self._asked = threading.Event()
         self._loop = Loop("metrics", self._work)
 
@@ -95,12 +112,12 @@ class _Reader:
         self._asked.set()
         self._loop.stop()
 
-    def ask(self) -> Depths | None:
+    def ask(self) -> tuple[Depths, Consumed] | None:
         """The figures read last; None if they are too old."""
         self._asked.set()
         if self._seen is None or time.monotonic() > self._seen[0] + _STALE:
             return None
-        return self._seen[1]
+        return self._seen[1:]
 
     def _work(self) -> Iterator[None]:
         while True:
@@ -108,7 +125,8 @@ class _Reader:
             self._asked.clear()
             if self._loop.stopping.is_set():
                 return
-            self._seen = time.monotonic(), read_depths(self._database)
+            consumed = read_consumed(self._database, self._groups())
+            self._seen = time.monotonic(), read_depths(self._database), consumed
             yield
             self._loop.stopping.wait(self._pause)
 
@@ -118,6 +136,7 @@ def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for one in COUNTED:
         yield f"{PREFIX}{one.name}_total", "counter", one.labels, one.text
     given = [describe_jobs([]), describe_depths(None)]
+    given += [describe_consumers([], None), describe_consumed(None)]
     for family in (*chain(*given), _describe_owned({}), _describe_build()):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         yield (
@@ -197,6 +216,67 @@ def describe_depths(depths: Depths | None) -> Iterator[Metric]:
     for family, value in zip(families.values(), values, strict=True):
         family.add_metric((), value)
     yield from (jobs, *families.values())
+
+
+def describe_consumers(
+    consumers: Iterable[Measures], positions: Positions | None
+) -> Iterator[Metric]:
+    """How far this process is in its partitions, and how long it took."""
+    lag = _make_gauge(
+        "lag", "Offsets up to the ends of the partitions that this process owns."
+    )
+    highest = _make_gauge(
+        "lag_highest", "Those of its partition that is furthest behind."
+    )
+    seconds = CounterMetricFamily(
+        f"{PREFIX}consumer_apply_seconds",
+        "Seconds in which threads were busy with blocks, failed ones as well.",
+        labels=("group", "topic"),
+    )
+    for one in consumers:
+        for topic, busy in one.read_seconds().items():
+            seconds.add_metric((one.group, topic), busy)
+        if positions is not None:
+            for topic, found in one.find_lags(positions, _STALE).items():
+                lag.add_metric((one.group, topic), found.total)
+                highest.add_metric((one.group, topic), found.highest)
+    yield from (lag, highest, seconds)
+
+
+def describe_consumed(consumed: Consumed | None) -> Iterator[Metric]:
+    """How consumers get on in all processes; nothing if that is not known."""
+    age = _make_gauge("applied_age_seconds", "Age of the newest applied record.")
+    skipped = _make_gauge(
+        "skipped_records", "Records that were skipped; of very many an estimate."
+    )
+    blocked = _make_gauge(
+        "blocked_partitions", "Partitions that stand still at a record."
+    )
+    offset = _make_gauge(
+        "blocked_offset", "Where one stands still; at most a hundred.", "partition"
+    )
+    seconds = _make_gauge("blocked_seconds", "For how long it does.", "partition")
+    if consumed is not None:
+        for family, values in (
+            (age, consumed.ages),
+            (skipped, consumed.skipped),
+            (blocked, consumed.blocked),
+        ):
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+        for one in consumed.partitions:
+            place = (one.group, one.topic, str(one.partition))
+            offset.add_metric(place, one.offset)
+            if one.seconds is not None:
+                seconds.add_metric(place, one.seconds)
+    yield from (age, skipped, blocked, offset, seconds)
+
+
+def _make_gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    """A gauge of consumers, by group and topic."""
+    return GaugeMetricFamily(
+        f"{PREFIX}consumer_{name}", text, labels=("group", "topic", *labels)
+    )
 
 
 def _describe_owned(owned: Mapping[str, int]) -> Metric:

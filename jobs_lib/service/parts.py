@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.app import App
+    from jobs_lib.consuming.measures import Measures
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.errors import JobsError
     from jobs_lib.ownership import Holder, Process, Source
@@ -65,6 +66,8 @@ class Owner:
     worker: Worker
     ownership: Ownership
     member: GroupMember | None = None
+    measures: Measures | None = None
+    """Of a consumer."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class PartMaker:
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)
-        return Owner(consumer, ownership, member)
+        return Owner(consumer, ownership, member, consumer.measures)
 
     def make_executor(self, *, is_measured: bool) -> Executor:
         """Make the executor; :meth:`own_jobs` says where its origins come from."""

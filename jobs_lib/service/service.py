@@ -20,6 +20,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError, UnavailableError
 from jobs_lib.kafka.client import check_settings
+from jobs_lib.kafka.positions import Positions
 from jobs_lib.naming import check_environment
 from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.app import App
+    from jobs_lib.consuming.measures import Measures
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.errors import JobsError
     from jobs_lib.executor import Executor
@@ -105,6 +107,8 @@ class Service:
         """The parts, in the order of their start; they stop in the reverse order."""
         self._owners: list[Owner] = []
         self._executor: Executor | None = None
+        self.positions: Positions | None = None
+        """What Kafka says of groups and topics; None without consumers."""
         self._stopping = threading.Event()
         self._metrics = self._make_metrics()
         settings = self.settings
@@ -160,6 +164,8 @@ class Service:
             self.app, self.database, self.process, installation, self._fail
         )
         owners = [maker.make_consumer(*group) for group in groups.items()]
+        if groups:
+            self.positions = Positions(self.settings, min(groups))
         if executes:
             members = [owner.member for owner in owners if owner.member is not None]
             executor = maker.make_executor(is_measured=self._metrics is not None)
@@ -204,6 +210,8 @@ class Service:
         yield Maintenance(self.database, self._kept_days())
         if self._metrics is not None:
             yield self._metrics
+        if self.positions is not None:
+            yield self.positions
         yield from [owner.worker for owner in self._owners]
         yield from [owner.ownership for owner in self._owners]
         yield from [owner.member for owner in self._owners if owner.member is not None]
@@ -333,7 +341,12 @@ class Service:
             self.database,
             lambda: self._executor.meters if self._executor else [],
             self._count_owned,
+            self._find_measures,
+            lambda: self.positions,
         )
+
+    def _find_measures(self) -> list[Measures]:
+        return [one.measures for one in self._owners if one.measures is not None]
 
     def _count_owned(self) -> dict[str, int]:
         owned = [one.ownership for one in self._owners]

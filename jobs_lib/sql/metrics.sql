@@ -4,7 +4,7 @@
 select c.relname, pg_relation_size(c.oid) / current_setting('block_size')::bigint
 from pg_class c
 where c.relnamespace = %(schema)s::text::regnamespace
-    and c.relname in ('jobs', 'discarded', 'outbox', 'holds')
+    and c.relname in ('jobs', 'discarded', 'outbox', 'holds', 'skipped')
 
 -- name: sample_jobs
 -- Read a random share of the pages; all pages of small tables. More than a hundred types
@@ -24,3 +24,27 @@ from {schema}.outbox o tablesample system (%(percent)s)
 
 -- name: sample_holds
 select count(*) from {schema}.holds tablesample system (%(percent)s)
+
+-- name: sample_skipped
+select s.consumer_group, s.topic, count(*)
+from {schema}.skipped s tablesample system (%(percent)s)
+where s.consumer_group = any (%(groups)s::text[])
+group by s.consumer_group, s.topic
+
+-- name: measure_offsets
+-- Read all rows, since a sample would miss the one partition that stands still. There is
+-- one row for each partition of a group, however many records go through it.
+select o.consumer_group, o.topic,
+    extract(epoch from clock_timestamp() - max(o.appended_at))::float8,
+    count(o.failed_offset)
+from {schema}.offsets o
+where o.consumer_group = any (%(groups)s::text[])
+group by o.consumer_group, o.topic
+
+-- name: list_blocked
+-- More than a hundred partitions would be too many labels.
+select o.consumer_group, o.topic, o.partition, o.failed_offset,
+    extract(epoch from clock_timestamp() - o.failing_since)::float8
+from {schema}.offsets o
+where o.consumer_group = any (%(groups)s::text[]) and o.failed_offset is not null
+order by o.failing_since, o.consumer_group, o.topic, o.partition limit 100

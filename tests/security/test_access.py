@@ -10,6 +10,7 @@ import pytest
 
 from jobs_lib import operating
 from jobs_lib.errors import AccessError
+from jobs_lib.kafka.positions import Positions
 from jobs_lib.operating.topics import apply_topics
 from jobs_lib.service.service import Service
 from tests.security.helpers import CANARY, User
@@ -185,6 +186,38 @@ def test_a_user_with_all_rights_consumes_and_sends(
             timeout=30,
             what="it is sent",
         )
+
+
+def test_positions_that_may_not_be_read_are_named_and_the_others_are_given(
+    secured_app, secured_topic, grant, wait_for
+):
+    topic, hidden = secured_topic(), secured_topic()
+    grant("alice", "TOPIC", topic, "DESCRIBE")
+    grant("alice", "GROUP", "mine", "DESCRIBE")
+    positions = Positions(secured_app().settings, "mine", interval=0.05)
+
+    def ask() -> bool:
+        given = [positions.ask_ends(topic), positions.ask_committed("mine", topic)]
+        denied = [positions.ask_ends(hidden), positions.ask_committed("theirs", topic)]
+        assert denied == [None, None]
+        return None not in given
+
+    with heard("loop.failed") as failed:
+        positions.start()
+        try:
+            wait_for(ask, timeout=30, what="what is allowed is known")
+            for what in (f"topic '{hidden}'", "consumer group 'theirs'"):
+                told = f"DESCRIBE on the {what}"
+                wait_for(
+                    lambda told=told: (
+                        ask() and any(told in fields["error"] for _, fields in failed)
+                    ),
+                    timeout=30,
+                    what=told,
+                )
+        finally:
+            positions.stop()
+    assert all("AccessError" in fields["error"] for _, fields in failed)
 
 
 @pytest.mark.parametrize("kept", ["READ", None])

@@ -1,0 +1,119 @@
+"""How far a consumer is in its partitions, and how long it was busy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
+    from jobs_lib.consuming.progress import Progress
+    from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.kafka.positions import Positions
+
+
+@dataclass(slots=True)
+class Lag:
+    """How many offsets lie before the ends of some partitions of a topic.
+
+    Those count, too, for which no record is left to apply.
+    """
+
+    total: int = 0
+    highest: int = 0
+    """That of the partition which is furthest behind."""
+
+
+class Measures:
+    """The figures of one consumer; any thread may ask for them."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        partitions: Mapping[Partition, Progress],
+        lock: threading.Condition,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            member: reads the partitions.
+            partitions: those that the consumer owns, always the same object.
+            lock: guards the partitions.
+        """
+        self.group = member.group
+        self._member = member
+        self._partitions = partitions
+        self._lock = lock
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._reached: dict[Partition, tuple[int | None, int]] = {}
+        """A stored offset, and the place up to which no record follows it."""
+
+    def add_seconds(self, topic: str, seconds: float) -> None:
+        """Add the seconds that a thread was busy with a block; call under the lock."""
+        self._seconds[topic] += seconds
+
+    def read_seconds(self) -> dict[str, float]:
+        """Read the seconds in which threads were busy with records, by topic."""
+        with self._lock:
+            return dict(self._seconds)
+
+    def find_lags(self, positions: Positions, within: float) -> dict[str, Lag]:
+        """Find how far the owned partitions are behind their ends, by topic.
+
+        Topics are left out of which that is not known of each owned partition. The
+        call is the question for the next answer.
+
+        Args:
+            positions: says where topics begin and end.
+            within: seconds, the age of what it says at most.
+        """
+        self._member.ask_positions(self._note)
+        with self._lock:
+            places = {
+                partition: self._find_place(partition, progress)
+                for partition, progress in self._partitions.items()
+                if not progress.leaving
+            }
+        lags: dict[str, Lag] = {}
+        for topic in {topic for topic, _ in places}:
+            ends = positions.ask_ends(topic, within=within)
+            starts = positions.ask_starts(topic, within=within)
+            if ends is None or starts is None:
+                continue
+            found = []
+            for (name, number), place in places.items():
+                if name == topic:
+                    # Without an offset it begins with the oldest record.
+                    at = starts.offsets.get(number) if place is None else place
+                    end = ends.offsets.get(number)
+                    found.append(None if at is None or end is None else end - at)
+            known = [max(0, one) for one in found if one is not None]
+            if len(known) == len(found):
+                lags[topic] = Lag(sum(known), max(known))
+        return lags
+
+    def _find_place(self, partition: Partition, progress: Progress) -> int | None:
+        stored, reached = self._reached.get(partition, (None, None))
+        if reached is not None and stored == progress.stored:
+            return reached
+        return progress.stored
+
+    def _note(self, positions: Mapping[Partition, int]) -> None:
+        """Note how far the client has read, in the poll thread.
+
+        The markers of transactions and the gaps of compaction lie behind the last
+        record. The client passes them over, but the stored offset does not: a partition
+        in which nothing waits would seem to be behind for ever.
+        """
+        with self._lock:
+            self._reached = {
+                partition: (progress.stored, place)
+                for partition, progress in self._partitions.items()
+                if progress.reading
+                and not (progress.waiting or progress.busy or progress.in_doubt)
+                and (place := positions.get(partition)) is not None
+                and place >= (progress.stored or 0)
+            }

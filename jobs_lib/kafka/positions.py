@@ -1,0 +1,427 @@
+"""How far partitions and groups are: one map for all of a process that ask.
+
+A thread of its own asks Kafka, at most once in an interval, for all that was asked for
+since: one request for each kind of offset and broker, and one for each group. Who asks
+gets the last answer at once, and its age. So no slow or dead broker holds anybody up,
+and more partitions or more who ask cost no more requests.
+
+It only reads. Groups are asked by a consumer that never joins, because the admin
+client's requests to a group's coordinator can abort the whole process where the broker
+dies meanwhile (confluentinc/librdkafka issue 4605). Ends are asked by one, too: after a
+broker's crash the admin client's `list_offsets` fails for as long as the client lives.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+
+from jobs_lib import telemetry
+from jobs_lib.errors import AccessError, ConfigurationError, JobsError
+from jobs_lib.kafka.client import make_admin, make_consumer, poll_events
+from jobs_lib.kafka.refusal import SILENT, explain, no_answer
+from jobs_lib.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from confluent_kafka.admin import AdminClient
+
+    from jobs_lib.settings import Settings
+
+    _Partitions = dict[str, Mapping[int, bool]]
+    _Offsets = Mapping[str, Mapping[int, int]]
+
+_INTERVAL = 1.0
+_TIMEOUT = 5.0
+WITHIN = 15.0
+"""Seconds: older answers are not given, unless the caller says so."""
+_IDLE = 60.0
+"""Seconds after which the client of a group is closed that nobody asks for."""
+_SOON = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+"""Errors where a topic or a broker has just come: the client then asks anew."""
+_TRIES, _PAUSE = 10, 0.2
+_UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
+"""Errors of a client that has not heard of a partition, or of any broker."""
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+_DENIED = KafkaError.GROUP_AUTHORIZATION_FAILED
+_DENIED_SECONDS = 30.0
+_MOST_EVENTS = 100
+_LAST_SECONDS = 1.0
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+Kind = Literal["start", "end", "committed"]
+
+
+class _Question(NamedTuple):
+    kind: Kind
+    topic: str
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOffsets:
+    """Offsets of one topic, all of them read at the same time."""
+
+    partitions: int
+    """How many partitions the topic had."""
+    offsets: Mapping[int, int]
+    """By partition. Those are missing for which Kafka gave none: the group has no
+    offset there, or the partition has no leader."""
+    read_at: float
+    """By ``time.monotonic()``, before Kafka was asked."""
+
+    @property
+    def age(self) -> float:
+        """Seconds since Kafka was asked."""
+        return time.monotonic() - self.read_at
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the offset of each partition is known."""
+        return len(self.offsets) == self.partitions
+
+
+class Positions:
+    """Where topics begin and end, and how far groups are; see the module.
+
+    Each method returns None for what is not known: it was never asked for, the topic
+    does not exist or is not visible, or the last answer is too old. A question makes
+    the next answer come.
+
+    Args:
+        settings: where Kafka is.
+        group: names the client that asks where topics begin and end, since every client
+            has the name of a group; by default the pod's name. Kafka should allow this
+            client to describe it, or it logs a refusal again and again.
+        interval: seconds between the beginnings of two rounds of requests, at least.
+        timeout: seconds for the answer to one request.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str | None = None,
+        *,
+        interval: float = _INTERVAL,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._asked: set[_Question] = set()
+        """What was asked for since the last round."""
+        self._wanted = threading.Event()
+        self._next_at = 0.0
+        """When the next round may begin."""
+        self._answers: dict[_Question, KnownOffsets] = {}
+        self._kafka = _Clients(settings, group or settings.pod, timeout)
+        self._loop = Loop("positions", self._work, ended=self._kafka.close)
+
+    def start(self) -> None:
+        """Start the thread; it makes no connection before somebody asks."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and close its clients."""
+        self._loop.stopping.set()
+        self._wanted.set()
+        # It may wait for an answer, and holds nothing that somebody waits for.
+        self._loop.stop(_LAST_SECONDS)
+
+    def ask_starts(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
+        """The offsets of the oldest records of a topic's partitions.
+
+        Args:
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
+        """
+        return self._ask(_Question("start", topic), within)
+
+    def ask_ends(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
+        """The ends of a topic's partitions: where the next committed records will be.
+
+        What follows the first record of an open transaction lies behind the end.
+
+        Args:
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
+        """
+        return self._ask(_Question("end", topic), within)
+
+    def ask_committed(
+        self, group: str, topic: str, *, within: float = WITHIN
+    ) -> KnownOffsets | None:
+        """The offsets that a group has committed to Kafka.
+
+        An unknown group is one without offsets.
+
+        Args:
+            group: any group, by its name in Kafka.
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no group or topic can have this name.
+        """
+        if not group:
+            raise ConfigurationError("name the group whose offsets you ask for, not ''")
+        return self._ask(_Question("committed", topic, group), within)
+
+    def _ask(self, question: _Question, within: float) -> KnownOffsets | None:
+        if not _TOPIC.fullmatch(question.topic):
+            raise ConfigurationError(
+                f"no topic can be called {question.topic!r}: in Kafka its name has up "
+                "to 249 letters, digits, dots, hyphens and underscores"
+            )
+        with self._lock:
+            self._asked.add(question)
+            answer = self._answers.get(question)
+        self._wanted.set()
+        return answer if answer is not None and answer.age <= within else None
+
+    # The thread
+
+    def _work(self) -> Iterator[None]:
+        while True:
+            self._wanted.wait()
+            # A round that fails is followed by none sooner than another one.
+            self._loop.stopping.wait(self._next_at - time.monotonic())
+            self._wanted.clear()
+            if self._loop.stopping.is_set():
+                return
+            began = time.monotonic()
+            self._next_at = began + self._interval
+            with self._lock:
+                asked, self._asked = self._asked, set()
+            self._answer(asked, began)
+            yield
+
+    def _answer(self, asked: Collection[_Question], read_at: float) -> None:
+        """Ask Kafka; what one topic or group is refused keeps no others back."""
+        self._kafka.close_idle()
+        found, failures = self._kafka.find_partitions({one.topic for one in asked})
+        topics: dict[tuple[Kind, str], _Partitions] = {}
+        for one in asked:
+            if one.topic in found:
+                of_request = topics.setdefault((one.kind, one.group), {})
+                of_request[one.topic] = found[one.topic]
+            else:
+                # Of a topic that is gone nothing is known.
+                with self._lock:
+                    self._answers.pop(one, None)
+        for (kind, group), wanted in topics.items():
+            try:
+                offsets = self._kafka.read(kind, group, wanted)
+            except (JobsError, KafkaException) as error:
+                failures.append(error)
+                continue
+            if offsets is None:
+                continue
+            with self._lock:
+                for topic, partitions in wanted.items():
+                    self._answers[_Question(kind, topic, group)] = KnownOffsets(
+                        len(partitions), offsets.get(topic, {}), read_at
+                    )
+        for failure in failures:
+            if not isinstance(failure, AccessError):
+                raise failure
+            # It may last: the next round comes as soon as without it.
+            telemetry.emit("loop.failed", loop=self._loop.name, error=failure)
+
+
+class _Clients:
+    """The clients that ask, all in one thread."""
+
+    def __init__(self, settings: Settings, group: str, timeout: float) -> None:
+        self._settings = settings
+        self._group = group
+        self._timeout = timeout
+        self._admin: AdminClient | None = None
+        self._consumers: dict[str, Consumer] = {}
+        self._used_at: dict[str, float] = {}
+        self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._denied: dict[str, tuple[float, AccessError]] = {}
+        """Groups that may not be asked for: when to ask again, and the reason."""
+
+    def close(self) -> None:
+        """Close all of them."""
+        for group in list(self._consumers):
+            self._close(group)
+        self._admin = None
+
+    def close_idle(self) -> None:
+        """Close clients that were not used for a while; run the others' callbacks."""
+        before = time.monotonic() - _IDLE
+        for group in [one for one, at in self._used_at.items() if at < before]:
+            self._close(group)
+        self._run_callbacks()
+        self._refusals.clear()
+
+    def find_partitions(
+        self, topics: Iterable[str]
+    ) -> tuple[_Partitions, list[Exception]]:
+        """Find the partitions of topics that exist, and whether each has a leader.
+
+        Returns also why Kafka does not show it some topics.
+
+        Raises:
+            AccessError: Kafka does not let this client in.
+            UnavailableError: no broker answers in time.
+        """
+        if self._admin is None:
+            self._admin = make_admin(self._settings, self._refusals.append)
+        futures = cast("Any", self._admin).describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=self._timeout
+        )
+        found: _Partitions = {}
+        failures: list[Exception] = []
+        for topic, future in futures.items():
+            try:
+                partitions = future.result().partitions
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if error.code() in SILENT:
+                    raise self._explain(error, topic) from None
+                if error.code() not in _MISSING:
+                    failures.append(self._explain(error, topic))
+                continue
+            found[topic] = {one.id: one.leader is not None for one in partitions}
+        return found, failures
+
+    def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets | None:
+        """Ask for one kind of offsets; ``group`` is empty if they are those of a log.
+
+        Returns None if nothing is known now.
+
+        Raises:
+            AccessError: Kafka denies the right to it.
+            UnavailableError: no broker answers in time.
+        """
+        at = {"start": OFFSET_BEGINNING, "end": OFFSET_END}.get(kind, OFFSET_INVALID)
+        # One without a leader would keep the answers for all others back.
+        places = [
+            TopicPartition(topic, number, at)
+            for topic, partitions in topics.items()
+            for number, has_leader in partitions.items()
+            if has_leader or group
+        ]
+        if group and time.monotonic() < self._denied.get(group, (0.0,))[0]:
+            raise self._denied[group][1]
+        # Every client needs a group's name.
+        name = group or self._group
+        consumer = self._get(name)
+        ask = consumer.committed if group else consumer.offsets_for_times
+        for left in reversed(range(_TRIES)):
+            try:
+                found = ask(places, timeout=self._timeout) if places else []
+                if not left or not self._refresh(consumer, found):
+                    self._denied.pop(group, None)
+                    return _sort(found)
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if error.code() not in _SOON or (
+                    not left and error.code() not in _MISSING
+                ):
+                    told = group or ", ".join(sorted(topics))
+                    raise self._explain(error, told) from None
+            time.sleep(_PAUSE)
+        # A topic was deleted just now: the next round leaves it out.
+        return None
+
+    def _refresh(self, consumer: Consumer, found: Iterable[TopicPartition]) -> bool:
+        """Let a client learn of partitions that are new; False if it knew them all.
+
+        It knows the partitions of some time ago.
+        """
+        new = {
+            at.topic
+            for at in found
+            if at.error is not None and at.error.code() in _UNKNOWN
+        }
+        for topic in new:
+            consumer.list_topics(topic, timeout=self._timeout)
+        return bool(new)
+
+    def _get(self, group: str) -> Consumer:
+        """The client of a group, which never joins it."""
+        if group not in self._consumers:
+            self._consumers[group] = make_consumer(
+                self._settings, group, self._refusals.append
+            )
+        self._used_at[group] = time.monotonic()
+        return self._consumers[group]
+
+    def _close(self, group: str) -> None:
+        self._consumers.pop(group).close()
+        del self._used_at[group]
+
+    def _run_callbacks(self) -> None:
+        if self._admin is not None:
+            poll_events(self._admin)
+        for group, consumer in self._consumers.items():
+            for _ in range(_MOST_EVENTS):
+                message = consumer.poll(0)
+                if message is None:
+                    break
+                # The request itself only waits in vain for a coordinator.
+                error = message.error()
+                if error is not None and error.code() == _DENIED:
+                    self._deny(group, explain(error, self._settings, group, "DESCRIBE"))
+
+    def _deny(self, group: str, refusal: Exception) -> None:
+        """Ask for a group again only after a while, since the answer is a timeout."""
+        assert isinstance(refusal, AccessError)
+        self._denied[group] = (time.monotonic() + _DENIED_SECONDS, refusal)
+
+    def _explain(self, error: KafkaError, name: str) -> Exception:
+        self._run_callbacks()
+        # Negative codes are the client's own: no broker has answered.
+        is_own = error.code() < 0
+        if is_own and name in self._denied:
+            self._deny(name, self._denied[name][1])
+            return self._denied[name][1]
+        if is_own and self._refusals:
+            return self._refusals[-1]
+        explained = explain(error, self._settings, name, "DESCRIBE")
+        if isinstance(explained, KafkaException) and (is_own or error.code() in _SOON):
+            return no_answer(self._settings, f"{error.str()} ({error.name()})")
+        return explained
+
+
+def _sort(places: Iterable[TopicPartition]) -> _Offsets:
+    """The offsets by topic and partition; those are left out that have none."""
+    found: dict[str, dict[int, int]] = {}
+    for at in places:
+        if at.error is None and at.offset >= 0:
+            found.setdefault(at.topic, {})[at.partition] = at.offset
+    return found
