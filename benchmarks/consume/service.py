@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.consume.statements import INSERT
 from jobs_lib import App, ConfigurationError, Record
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 TOPIC = os.environ.get("BENCH_TOPIC", "bench")
 GROUP = os.environ.get("BENCH_GROUP", "bench")
-_INSERT = "insert into handled values (%s, %s, %s, %s, %s)"
 
 
 def declare_read_model(app: App) -> None:
@@ -37,7 +37,7 @@ def declare_handler(app: App) -> None:
 
     @app.consumer(TOPIC, group=GROUP)
     def handle(record: Record, conn: Connection) -> None:
-        conn.execute(_INSERT, _row(record))
+        conn.execute(INSERT, _row(record))
 
 
 def declare_block_handler(app: App) -> None:
@@ -45,10 +45,12 @@ def declare_block_handler(app: App) -> None:
     # A library that hands out no blocks refuses the argument.
     whole: dict[str, Any] = {"per": "block"}
 
-    @app.consumer(TOPIC, group=GROUP, **whole)
     def handle_block(records: Sequence[Record], conn: Connection) -> None:
         with conn.cursor() as cursor:
-            cursor.executemany(_INSERT, [_row(record) for record in records])
+            cursor.executemany(INSERT, [_row(record) for record in records])
+
+    handler: Any = handle_block
+    app.consumer(TOPIC, group=GROUP, **whole)(handler)
 
 
 def takes_blocks() -> bool:

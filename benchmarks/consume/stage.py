@@ -107,6 +107,8 @@ class Stage:
 
     server: Server
     broker: KafkaBroker
+    peers: dict[str, Peer]
+    """The peers that are installed and asked for."""
     topics: Topics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -182,7 +184,9 @@ class Stage:
             finally:
                 running.end()
 
-    def await_first(self, running: Running, connection: Connection, table: Table) -> None:
+    def await_first(
+        self, running: Running, connection: Connection, table: Table
+    ) -> None:
         """Wait until the first row can be read."""
 
         def has_begun() -> bool:
@@ -217,12 +221,13 @@ class Stage:
                 )
             time.sleep(pause)
 
-    def look(self, running: Running | None) -> Used:
+    def look(self, running: Running) -> Used:
         """The clock and the counters now."""
-        pid = running.pid if running else None
-        usage = read_usage(pid, self.server.pid)
+        # To read the counters takes a while.
+        at = time.monotonic()
+        usage = read_usage(running.pid, self.server.pid)
         broker = read_usage(self.broker.pid, self.server.pid).worker
-        return Used(time.monotonic(), usage, broker)
+        return Used(at, usage, broker)
 
 
 def count_cpu(used: Used, records: float) -> dict[str, Any]:

@@ -53,7 +53,9 @@ create trigger tell_rm after insert or update on aircraft_rm
 for each row execute function tell_rm();
 """
 _MARKS = "select count(*) from aircraft_rm where tail = any (%s)"
-_MARKS_HANDLED = "select count(*) from handled where tail like 'mark-%%' and tail = any (%s)"
+_MARKS_HANDLED = (
+    "select count(*) from handled where tail like 'mark-%%' and tail = any (%s)"
+)
 _WRITES = """
 select count(*), count(*) - count(distinct (tail, version)) from rm_log
 """
@@ -82,7 +84,7 @@ class Table:
 
     def count(self, connection: Connection) -> int:
         """Count its rows."""
-        return _ask(connection, f"select count(*) from {self.name}")[0]
+        return int(_ask(connection, f"select count(*) from {self.name}")[0])
 
     def is_empty(self, connection: Connection) -> bool:
         """Whether nothing has been committed yet."""
@@ -90,7 +92,8 @@ class Table:
 
     def progress(self, connection: Connection, topic: Topic) -> float:
         """Which share of the topic's marks has been committed."""
-        return _ask(connection, self.marks, topic.marks)[0] / len(topic.marks)
+        marks = int(_ask(connection, self.marks, topic.marks)[0])
+        return marks / len(topic.marks)
 
 
 READ_MODEL = Table("aircraft_rm", (_AIRCRAFT,), _MARKS)

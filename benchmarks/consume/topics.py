@@ -147,7 +147,9 @@ class Topics:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._broker = bootstrap_servers
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._admin = AdminClient(
+            {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+        )
         self._filled: dict[tuple[int, int], Topic] = {}
 
     def fill(self, records: int, keys: int) -> Topic:
@@ -174,6 +176,8 @@ class Topics:
                 "linger.ms": 5,
                 "acks": "all",
                 "enable.idempotence": True,
+                # What matters is raised; the rest is about a broker that starts.
+                "log_level": 0,
                 **more,
             }
         )
@@ -226,4 +230,6 @@ class Topics:
                         seen += 1
             consumer.close()
             if seen != topic.records:
-                raise RuntimeError(f"{topic.name} has {seen} records, not {topic.records}")
+                raise RuntimeError(
+                    f"{topic.name} has {seen} records, not {topic.records}"
+                )

@@ -1,7 +1,7 @@
 """The settings of Debezium's JDBC sink, the fastest ones here.
 
-UNNEST, the reduction buffer, batches of 5,000, and values without a schema of their own:
-the converter has it. It commits offsets each 60 s, which is its default.
+UNNEST, the reduction buffer, batches of 5,000, and values without a schema of their
+own: the converter has it. It commits offsets each 60 s, which is its default.
 """
 
 from __future__ import annotations

@@ -10,16 +10,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.consume.loops.common import (
-    DELETE,
-    INSERT,
     TOPIC,
-    UPSERT,
     connect,
     key_of,
     open_consumer,
     row_of,
     take,
 )
+from benchmarks.consume.statements import DELETE, INSERT, UPSERT
 
 if TYPE_CHECKING:
     import psycopg

@@ -15,15 +15,6 @@ TOPIC = os.environ["BENCH_TOPIC"]
 GROUP = os.environ["BENCH_GROUP"]
 BROKER = os.environ["BENCH_BROKER"]
 DATABASE = os.environ["BENCH_DATABASE"]
-COLUMNS = ("tail", "airport", "flights", "minutes_late", "version")
-UPSERT = """
-insert into aircraft_rm (tail, airport, flights, minutes_late, version)
-values (%s, %s, %s, %s, %s)
-on conflict (tail) do update set airport = excluded.airport, flights = excluded.flights,
-    minutes_late = excluded.minutes_late, version = excluded.version
-"""
-DELETE = "delete from aircraft_rm where tail = %s"
-INSERT = "insert into handled values (%s, %s, %s, %s, %s)"
 Row = tuple[Any, ...]
 
 

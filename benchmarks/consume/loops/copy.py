@@ -19,20 +19,9 @@ from benchmarks.consume.loops.common import (
     row_of,
     take,
 )
+from benchmarks.consume.statements import INCOMING, MERGE, REMOVE
 
 BLOCK = 10_000
-INCOMING = """
-create temp table incoming (
-    tail text, airport text, flights int, minutes_late int, version bigint
-) on commit delete rows
-"""
-MERGE = """
-insert into aircraft_rm as a select * from incoming
-on conflict (tail) do update set airport = excluded.airport, flights = excluded.flights,
-    minutes_late = excluded.minutes_late, version = excluded.version
-where a.version < excluded.version
-"""
-REMOVE = "delete from aircraft_rm where tail = any (%s)"
 _OFFSETS = """
 insert into kafka_offsets as o select %s, %s, * from unnest(%s::int[], %s::bigint[])
 on conflict (consumer_group, topic, partition)

@@ -7,15 +7,14 @@ records since then, and rows go back in time until those records have come again
 from __future__ import annotations
 
 from benchmarks.consume.loops.common import (
-    DELETE,
     TOPIC,
-    UPSERT,
     connect,
     key_of,
     open_consumer,
     row_of,
     take,
 )
+from benchmarks.consume.statements import DELETE, UPSERT
 
 
 def main() -> None:

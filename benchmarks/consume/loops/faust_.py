@@ -12,15 +12,8 @@ from typing import Any
 import faust
 import psycopg
 
-from benchmarks.consume.loops.common import (
-    BROKER,
-    COLUMNS,
-    DATABASE,
-    DELETE,
-    GROUP,
-    TOPIC,
-    UPSERT,
-)
+from benchmarks.consume.loops.common import BROKER, DATABASE, GROUP, TOPIC
+from benchmarks.consume.statements import COLUMNS, DELETE, UPSERT
 
 app = faust.App(
     GROUP,
@@ -37,7 +30,6 @@ app = faust.App(
 topic = app.topic(TOPIC, value_serializer="raw", key_serializer="raw")
 
 
-@app.agent(topic)
 async def handle(stream: Any) -> None:
     """Write the newest record of each key."""
     connection = await psycopg.AsyncConnection.connect(DATABASE)
@@ -51,6 +43,8 @@ async def handle(stream: Any) -> None:
             await cursor.executemany(DELETE, gone)
         await connection.commit()
 
+
+app.agent(topic)(handle)
 
 if __name__ == "__main__":
     app.main()

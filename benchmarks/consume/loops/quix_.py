@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from quixstreams import Application
 from quixstreams.sinks.community.postgresql import PostgreSQLSink
 
-from benchmarks.consume.loops.common import BROKER, COLUMNS, DATABASE, GROUP, TOPIC
+from benchmarks.consume.loops.common import BROKER, DATABASE, GROUP, TOPIC
+from benchmarks.consume.statements import COLUMNS
 
 
 def main() -> None:
