@@ -125,8 +125,8 @@ class Topic:
     """The rows of a table that is equal to the topic, by key."""
     gone: set[str] = field(default_factory=set)
     """The keys whose last record is a tombstone."""
-    versions: int = 0
-    """The sum of the versions of all records but tombstones."""
+    sums: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many records each key has, and their versions' sum without tombstones."""
 
     def note(self, state: State, value: bytes | None) -> None:
         """Take a record into account."""
@@ -137,7 +137,11 @@ class Topic:
             self.gone.add(state.key)
         else:
             self.rows[state.key] = state.row
-            self.versions += state.version
+        count, versions = self.sums.get(state.key, (0, 0))
+        self.sums[state.key] = (
+            count + 1,
+            versions + (0 if state.gone else state.version),
+        )
         if state.partition >= 0:
             self.marks.append(state.key)
 

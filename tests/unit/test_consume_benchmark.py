@@ -38,6 +38,7 @@ def test_a_table_should_hold_the_newest_state_of_each_key_that_is_not_gone():
         assert state.version == versions[state.key] or state.partition >= 0
     assert len(topic.gone) == 5
     assert not topic.gone & topic.rows.keys()
+    assert sum(count for count, _ in topic.sums.values()) == topic.records
     kept = {key: row[-1] for key, row in topic.rows.items()}
     assert kept == {key: n for key, n in versions.items() if key not in topic.gone}
 
