@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv check test test-all stress demo docs clean \
-	bench-peers bench-jobs bench-ownership bench-relay
+	bench-peers bench-jobs bench-ownership bench-relay bench-consume
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -44,7 +44,7 @@ stress: venv ## TESTS="file …" many times beside busy processes; TIMES=20 BUSY
 demo: venv ## The example on real data; FLIGHTS=n takes only n flights
 	$(BIN)/python -m examples.flights.demo
 
-bench-peers: venv ## Install the libraries that bench-jobs compares with
+bench-peers: venv ## Install what bench-jobs, -relay and -consume compare with
 	$(BIN)/python -m benchmarks.peers setup
 
 bench-jobs: venv ## Measure the jobs on this machine, beside those libraries
@@ -52,6 +52,9 @@ bench-jobs: venv ## Measure the jobs on this machine, beside those libraries
 
 bench-relay: venv ## Measure the relay: rows a second, latency, an outage
 	$(BIN)/python -m benchmarks.relay
+
+bench-consume: venv ## Measure consumers: records a second, latency, kills
+	$(BIN)/python -m benchmarks.consume
 
 bench-ownership: venv ## Measure take-overs, rebalances, zombies and several executors
 	$(BIN)/python -m benchmarks.ownership

@@ -101,6 +101,11 @@ class Server:
         """Make the database anew and empty."""
         self._create(DATABASE, "template1")
 
+    def add(self, name: str) -> str:
+        """Make another empty database; return its URL."""
+        self._create(name, "template1")
+        return self._server.url_of(name)
+
     def keep(self, name: str) -> None:
         """Keep a settled copy of the current database, for `restore`."""
         self.settle()

@@ -11,12 +11,12 @@ from benchmarks.peers.install import FOLDER, install
 
 @click.group()
 def main() -> None:
-    """The other libraries that the benchmark measures beside this one."""
+    """The other libraries that the benchmarks measure beside this one."""
 
 
 @main.command()
 def setup() -> None:
-    """Install them. Needs pip, npm (Linux x64) and Go; skips what lacks its tool."""
+    """Install them by pip, npm (Linux x64), Go and Maven; skip what lacks its tool."""
     failed = install()
     for kind, reason in failed.items():
         click.echo(f"{kind}: not installed: {reason}", err=True)

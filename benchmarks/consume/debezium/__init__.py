@@ -1,0 +1,1 @@
+"""Debezium's JDBC sink in Kafka Connect: a peer of read models."""
