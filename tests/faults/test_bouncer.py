@@ -61,7 +61,7 @@ SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
     *("schemas check", "schemas register"),
-    *("dev up", "dev down", "dev env", "dev status"),
+    *("dev up", "dev down", "dev env", "dev status", "read-model"),
 ]
 
 
