@@ -276,7 +276,8 @@ class TopicDeclarations:
             ConfigurationError: the arguments do not go together.
         """
 
-        what = f"the mapping of {topic!r} to {table or list(tables or ())!r}"
+        named = table if tables is None else [*tables]
+        what = f"the mapping of {topic!r} to {named!r}"
         read_key = choose_reader(key_type, what)
         check_block(block, block_seconds, what)
         keys, beside = check_tables(table, key, tables, versions, what)
