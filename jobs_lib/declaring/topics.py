@@ -276,7 +276,7 @@ class TopicDeclarations:
             ConfigurationError: the arguments do not go together.
         """
 
-        named = table if tables is None else [*tables]
+        named = table if tables is None else list(tables)
         what = f"the mapping of {topic!r} to {named!r}"
         read_key = choose_reader(key_type, what)
         check_block(block, block_seconds, what)
