@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jobs_lib.consuming.handler import decode
 from jobs_lib.consuming.record import Record, describe, make_record
@@ -32,6 +32,8 @@ class Changes:
     partition: int
     records: dict[Any, Record[Any, Any]] = field(default_factory=dict)
     """The last record of each key."""
+    versions: dict[Any, list[tuple[int, int]]] = field(default_factory=dict)
+    """By key the versions of all its records, each with the record's offset."""
     waves: list[list[Change]] = field(default_factory=list)
     """Each has a key once. A key has more than one change if the effect of the later
     one depends on the one before; then it is in a later wave."""
@@ -43,6 +45,8 @@ def read_changes(
     read_key: KeyReader,
     row_of: Callable[[Record[Any, Any]], Mapping[str, Any] | None],
     highest: int | None,
+    *,
+    keeps_versions: bool = False,
 ) -> Changes:
     """Read the records of a block, of one partition.
 
@@ -52,12 +56,14 @@ def read_changes(
         read_key: reads the keys.
         row_of: makes a row of a record.
         highest: the highest offset to go on from that the partition ever had.
+        keeps_versions: whether the versions of all records are kept, too.
 
     Raises:
         BlockError: a record cannot be read, or ``row_of`` has failed.
     """
     # Only the newest records of each key matter. Their rows are made at the end.
     kept: dict[Any, list[_Read]] = {}
+    seen: dict[Any, list[tuple[int, int]]] = {}
     for index, message in enumerate(messages):
         try:
             value = decode(message, decoder)
@@ -66,6 +72,8 @@ def read_changes(
         except BaseException as error:
             raise BlockError(index, error) from error
         key = record.key
+        if keeps_versions and version is not None:
+            seen.setdefault(key, []).append((version, record.offset))
         known = kept.get(key)
         if known is None or version is None:
             kept[key] = [(version, index, record)]
@@ -74,7 +82,7 @@ def read_changes(
     if None in kept:
         _, index, _ = kept[None][0]
         raise BlockError(index, _refuse_keyless(messages[index]))
-    changes = Changes(messages[0].partition() or 0)
+    changes = Changes(messages[0].partition() or 0, versions=seen)
     for key, records in kept.items():
         changes.records[key] = records[-1][2]
         for wave, (version, index, record) in enumerate(records):
@@ -114,3 +122,40 @@ def _refuse_keyless(message: Message) -> RecordError:
         f"the record at {describe(message)} has no key: a read model has rows for "
         "each key"
     )
+
+
+class Missing(NamedTuple):
+    """Records that were never read, by the versions of the others.
+
+    Attributes:
+        number: how many they are.
+        offset: of the first record behind such a gap.
+        before: the version before that gap.
+        after: the version of that record.
+    """
+
+    number: int
+    offset: int
+    before: int
+    after: int
+
+
+def find_missing(changes: Changes, known: Mapping[Any, int]) -> Missing | None:
+    """Find gaps in versions that should grow by one; None if there are none.
+
+    A key that is not known yet may begin with any version.
+
+    Args:
+        changes: of a block, with the versions of all records.
+        known: the highest version of each key before the block.
+    """
+    gaps: list[tuple[int, int, int]] = []
+    number = 0
+    for key, versions in changes.versions.items():
+        last = known.get(key)
+        for version, offset in versions:
+            if last is not None and version > last + 1:
+                number += version - last - 1
+                gaps.append((offset, last, version))
+            last = version if last is None else max(last, version)
+    return Missing(number, *min(gaps)) if gaps else None

@@ -378,19 +378,30 @@ class Consumer:
         self._tell_applied(progress, len(block))
         last, following = read_timestamp(block[-1]), get_offset(block[-1]) + 1
         try:
+            missing = model.find_missing(connection, changes) if model.gapless else None
             if model.on_change is None:
                 with self._offsets.advancing(connection, progress, following, last):
                     model.write(connection, changes, progress.topic_id)
-                return
-            mark = self._offsets.begin(connection)
-            model.write_and_tell(
-                connection, changes, progress.topic_id, block, self.group
-            )
-            self._offsets.advance(connection, progress, following, last, mark)
+            else:
+                mark = self._offsets.begin(connection)
+                model.write_and_tell(
+                    connection, changes, progress.topic_id, block, self.group
+                )
+                self._offsets.advance(connection, progress, following, last, mark)
         except BlockError:
             raise
         except Exception as error:
             raise model.explain(error) from None
+        if missing is not None:
+            telemetry.emit(
+                "record.missing",
+                group=self.group,
+                origin=progress.origin,
+                offset=missing.offset,
+                count=missing.number,
+                before=missing.before,
+                after=missing.after,
+            )
 
     def _get_seconds(self, progress: Progress) -> float:
         """The seconds after which a block of the partition ends."""

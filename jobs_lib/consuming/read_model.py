@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from typing_extensions import TypeVar
 
 from jobs_lib.consuming.arrays import make_writer, write_array
-from jobs_lib.consuming.changes import read_changes
+from jobs_lib.consuming.changes import find_missing, read_changes
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.consuming.table_statements import TableStatements
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.consuming.arrays import Write
-    from jobs_lib.consuming.changes import Change, Changes
+    from jobs_lib.consuming.changes import Change, Changes, Missing
     from jobs_lib.consuming.handler import Handler
     from jobs_lib.consuming.keys import KeyReader
     from jobs_lib.postgres.queries import Queries
@@ -79,6 +79,8 @@ class ReadModel(ABC):
         self._read_key = read_key
         self.on_change: Handler | None = None
         """Called with the records that have changed rows."""
+        self.gapless = False
+        """Whether the versions of a key grow by one, so that a gap is an alarm."""
 
     def read(self, messages: Sequence[Message], highest: int | None = None) -> Changes:
         """Read the records of a block, of one partition.
@@ -91,8 +93,33 @@ class ReadModel(ABC):
             BlockError: a record cannot be read, or the function has failed.
         """
         return read_changes(
-            messages, self._decoder, self._read_key, self._row_of, highest
+            messages,
+            self._decoder,
+            self._read_key,
+            self._row_of,
+            highest,
+            keeps_versions=self.gapless,
         )
+
+    def find_missing(
+        self, connection: psycopg.Connection[Any], changes: Changes
+    ) -> Missing | None:
+        """Find records that were never read; call it before :meth:`write`."""
+        if not changes.versions:
+            return None
+        write = make_writer(connection)
+        texts = {key: write(key) or "" for key in changes.versions}
+        known = self._read_versions(connection, [*texts.values()], write)
+        return find_missing(
+            changes,
+            {key: known[text] for key, text in texts.items() if text in known},
+        )
+
+    @abstractmethod
+    def _read_versions(
+        self, connection: psycopg.Connection[Any], keys: Sequence[str], write: Write
+    ) -> dict[str, int]:
+        """Read the highest versions of these keys, of those that have one."""
 
     @abstractmethod
     def learn_types(
@@ -245,6 +272,16 @@ class RowModel(ReadModel):
         keys = [write(key) or "" for key in changes.records]
         columns = sorted(self._list_columns(changes)) or [self._table.key]
         return dict(self._table.digest_rows(connection, keys, columns, write))
+
+    def _read_versions(
+        self, connection: psycopg.Connection[Any], keys: Sequence[str], write: Write
+    ) -> dict[str, int]:
+        rows = connection.execute(
+            self._table.compose("read_row_versions", (), {"record_key": "text"}),
+            {"record_key": write_array(keys, write), "model": self._name},
+            prepare=True,
+        ).fetchall()
+        return dict(rows)
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

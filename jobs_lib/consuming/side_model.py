@@ -114,6 +114,16 @@ class SideModel(ReadModel):
                 found.setdefault(key, {})[table.name] = digest
         return found
 
+    def _read_versions(
+        self, connection: psycopg.Connection[Any], keys: Sequence[str], write: Write
+    ) -> dict[str, int]:
+        rows = connection.execute(
+            self._queries()["read_noted_versions"],
+            {"record_key": write_array(keys, write), "model": self._name},
+            prepare=True,
+        ).fetchall()
+        return dict(rows)
+
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""
         for table in self._tables:

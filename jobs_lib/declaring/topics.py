@@ -233,6 +233,7 @@ class TopicDeclarations:
         key_type: type[K] = str,  # type: ignore[assignment]
         block: int | None = None,
         block_seconds: float | None = None,
+        gapless: bool = False,
         on_change: OnChange[V, K] | None = None,
         on_error: Literal["stop", "skip"] = "stop",
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
@@ -264,6 +265,9 @@ class TopicDeclarations:
             block: the most records of a block, 1 to 10,000. Defaults to the setting.
             block_seconds: how long a block may take, in seconds, where that can be
                 known. Defaults to the setting.
+            gapless: whether the versions of a key grow by one, so that a missing one
+                means that a record was lost, which is reported (``record.missing``).
+                They do not where a topic merges records or is compacted soon.
             on_change: a function of ``(records, conn)`` that is called in the block's
                 transaction with the records that have changed rows: the last one of
                 each key, without those of re-exports. It may enqueue jobs, for effects
@@ -280,6 +284,8 @@ class TopicDeclarations:
         what = f"the mapping of {topic!r} to {named!r}"
         read_key = choose_reader(key_type, what)
         check_block(block, block_seconds, what)
+        if not isinstance(gapless, bool):
+            raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
         keys, beside = check_tables(table, key, tables, versions, what)
         # Not before there is a table to write: they load psycopg.
         from jobs_lib.consuming.read_model import RowModel
@@ -305,6 +311,7 @@ class TopicDeclarations:
                 check_function(on_change, told)
                 check_takes(on_change, ("records", "conn"), told)
                 model.on_change = Handler(on_change, decoder, read_key, "block")
+            model.gapless = gapless
             declared.set_model(model, decoder, on_error)
             declared.tables += [ModelTable(*one, beside) for one in keys.items()]
             declared.block, declared.block_seconds = block, block_seconds

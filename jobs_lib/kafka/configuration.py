@@ -33,6 +33,8 @@ FORCED_PRODUCER: Configuration = {
     "acks": "all",
     "enable.idempotence": True,
 }
+_NEW_PROTOCOL = 0x020F0000
+"""The version of librdkafka, 2.15, from which on its new group protocol can be used."""
 _FORCED = FORCED_CONSUMER | FORCED_PRODUCER
 _ALIASES = {"auto.commit.enable": "enable.auto.commit", "request.required.acks": "acks"}
 """librdkafka's other names of forced keys."""
@@ -95,6 +97,8 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
         # Once there is room again, the next fetch must not wait a whole second.
         "fetch.queue.backoff.ms": 10,
     }
+    if settings.group_protocol == "consumer":
+        _check_version()
     configuration |= configure(settings) | {
         "group.id": group,
         "group.protocol": settings.group_protocol,
@@ -108,6 +112,22 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
     if settings.static_membership:
         configuration["group.instance.id"] = settings.pod
     return configuration | FORCED_CONSUMER
+
+
+def _check_version() -> None:
+    """Refuse the new group protocol where the client is too old for it.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    from confluent_kafka import libversion
+
+    name, number = libversion()
+    if number < _NEW_PROTOCOL:
+        raise ConfigurationError(
+            "JOBS_LIB_GROUP_PROTOCOL=consumer needs confluent-kafka 2.15 or newer, and "
+            f"its librdkafka is {name}: install a newer one, or leave the setting out"
+        )
 
 
 def configure_producer(

@@ -172,3 +172,18 @@ with incoming as ({incoming})
 select r.record_key, md5(string_agg(row({read})::text, ',' order by row({read})::text))
 from {table} t join incoming r on t.{key} = r.row_key
 group by r.record_key
+
+-- template: read_row_versions
+-- The version of a row, or of the end of its key, whichever is higher.
+with incoming as ({incoming})
+select r.record_key, greatest(t.version, k.version)
+from incoming r
+left join {table} t on t.{key} = r.row_key
+left join {schema}.model_keys k on k.model = %(model)s and k.key = r.record_key
+where greatest(t.version, k.version) is not null
+
+-- name: read_noted_versions
+select k.key, k.version
+from {schema}.model_keys k
+where k.model = %(model)s and k.key = any (%(record_key)s::text[])
+    and k.version is not null

@@ -46,6 +46,8 @@
                        seconds, limit, stack         goes on, after these ``seconds``
     record.skipped     group, origin, offset, error, a partition's first; then the last
                        count                         of ten seconds, and their ``count``
+    record.missing     group, origin, offset, count, a ``gapless`` read model lacks
+                       before, after                 versions; the first gap is named
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,
@@ -115,6 +117,7 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "record.stuck": logging.ERROR,
     "record.skipped": logging.ERROR,
+    "record.missing": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,
     "topic.replaced": logging.ERROR,

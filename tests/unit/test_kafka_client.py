@@ -24,3 +24,16 @@ def test_settings_that_would_lose_or_mix_up_records_are_refused(name, value):
     settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1", kafka={name: value})
     with pytest.raises(ConfigurationError, match=f"{name}={value} is refused"):
         check_settings(settings)
+
+
+@pytest.mark.parametrize(("version", "fits"), [(0x020E02FF, False), (0x020F00FF, True)])
+def test_the_new_protocol_needs_a_client_that_knows_it(monkeypatch, version, fits):
+    settings = load_settings(
+        kafka_bootstrap_servers="127.0.0.1:1", group_protocol="consumer"
+    )
+    monkeypatch.setattr("confluent_kafka.libversion", lambda: ("2.14.2", version))
+    if fits:
+        check_settings(settings)
+        return
+    with pytest.raises(ConfigurationError, match=r"needs confluent-kafka 2\.15"):
+        check_settings(settings)
