@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jobs_lib.consuming.handler import decode
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Change: TypeAlias = "tuple[Any, int | None, Any, int, int]"
 """(key, version, row, offset, timestamp in Kafka in milliseconds) of a record. The row
 is None if the key is to have none. A block has thousands: a class would be slow."""
+Kind: TypeAlias = "tuple[bool, tuple[str, ...] | None]"
+"""Whether changes have a version, and the columns of their rows, if they have rows."""
 _Read: TypeAlias = "tuple[int | None, int, Record[Any, Any]]"
 """(version, index in the block, record)"""
 
@@ -37,6 +40,19 @@ class Changes:
     waves: list[list[Change]] = field(default_factory=list)
     """Each has a key once. A key has more than one change if the effect of the later
     one depends on the one before; then it is in a later wave."""
+
+    @cached_property
+    def kinds(self) -> list[tuple[Kind, list[Change]]]:
+        """The changes by their kind, in the order in which they are to be written."""
+        found: list[tuple[Kind, list[Change]]] = []
+        for wave in self.waves:
+            kinds: dict[Kind, list[Change]] = {}
+            for change in wave:
+                _, version, row, _, _ = change
+                kind = version is not None, None if row is None else tuple(row)
+                kinds.setdefault(kind, []).append(change)
+            found += kinds.items()
+        return found
 
 
 def read_changes(

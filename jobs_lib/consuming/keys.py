@@ -80,11 +80,6 @@ def read_uuid(message: Message) -> UUID | None:
     raise refuse_key(message, "the text of a UUID")
 
 
-def spell_key(key: Any) -> str:
-    """The one text of a key, for the library's own tables."""
-    return key.hex() if isinstance(key, bytes) else str(key)
-
-
 _READERS: dict[object, KeyReader] = {
     str: read_text,
     bytes: read_bytes,

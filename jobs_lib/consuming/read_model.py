@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeVar
 
@@ -32,7 +32,6 @@ V = TypeVar("V", default=Any)
 K = TypeVar("K", default=str)
 RowOf = Callable[[Record[V, K]], Mapping[str, Any] | None]
 OnChange = Callable[[list[Record[V, K]], Any], Any]
-Columns: TypeAlias = "tuple[str, ...]"
 
 _CHANGE = {
     "record_key": "text",
@@ -229,12 +228,7 @@ class RowModel(ReadModel):
 
     @staticmethod
     def _list_columns(changes: Changes) -> set[str]:
-        return {
-            name
-            for wave in changes.waves
-            for row in {tuple(row) for _, _, row, _, _ in wave if row is not None}
-            for name in row
-        }
+        return {name for (_, columns), _ in changes.kinds for name in columns or ()}
 
     def write(
         self,
@@ -245,24 +239,18 @@ class RowModel(ReadModel):
         """See :class:`ReadModel`."""
         write = make_writer(connection)
         place = {"topic_id": topic_id, "partition": changes.partition}
-        for wave in changes.waves:
-            kinds: dict[tuple[bool, Columns | None], list[Change]] = {}
-            for change in wave:
-                _, version, row, _, _ = change
-                kind = version is not None, None if row is None else tuple(row)
-                kinds.setdefault(kind, []).append(change)
-            for (has_version, columns), same in kinds.items():
-                template = (_ENDS if columns is None else _STATES)[has_version]
-                statement = self._table.compose(template, columns or (), _CHANGE)
-                values = {
-                    **make_change_arrays(same, write),
-                    **self._table.make_arrays(
-                        (change[2] for change in same), columns or (), write
-                    ),
-                    "model": self._name,
-                    **place,
-                }
-                connection.execute(statement, values, prepare=True)
+        for (has_version, columns), same in changes.kinds:
+            template = (_ENDS if columns is None else _STATES)[has_version]
+            statement = self._table.compose(template, columns or (), _CHANGE)
+            values = {
+                **make_change_arrays(same, write),
+                **self._table.make_arrays(
+                    (change[2] for change in same), columns or (), write
+                ),
+                "model": self._name,
+                **place,
+            }
+            connection.execute(statement, values, prepare=True)
 
     def digest(
         self, connection: psycopg.Connection[Any], changes: Changes

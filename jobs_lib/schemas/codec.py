@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -139,8 +138,10 @@ class JsonCodec:
         """See :class:`Decoder`."""
         if self._takes_any:
             # The same parser in half of the time. The adapter explains what is wrong.
-            with suppress(ValueError):
+            try:
                 return from_json(data)
+            except ValueError:
+                pass
         try:
             return self._adapter.validate_json(data)
         except Exception as error:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
 from psycopg.rows import class_row
 
 from jobs_lib import reexport
-from tests.support.apps import count, make_app, running
+from tests.support.apps import count, heard, make_app, running
 from tests.support.beside import beside
 from tests.support.records import read_topic
-from tests.support.topics import create_topic, delete_topics
+from tests.support.topics import create_topic, delete_topics, grow_topic
 
 if TYPE_CHECKING:
     import threading
@@ -223,6 +224,83 @@ def test_a_re_export_fills_a_deleted_topic_with_the_same_content(
     create_topic(kafka_admin, items.name, 4, {"cleanup.policy": "compact"})
     assert read_topic(bootstrap_servers, items.name) == []
     assert export() == before
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("I27", "FK20")
+@pytest.mark.timeout(600)
+@pytest.mark.expects("loop.failed")
+def test_a_read_model_is_equal_after_its_topic_was_made_anew_grown_and_cut(
+    shop, database, admin, connect, kafka_admin, wait_for
+):
+    fill(admin, 500)
+    (items,) = shop.topics.values()
+    admin.execute(
+        "create table item_rm (id int primary key, version bigint, name text)"
+    )
+
+    @shop.read_model(
+        items.name, group=f"{items.name}-g", table="item_rm", key="id", value=Item
+    )
+    def item_rm(record):
+        return {"name": record.value.name}
+
+    def find_differences() -> list[Any]:
+        return admin.execute(
+            "(table items except select id, name, version from item_rm) union all"
+            " (select id, name, version from item_rm except table items)"
+        ).fetchall()
+
+    def await_equal(since: str) -> None:
+        wait_for(
+            lambda: not count(admin, "outbox") and not find_differences(),
+            timeout=120,
+            what=lambda: f"they are equal {since}: {find_differences()[:5]}",
+        )
+
+    def export() -> None:
+        reexport.start(database, shop.entities["items"], rate=1_000_000)
+        wait_for(
+            lambda: reexport.status(database, "items").state == "finished",
+            timeout=120,
+            what=lambda: f"all is sent: {reexport.status(database, 'items')}",
+        )
+
+    with running(shop, "consumers", "executor", "relay"):
+        export()
+        await_equal("at the beginning")
+        delete_topics(kafka_admin, [items.name])
+        with live_writes(connect, items, 500):
+            wait_for(
+                lambda: items.name not in kafka_admin.list_topics(timeout=10).topics,
+                timeout=60,
+                what="the topic is gone",
+            )
+            create_topic(kafka_admin, items.name, 4, {"cleanup.policy": "compact"})
+            export()
+        await_equal("in a topic made anew")
+        with live_writes(connect, items, 500):
+            grow_topic(kafka_admin, items.name, 8)
+            wait_for(
+                lambda: count(admin, "offsets") == 8,
+                timeout=120,
+                what="the new partitions are read",
+            )
+        await_equal("in eight partitions")
+        with live_writes(connect, items, 500):
+            ends = [TopicPartition(items.name, n, OFFSET_END) for n in range(8)]
+            for deleted in kafka_admin.delete_records(ends).values():
+                deleted.result()
+        await_equal("after the log was cut")
+    # It begins where nothing is left.
+    admin.execute("update jobs_lib.offsets set next_offset = 0")
+    with (
+        heard("offset.moved") as moved,
+        running(shop, "consumers", "executor", "relay"),
+    ):
+        with live_writes(connect, items, 500):
+            wait_for(lambda: moved, timeout=60, what="what has gone is passed over")
+        await_equal("behind what was cut")
 
 
 @pytest.mark.guarantee("W28")
