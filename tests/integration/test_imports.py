@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import jobs_lib
 import jobs_lib.testing
 
@@ -123,6 +125,7 @@ def run(*arguments, cwd=None, **environment) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.guarantee("W51")
 def test_the_import_of_an_app_loads_no_heavy_library():
     done = run("-c", IMPORT)
     assert done.returncode == 0, done.stderr

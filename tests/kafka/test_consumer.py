@@ -94,7 +94,7 @@ def test_two_types_on_one_topic_reach_their_handlers(
     assert seen == [("created", 0), ("cancelled", 1), ("created", 2)]
 
 
-@pytest.mark.guarantee("W76")
+@pytest.mark.guarantee("W76", "K9", "I25")
 @pytest.mark.parametrize(
     "event",
     ["records.applied", pytest.param("records.committed", marks=pytest.mark.slow)],
@@ -202,6 +202,7 @@ def test_a_block_changes_nothing_when_its_partition_was_taken_meanwhile(
         assert failure.startswith("FencedError: ")
 
 
+@pytest.mark.guarantee("K9", "W69", "I28")
 def test_a_failing_record_stops_its_partition_alone(
     app, admin, bootstrap_servers, topic, wait_for
 ):

@@ -84,7 +84,7 @@ def test_topics_and_groups_are_the_environments_own(
         kafka_admin.delete_topics([name])[name].result()
 
 
-@pytest.mark.guarantee("W46")
+@pytest.mark.guarantee("W46", "W51")
 @pytest.mark.parametrize("declared", ["topic", "consumer", "group", "home"])
 def test_a_start_with_another_environments_topic_is_refused(make_of, declared):
     app = make_of("dev", **({"home": "prod.things"} if declared == "home" else {}))

@@ -56,7 +56,7 @@ def add_up(flights: Iterable[Flight]) -> Sums:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.expects("fenced")
-@pytest.mark.guarantee("I24", "W59", "W76")
+@pytest.mark.guarantee("I24", "I25", "W59", "W76")
 def test_a_sum_over_all_flights_is_exact_after_twenty_kills(
     admin, database_url, bootstrap_servers, topic, start_process, wait_for
 ):

@@ -227,7 +227,7 @@ def test_a_re_export_fills_a_deleted_topic_with_the_same_content(
 
 
 @pytest.mark.slow
-@pytest.mark.guarantee("I27", "FK20")
+@pytest.mark.guarantee("I27", "FK20", "W50")
 @pytest.mark.timeout(600)
 @pytest.mark.expects("loop.failed")
 def test_a_read_model_is_equal_after_its_topic_was_made_anew_grown_and_cut(

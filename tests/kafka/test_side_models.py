@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs_lib import ConfigurationError
+from jobs_lib.postgres.session import Session
 from tests.support.apps import heard, make_app, running
 from tests.support.records import make_producer
 
@@ -113,7 +114,7 @@ def await_read(admin, wait_for):
     return await_read
 
 
-@pytest.mark.guarantee("W54", "W55")
+@pytest.mark.guarantee("W50", "W54", "W55")
 @pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
 def test_one_record_fills_several_tables_under_one_version(
     make, tables, read, bootstrap_servers, topic, await_read, block
@@ -202,3 +203,38 @@ def test_tables_that_make_no_model_are_refused(arguments, told):
     app = make_app("")
     with pytest.raises(ConfigurationError, match=told):
         app.read_model("orders", group="g", **arguments)(lambda record: {})
+
+
+@pytest.mark.guarantee("W52")
+@pytest.mark.parametrize("beside", [False, True], ids=["on the row", "beside"])
+def test_fields_that_are_not_mapped_never_reach_the_database(
+    admin, database_url, bootstrap_servers, topic, await_read, monkeypatch, beside
+):
+    name = topic(1)
+    admin.execute("create table order_rm (id int primary key, version bigint, c text)")
+    produce_orders(bootstrap_servers, name, [(1, 1), (2, 1)], versioned=True)
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+    @app.read_model(
+        name,
+        group="g",
+        table="order_rm",
+        key="id",
+        versions="side" if beside else "row",
+    )
+    def order(record):
+        assert record.value["secret"] == "s3cret"
+        return {"c": record.value["customer"]}
+
+    sent: list[str] = []
+    execute = Session.execute
+
+    def note(connection, query, params=None, **options):
+        sent.append(str(params))
+        return execute(connection, query, params, **options)
+
+    monkeypatch.setattr(Session, "execute", note)
+    with running(app, "consumers"):
+        await_read("g", 2)
+    assert any("c1" in one for one in sent)
+    assert not any("s3cret" in one for one in sent)

@@ -195,7 +195,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.guarantee("W70", "W72", "FK12")
+@pytest.mark.guarantee("W70", "W72", "FK12", "I28")
 @pytest.mark.parametrize(("spoil", "poison"), FAULTS.values(), ids=FAULTS)
 def test_a_record_at_fault_is_skipped_and_the_rest_goes_on(
     make, database, admin, bootstrap_servers, topic, seen, read_offsets, read_skipped,
@@ -301,7 +301,7 @@ def test_a_read_model_skips_what_it_cannot_read_map_or_write(
     assert found == [(n,) for n in (0, 1, 2, 4, 6, 8, 9)]
 
 
-@pytest.mark.guarantee("W71")
+@pytest.mark.guarantee("W71", "I28")
 def test_a_read_model_equals_its_topic_once_skipped_records_are_read_again(
     make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for
 ):
