@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.apps import HOME, count_unsent, executing, heard, make_app, running
-from tests.support.records import read_topic
+from tests.support.records import produce, read_topic
 from tests.support.standby import Pair
 
 if TYPE_CHECKING:
@@ -202,3 +202,54 @@ def test_a_server_that_turns_read_only_for_a_while_ends_no_process(
         wait_for(
             lambda: count_unsent(admin) == (0, 0), timeout=30, what="the row has left"
         )
+
+
+@pytest.mark.guarantee("FP7", "I24")
+def test_a_consumer_applies_again_what_a_promoted_standby_has_lost(
+    pair, bootstrap_servers, topic, wait_for
+):
+    app = make_app(
+        pair.url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        heartbeat_interval=0.5,
+        stale_after=5.0,
+    )
+    name = topic(1)
+    pair.ask("create table model_rm (id text primary key, version bigint, n int)")
+
+    @app.consumer(name, group="handler")
+    def handle(record, conn) -> None:
+        conn.execute("insert into effects (g, n) values ('g', %s)", (record.value,))
+
+    @app.read_model(name, group="model", table="model_rm", key="id")
+    def model(record):
+        return {"n": record.value}
+
+    def send(numbers: range) -> None:
+        produce(bootstrap_servers, name, [(f"k{n % KEYS}", n) for n in numbers])
+
+    def await_read(count: int) -> None:
+        query = "select next_offset from jobs_lib.offsets"
+        wait_for(
+            lambda: pair.ask(query) == [(count,), (count,)],
+            timeout=60,
+            what=lambda: f"{count} are in: {pair.ask(query)}",
+        )
+
+    send(range(40))
+    with heard("offset.moved") as moved, running(app, "consumers"):
+        await_read(40)
+        pair.cut_replication()
+        send(range(40, 80))
+        await_read(80)
+        pair.fail_over()
+        assert pair.ask("select count(*) from effects") == [(40,)]
+        # Of its own accord, without another record.
+        await_read(80)
+        send(range(80, 100))
+        await_read(100)
+    assert {(f["before"], f["next_offset"]) for _, f in moved} == {(80, 40)}
+    effects = pair.ask("select n from effects order by at")
+    assert effects == [(n,) for n in range(100)]
+    rows = pair.ask("select id, n from model_rm")
+    assert sorted(rows) == sorted((f"k{n % KEYS}", n) for n in range(80, 100))
