@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib import exponential
-from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.consuming.queues import Queues
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.outbox.relay_thread import RelayThread
 from tests.support.apps import make_app, running
@@ -227,7 +227,7 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
     [
         (RelayThread, "_round", "jobs_lib relay"),
         (GroupMember, "_poll_once", "jobs_lib poll"),
-        (Consumer, "_take", "jobs_lib consume"),
+        (Queues, "take", "jobs_lib consume"),
     ],
 )
 def test_a_stuck_kafka_thread_fails_liveness(
