@@ -274,7 +274,7 @@ class Settings(BaseSettings):
         "are over, so that a partition can move soon.",
     )
     consumer_prefetch_bytes: int = Field(
-        16_777_216,
+        8_388_608,
         ge=1_048_576,
         description="Memory for the records of a group that wait to be handled, "
         "without what Kafka's client keeps for itself.",

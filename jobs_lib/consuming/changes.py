@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jobs_lib.consuming.handler import decode
-from jobs_lib.consuming.record import Record, describe, make_record
+from jobs_lib.consuming.record import Record, describe, read_version
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import RecordError
 
@@ -24,8 +24,8 @@ Change: TypeAlias = "tuple[Any, int | None, Any, int, int]"
 is None if the key is to have none. A block has thousands: a class would be slow."""
 Kind: TypeAlias = "tuple[bool, tuple[str, ...] | None]"
 """Whether changes have a version, and the columns of their rows, if they have rows."""
-_Read: TypeAlias = "tuple[int | None, int, Record[Any, Any]]"
-"""(version, index in the block, record)"""
+_Read: TypeAlias = "tuple[int | None, int, Any]"
+"""(version, index in the block, value)"""
 
 
 @dataclass
@@ -77,39 +77,40 @@ def read_changes(
     Raises:
         BlockError: a record cannot be read, or ``row_of`` has failed.
     """
-    # Only the newest records of each key matter. Their rows are made at the end.
+    # Only the newest records of each key matter. The others get neither a record nor a
+    # row: a block has thousands.
     kept: dict[Any, list[_Read]] = {}
     seen: dict[Any, list[tuple[int, int]]] = {}
     for index, message in enumerate(messages):
         try:
             value = decode(message, decoder)
-            record = make_record(message, value, read_key, highest)
-            version = record.version
+            key = read_key(message)
+            version = read_version(message)
         except BaseException as error:
             raise BlockError(index, error) from error
-        key = record.key
         if keeps_versions and version is not None:
-            seen.setdefault(key, []).append((version, record.offset))
+            seen.setdefault(key, []).append((version, message.offset() or 0))
         known = kept.get(key)
         if known is None or version is None:
-            kept[key] = [(version, index, record)]
+            kept[key] = [(version, index, value)]
         else:
-            _add(known, (version, index, record))
+            _add(known, (version, index, value))
     if None in kept:
         _, index, _ = kept[None][0]
         raise BlockError(index, _refuse_keyless(messages[index]))
     changes = Changes(messages[0].partition() or 0, versions=seen)
-    for key, records in kept.items():
-        changes.records[key] = records[-1][2]
-        for wave, (version, index, record) in enumerate(records):
-            if wave == len(changes.waves):
-                changes.waves.append([])
+    records, waves = changes.records, changes.waves
+    for key, reads in kept.items():
+        for wave, (version, index, value) in enumerate(reads):
+            message = messages[index]
+            records[key] = record = Record(message, key, value, highest)
             try:
-                row = None if record.value is None else row_of(record)
+                row = None if value is None else row_of(record)
             except BaseException as error:
                 raise BlockError(index, error) from error
-            message = messages[index]
-            changes.waves[wave].append(
+            if wave == len(waves):
+                waves.append([])
+            waves[wave].append(
                 (key, version, row, message.offset() or 0, message.timestamp()[1])
             )
     return changes
@@ -117,8 +118,8 @@ def read_changes(
 
 def _add(known: list[_Read], new: _Read) -> None:
     """Add a record with a version to the newest ones of its key."""
-    version, _, record = new
-    last_version, _, last = known[-1]
+    version, _, value = new
+    last_version, _, last_value = known[-1]
     if last_version is None:
         known.append(new)
     elif last_version < version:  # type: ignore[operator]
@@ -128,7 +129,7 @@ def _add(known: list[_Read], new: _Read) -> None:
     elif last_version == version:
         # A tombstone and a state may have the same version, and the effect of a state
         # depends on the tombstone before it.
-        if (last.value is None) is (record.value is None):
+        if (last_value is None) is (value is None):
             known.pop()
         known.append(new)
 

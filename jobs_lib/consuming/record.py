@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, which is the last one that Python knows."""
+_VERSION = "ce_version"
 _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
 
@@ -104,8 +105,9 @@ class Record(Generic[V_co, K_co]):
     @property
     def version(self) -> int | None:
         """The version that the relay wrote into the headers, if there is one."""
-        text = self._read("ce_version") or ""
-        return int(text) if len(text) <= _DIGITS and text.isdecimal() else None
+        if self._headers is None:
+            return read_version(self._message)
+        return _as_version(self._headers.get(_VERSION, "").encode())
 
     @property
     def cause(self) -> str | None:
@@ -197,6 +199,14 @@ def read_header(message: Message, name: str) -> str | None:
     return None
 
 
+def read_version(message: Message) -> int | None:
+    """Read the version, as :attr:`Record.version` is, without making a record."""
+    for name, value in reversed(message.headers() or ()):
+        if name == _VERSION:
+            return _as_version(value)
+    return None
+
+
 def read_text(message: Message) -> str | None:
     """Read a key that is UTF-8.
 
@@ -255,6 +265,12 @@ def _list_parts(record: Record[Any, Any]) -> list[Any]:
 
 def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
     return cast("Sequence[tuple[str, object]]", message.headers() or ())
+
+
+def _as_version(value: object) -> int | None:
+    if isinstance(value, bytes) and len(value) <= _DIGITS and value.isdigit():
+        return int(value)
+    return None
 
 
 def _as_text(value: object) -> str:
