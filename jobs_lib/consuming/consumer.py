@@ -19,12 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
+from jobs_lib.consuming.applier import Applier
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
-from jobs_lib.consuming.progress import Progress, get_offset
+from jobs_lib.consuming.progress import Ahead, Progress, get_offset
 from jobs_lib.consuming.queues import Queues
-from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.recovery import Recovery
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import JobsError, RecordError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.read_model import ReadModel
+    from jobs_lib.consuming.changes import Changes
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
     from jobs_lib.postgres.database import Database
@@ -86,7 +86,9 @@ class Consumer:
         self._declared = {one.topic: one for one in declared}
         self._offsets = Offsets(database.queries, member.group, owner)
         self._block = block
-        self._block_seconds = block_seconds
+        self._applier = Applier(
+            self.group, self._declared, self._offsets, block_seconds
+        )
         self._heartbeat = heartbeat
         self._read_topic_ids = read_topic_ids
         self._looked_at = 0.0
@@ -109,6 +111,8 @@ class Consumer:
         )
         self.measures = Measures(member, self._partitions, self._changed)
         """How far it is, and how long it was busy."""
+        self._next: list[Progress | None] = [None] * threads
+        """For each thread the partition whose block it has read ahead."""
         self._stopping = threading.Event()
         self._loops = [
             Loop(
@@ -164,6 +168,7 @@ class Consumer:
                     highest.get(partition),
                     topic_id=ids.get(partition[0]),
                     most=self._declared[partition[0]].block or self._block,
+                    reads_ahead=self._declared[partition[0]].reads_ahead,
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True
@@ -240,6 +245,14 @@ class Consumer:
 
     def _work(self, number: int) -> Iterator[None]:
         """Apply blocks; an error of a handler is noted for its partition alone."""
+        try:
+            yield from self._work_on(number)
+        finally:
+            if progress := self._next[number]:
+                self._next[number] = None
+                self._queues.give_back(progress)
+
+    def _work_on(self, number: int) -> Iterator[None]:
         loop = self._loops[number]
         with self._database.connect(loop.name) as connection:
             # A handler that rolls back must not go on outside of any transaction.
@@ -250,7 +263,8 @@ class Consumer:
             while not self._stopping.is_set():
                 self._look_at_offsets(connection)
                 self._failures.tell()
-                progress = self._queues.take()
+                progress = self._next[number] or self._queues.take()
+                self._next[number] = None
                 if progress is None:
                     loop.pulse.beat()
                     self._commit_to_kafka()
@@ -258,7 +272,7 @@ class Consumer:
                 began = time.monotonic()
                 try:
                     with loop.pulse.elsewhere():
-                        self._apply(connection, progress)
+                        self._apply(connection, progress, number)
                 finally:
                     with self._changed:
                         seconds = time.monotonic() - began
@@ -267,18 +281,21 @@ class Consumer:
                 self._commit_to_kafka()
                 yield
 
-    def _apply(self, connection: Session[Any], progress: Progress) -> None:
+    def _apply(self, connection: Session[Any], progress: Progress, number: int) -> None:
         self._failures.write_late(connection, progress)
         if not self._recovery.settle(connection, progress):
             return
         with self._changed:
-            block = progress.choose()
+            ahead = progress.take_ahead()
+            block = progress.choose() if ahead is None else ahead.block
             progress.taken = len(block)
         if not block or not self._prepare(connection, progress, block):
             return
         began = time.monotonic()
         try:
-            applied = self._commit_block(connection, progress, block)
+            applied = self._applier.commit(
+                connection, progress, block, ahead, partial(self._read_ahead, number)
+            )
         except BaseException as error:
             connection.is_lent = False
             if connection.closed:
@@ -288,7 +305,7 @@ class Consumer:
             self._failures.note_error(connection, progress, block, error)
             return
         seconds = time.monotonic() - began
-        progress.adapt(applied, seconds, self._get_seconds(progress))
+        progress.adapt(applied, seconds, self._applier.get_seconds(progress))
         self._move(progress, get_offset(block[applied - 1]) + 1, applied)
 
     def _move(self, progress: Progress, following: int, count: int) -> None:
@@ -319,103 +336,25 @@ class Consumer:
             return True
         return False
 
-    def _commit_block(
-        self, connection: Session[Any], progress: Progress, block: list[Message]
-    ) -> int:
-        """Apply a block and move the offset; returns the number of records applied."""
-        declared = self._declared[progress.partition[0]]
-        if declared.model is None:
-            applied = self._commit_handled(connection, progress, block, declared)
-        else:
-            self._commit_rows(connection, progress, block, declared.model)
-            applied = len(block)
-        following = get_offset(block[applied - 1]) + 1
-        if telemetry.listened("records.committed"):
-            telemetry.emit(
-                "records.committed",
-                group=self.group,
-                origin=progress.origin,
-                next_offset=following,
-            )
-        return applied
-
-    def _commit_handled(
-        self,
-        connection: Session[Any],
-        progress: Progress,
-        block: list[Message],
-        declared: Subscription,
-    ) -> int:
-        """Call the handler for each record, until it is time to commit."""
-        until = time.monotonic() + self._get_seconds(progress)
-        mark = self._offsets.begin(connection)
-        connection.is_lent = True
-        applied = declared.apply(
-            connection,
-            block,
-            lambda: not progress.leaving and time.monotonic() < until,
-            progress.highest,
-        )
-        connection.is_lent = False
-        self._tell_applied(progress, applied)
-        last = block[applied - 1]
-        following = get_offset(last) + 1
-        self._offsets.advance(
-            connection, progress, following, read_timestamp(last), mark
-        )
-        return applied
-
-    def _commit_rows(
-        self,
-        connection: Session[Any],
-        progress: Progress,
-        block: list[Message],
-        model: ReadModel,
-    ) -> None:
-        """Write the rows of a read model, in one round trip if nobody is told."""
-        changes = model.read(block, progress.highest)
-        model.learn_types(connection, changes)
-        self._tell_applied(progress, len(block))
-        last, following = read_timestamp(block[-1]), get_offset(block[-1]) + 1
+    def _read_ahead(self, number: int) -> None:
+        """Read the next block of any partition, while the database is at work."""
+        progress = self._queues.take_ahead()
+        if progress is None:
+            return
+        self._next[number] = progress
+        model = self._declared[progress.partition[0]].model
+        assert model is not None
+        with self._changed:
+            block = progress.choose()
+            progress.taken = len(block)
+        if not block:
+            return
         try:
-            missing = model.find_missing(connection, changes) if model.gapless else None
-            if model.on_change is None:
-                with self._offsets.advancing(connection, progress, following, last):
-                    model.write(connection, changes, progress.topic_id)
-            else:
-                mark = self._offsets.begin(connection)
-                model.write_and_tell(
-                    connection, changes, progress.topic_id, block, self.group
-                )
-                self._offsets.advance(connection, progress, following, last, mark)
-        except BlockError:
-            raise
-        except Exception as error:
-            raise model.explain(error) from None
-        if missing is not None:
-            telemetry.emit(
-                "record.missing",
-                group=self.group,
-                origin=progress.origin,
-                offset=missing.offset,
-                count=missing.number,
-                before=missing.before,
-                after=missing.after,
-            )
-
-    def _get_seconds(self, progress: Progress) -> float:
-        """The seconds after which a block of the partition ends."""
-        declared = self._declared[progress.partition[0]]
-        return declared.block_seconds or self._block_seconds
-
-    def _tell_applied(self, progress: Progress, count: int) -> None:
-        if telemetry.listened("records.applied"):
-            telemetry.emit(
-                "records.applied",
-                group=self.group,
-                origin=progress.origin,
-                count=count,
-            )
+            changes: Changes | BlockError = model.read(block, progress.highest)
+        except BlockError as error:
+            changes = error
+        with self._changed:
+            progress.ahead = Ahead(block, changes)
 
     # Where the offsets are
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -121,10 +121,12 @@ class Offsets:
         progress: Progress,
         following: int,
         appended_at: datetime | None,
+        meanwhile: Callable[[], None],
     ) -> Iterator[None]:
         """Do what the block does, move the offset, and commit: all in one round trip.
 
         The block's statements are answered at the end, so it must not need the answers.
+        While the server works, ``meanwhile`` is called, which must not raise.
 
         Raises:
             FencedError: another process has the partition.
@@ -134,6 +136,7 @@ class Offsets:
             mark = self._begin(connection)
             yield
             self._advance(connection, progress, following, appended_at, mark)
+            meanwhile()
 
     def _begin(self, connection: Session[Any]) -> str:
         mark = uuid4().hex

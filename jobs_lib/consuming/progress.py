@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib.backoff import RECONNECT
 
@@ -15,12 +15,22 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.changes import Changes
+    from jobs_lib.consuming.subscription import BlockError
     from jobs_lib.kafka.member import Partition
 
 _FIRST_SIZE = 500
 """Records of the first block: how long they take is not known yet."""
 _MESSAGE_BYTES = 800
 """What a message needs in memory beside its value, with usual headers."""
+
+
+class Ahead(NamedTuple):
+    """A block that was read before its turn."""
+
+    block: list[Message]
+    changes: Changes | BlockError
+    """What it does to a read model, or why it cannot be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +71,10 @@ class Progress:
     """The most records of any block."""
     size: int = _FIRST_SIZE
     """The most records of the next block."""
+    reads_ahead: bool = False
+    """Whether a thread may read its block while the database writes another one."""
+    ahead: Ahead | None = None
+    """The next block, if it was read while the database wrote another one."""
     taken: int = 0
     """The waiting records that a running block has."""
     taken_at: float = 0.0
@@ -95,6 +109,18 @@ class Progress:
                 or self.waiting
             )
         )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its records may be applied without a question before."""
+        return not (self.in_doubt or self.replaced or self.range or self.stopped)
+
+    def take_ahead(self) -> Ahead | None:
+        """Take the block that was read ahead, if it still is the next one."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or len(self.waiting) < len(ahead.block):
+            return None
+        return ahead if self.waiting[0] is ahead.block[0] else None
 
     def push(self, messages: list[Message]) -> None:
         """Add records that have arrived."""

@@ -27,6 +27,8 @@ the group wait."""
 _TURN_SECONDS = 0.5
 """How long a partition may wait for its turn while others have larger blocks."""
 _WAIT_SECONDS = 0.1
+_LONG_SECONDS = 0.2
+"""How long a block is written before other threads write blocks of models, too."""
 
 
 class Queues:
@@ -83,21 +85,51 @@ class Queues:
         with self.changed:
             now = time.monotonic()
             ready = [one for one in self.partitions.values() if one.is_ready(now)]
+            if self._are_read_ahead(now):
+                ready = [one for one in ready if not one.reads_ahead]
             if not ready:
                 self.changed.wait(_WAIT_SECONDS)
                 return None
-            # A large block costs little more than a small one, but each has its turn.
-            first = min(ready, key=lambda progress: progress.taken_at)
-            if now < first.taken_at + _TURN_SECONDS:
-                first = max(ready, key=lambda progress: len(progress.waiting))
-            first.busy = True
-            first.taken_at = now
-            return first
+            return self._choose(ready, now)
+
+    def take_ahead(self) -> Progress | None:
+        """Take a partition whose next block may be read before its turn, if any."""
+        with self.changed:
+            now = time.monotonic()
+            ready = [
+                one
+                for one in self.partitions.values()
+                if one.reads_ahead and one.waiting and one.is_settled
+                if one.is_ready(now)
+            ]
+            return self._choose(ready, now) if ready else None
+
+    def _are_read_ahead(self, now: float) -> bool:
+        """Whether a thread reads blocks while the database writes those before.
+
+        A second thread would only compete with it for the interpreter. It helps once
+        the first one waits for the database for long, such as for a lock.
+        """
+        begun = [
+            one.taken_at
+            for one in self.partitions.values()
+            if one.busy and one.reads_ahead
+        ]
+        return bool(begun) and min(begun) > now - _LONG_SECONDS
+
+    def _choose(self, ready: list[Progress], now: float) -> Progress:
+        # A large block costs little more than a small one, but each has its turn.
+        first = min(ready, key=lambda progress: progress.taken_at)
+        if now < first.taken_at + _TURN_SECONDS:
+            first = max(ready, key=lambda progress: len(progress.waiting))
+        first.busy = True
+        first.taken_at = now
+        return first
 
     def give_back(self, progress: Progress) -> None:
         """Let any worker take the partition again."""
         with self.changed:
-            progress.busy, progress.taken = False, 0
+            progress.busy, progress.taken, progress.ahead = False, 0, None
             self.changed.notify_all()
 
     def refill(self, progress: Progress) -> None:

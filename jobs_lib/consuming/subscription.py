@@ -177,6 +177,11 @@ class Subscription:
         return self.model is not None
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether a block can be read without a question to the database or another."""
+        return self.model is not None and not any(one.asks for one in self._decoders)
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether a replay may apply records once more that were applied before.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.consuming.queues import Queues
 from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, heard, make_app, running
 from tests.support.records import make_producer
@@ -14,6 +15,8 @@ from tests.support.topics import grow_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from jobs_lib.consuming.progress import Progress
 
 KEYS = range(40)
 
@@ -295,3 +298,31 @@ def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):
     maintenance.stop()
     rows = admin.execute("select min(version), max(version) from jobs_lib.model_keys")
     assert rows.fetchone() == (25, 29)
+
+
+def test_a_block_that_was_read_ahead_is_read_again_if_the_offset_moves(
+    make, model, admin, connect, bootstrap_servers, topic, wait_for, monkeypatch
+):
+    name = topic(4)
+    records = [(key, version, False) for version in range(1, 6) for key in range(200)]
+    send_each(bootstrap_servers, name, records)
+    taken: list[Progress] = []
+    take_ahead = Queues.take_ahead
+
+    def note(queues):
+        progress = take_ahead(queues)
+        if progress is not None:
+            taken.append(progress)
+        return progress
+
+    monkeypatch.setattr(Queues, "take_ahead", note)
+    with connect() as blocker:
+        # While the database waits for this lock, blocks of other partitions are read.
+        blocker.execute("lock table model in exclusive mode")
+        with running(make(name, "g", 10), "consumers"):
+            wait_for(lambda: taken, timeout=30, what="a block is read ahead")
+            admin.execute("update jobs_lib.offsets set next_offset = 0")
+            blocker.commit()
+            await_read(admin, name, "g", len(records), wait_for)
+    rows = admin.execute("select id, version from model").fetchall()
+    assert sorted(rows) == [(key, 5) for key in range(200)]
