@@ -17,43 +17,6 @@ from tests.support.records import key_of, make_producer, produce
 from tests.support.waiting import linger
 
 
-@pytest.fixture
-def make(database_url, bootstrap_servers):
-    """A function that makes an app with Kafka."""
-    return lambda **settings: make_app(
-        database_url, kafka_bootstrap_servers=bootstrap_servers, **settings
-    )
-
-
-@pytest.fixture
-def read_offsets(admin):
-    """A function that reads the stored offsets of a topic, by partition."""
-
-    def read(topic: str) -> dict[int, int]:
-        rows = admin.execute(
-            "select partition, next_offset from jobs_lib.offsets"
-            " where topic = %s and next_offset is not null",
-            (topic,),
-        )
-        return dict(rows.fetchall())
-
-    return read
-
-
-@pytest.fixture
-def seen(admin):
-    """A table for what handlers have seen."""
-    admin.execute("create table seen (at bigserial, partition int, n int)")
-    return "insert into seen (partition, n) values (%s, %s)"
-
-
-def read_seen(admin, partition: int = 0) -> list[int]:
-    rows = admin.execute(
-        "select n from seen where partition = %s order by at", (partition,)
-    )
-    return [n for (n,) in rows.fetchall()]
-
-
 @pytest.mark.parametrize("bad", [0, 57, 99])
 def test_a_record_that_fails_costs_the_others_of_its_block_one_repeat(
     make, admin, bootstrap_servers, topic, read_offsets, wait_for, bad
@@ -78,7 +41,7 @@ def test_a_record_that_fails_costs_the_others_of_its_block_one_repeat(
 
 
 def test_an_error_of_the_database_in_a_handler_is_named_and_the_others_go_on(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
 ):
     name = topic(2)
     app = make()
@@ -101,7 +64,7 @@ def test_an_error_of_the_database_in_a_handler_is_named_and_the_others_go_on(
         )
     assert {event for event, _ in events} == {"record.failed"}
     assert {fields["offset"] for _, fields in events} == {20}
-    assert read_seen(admin) == [*range(20)]
+    assert read_seen() == [*range(20)]
 
 
 def test_a_handler_that_costs_its_connection_twice_is_named(
@@ -126,7 +89,7 @@ def test_a_handler_that_costs_its_connection_twice_is_named(
 
 @pytest.mark.guarantee("W77")
 def test_a_block_ends_by_time_however_many_records_wait(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
 ):
     name = topic(1)
     app = make(consumer_block=1_000, consumer_block_seconds=0.2)
@@ -144,12 +107,12 @@ def test_a_block_ends_by_time_however_many_records_wait(
     sizes = [b - a for a, b in zip([0, *committed], committed, strict=False)]
     # Four or five records of 50 ms, and fewer where the machine is busy.
     assert max(sizes) <= 5
-    assert read_seen(admin) == [*range(60)]
+    assert read_seen() == [*range(60)]
 
 
 @pytest.mark.guarantee("W77")
 def test_a_revocation_ends_a_block_after_the_record_in_hand(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
 ):
     name = topic(1)
     app = make(consumer_block=1_000, consumer_block_seconds=50.0, handover_timeout=20.0)
@@ -176,7 +139,7 @@ def test_a_revocation_ends_a_block_after_the_record_in_hand(
         stopper.join()
     assert [fields["next_offset"] for _, fields in committed] == [4]
     assert read_offsets(name) == {0: 4}
-    assert read_seen(admin) == [*range(4)]
+    assert read_seen() == [*range(4)]
 
 
 def roll_back(conn) -> None:
@@ -200,7 +163,15 @@ def swallow(conn) -> None:
 @pytest.mark.guarantee("FJ21")
 @pytest.mark.parametrize("spoil", [roll_back, commit, roll_back_by_sql, swallow])
 def test_no_effect_is_lost_where_a_handler_ends_or_breaks_the_transaction(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, spoil
+    make,
+    admin,
+    bootstrap_servers,
+    topic,
+    seen,
+    read_offsets,
+    wait_for,
+    spoil,
+    read_seen,
 ):
     name = topic(1)
     app = make()
@@ -216,17 +187,17 @@ def test_no_effect_is_lost_where_a_handler_ends_or_breaks_the_transaction(
     with heard("record.failed") as failed, running(app, "consumers"):
         wait_for(lambda: len(failed) > 1, timeout=30, what="the record is named")
         assert read_offsets(name) == {0: 5}
-        assert read_seen(admin) == [*range(5)]
+        assert read_seen() == [*range(5)]
         fixed.set()
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=30, what="all is in")
     assert {fields["offset"] for _, fields in failed} == {5}
     assert all("conn.transaction()" in fields["error"] for _, fields in failed)
-    assert read_seen(admin) == [*range(10)]
+    assert read_seen() == [*range(10)]
 
 
 @pytest.mark.guarantee("FJ21")
 def test_a_savepoint_undoes_what_a_handler_only_tries(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
 ):
     name = topic(1)
     app = make()
@@ -241,12 +212,12 @@ def test_a_savepoint_undoes_what_a_handler_only_tries(
     produce(bootstrap_servers, name, [("k", n) for n in range(10)])
     with running(app, "consumers"):
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=30, what="all is in")
-    assert read_seen(admin) == [*range(10)]
+    assert read_seen() == [*range(10)]
 
 
 @pytest.mark.parametrize("to", [2, 7])
 def test_an_offset_that_is_set_by_hand_counts_within_two_heartbeats(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, to
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, to, read_seen
 ):
     name = topic(1)
     app = make(heartbeat_interval=0.5, stale_after=5.0)
@@ -278,11 +249,11 @@ def test_an_offset_that_is_set_by_hand_counts_within_two_heartbeats(
     assert moved[0][1]["before"] == 5
     assert moved[0][1]["next_offset"] == to
     again = [] if to > 5 else [2, 3, 4]
-    assert read_seen(admin) == [*range(5), *again, *range(more, 10)]
+    assert read_seen() == [*range(5), *again, *range(more, 10)]
 
 
 def test_an_offset_that_is_set_while_records_come_counts_at_the_next_commit(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
 ):
     name = topic(1)
     # So rarely that only the commit can notice it.
@@ -303,7 +274,7 @@ def test_an_offset_that_is_set_while_records_come_counts_at_the_next_commit(
         wait_for(lambda: read_offsets(name) == {0: 5}, timeout=30, what="the first are")
         produce(bootstrap_servers, name, [("k", n) for n in range(5, 10)])
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=30, what="all is in")
-    assert read_seen(admin) in (
+    assert read_seen() in (
         [*range(5), *range(10)],
         # The records before the one that set it may have been committed before.
         *([*range(5), *range(5, n), *range(10)] for n in (6, 7)),

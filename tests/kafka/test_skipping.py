@@ -9,32 +9,9 @@ from typing import Any
 import pytest
 
 from jobs_lib.operating import check, list_owners
-from tests.support.apps import heard, make_app, running
+from tests.support.apps import heard, running
 from tests.support.canary import VALUE
 from tests.support.records import key_of, produce, read_topic
-
-
-@pytest.fixture
-def make(database_url, bootstrap_servers):
-    """A function that makes an app with Kafka."""
-    return lambda **settings: make_app(
-        database_url, kafka_bootstrap_servers=bootstrap_servers, **settings
-    )
-
-
-@pytest.fixture
-def read_offsets(admin):
-    """A function that reads the stored offsets of a topic, by partition."""
-
-    def read(topic: str) -> dict[int, int]:
-        rows = admin.execute(
-            "select partition, next_offset from jobs_lib.offsets"
-            " where topic = %s and next_offset is not null",
-            (topic,),
-        )
-        return dict(rows.fetchall())
-
-    return read
 
 
 @pytest.fixture
@@ -79,11 +56,6 @@ def seen(admin):
         " n int check (n >= 0) unique deferrable initially deferred)"
     )
     return "insert into seen (partition, n) values (%s, %s)"
-
-
-def read_seen(admin) -> list[int]:
-    rows = admin.execute("select n from seen order by at")
-    return [n for (n,) in rows.fetchall()]
 
 
 @pytest.mark.guarantee("W68", "W69", "FK12")
@@ -199,7 +171,7 @@ FAULTS = {
 @pytest.mark.parametrize(("spoil", "poison"), FAULTS.values(), ids=FAULTS)
 def test_a_record_at_fault_is_skipped_and_the_rest_goes_on(
     make, database, admin, bootstrap_servers, topic, seen, read_offsets, read_skipped,
-    wait_for, spoil, poison
+    wait_for, spoil, poison, read_seen
 ):  # fmt: skip
     name = topic(1)
     app = make()
@@ -225,7 +197,7 @@ def test_a_record_at_fault_is_skipped_and_the_rest_goes_on(
     errors = read_skipped(name)
     assert errors.keys() == bad
     assert VALUE not in str(errors)
-    assert read_seen(admin) == [n for n in range(100) if n not in bad]
+    assert read_seen() == [n for n in range(100) if n not in bad]
     assert max(calls[n] for n in range(100) if n not in bad) <= 2
     # The first is told at once, and the others with their number.
     first = skipped[0][1]
@@ -363,7 +335,7 @@ def call_partner(conn) -> None:
 )
 def test_a_record_that_is_not_at_fault_is_tried_again(
     make, admin, connect, bootstrap_servers, topic, seen, read_offsets, read_skipped,
-    wait_for, fail
+    wait_for, fail, read_seen
 ):  # fmt: skip
     name = topic(1)
     app = make()
@@ -389,12 +361,20 @@ def test_a_record_that_is_not_at_fault_is_tried_again(
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=60, what="all is in")
     assert {fields["offset"] for _, fields in failed} == {5}
     assert read_skipped(name) == {}
-    assert read_seen(admin) == [*range(10)]
+    assert read_seen() == [*range(10)]
 
 
 @pytest.mark.guarantee("W70")
 def test_a_record_that_fails_only_once_is_not_skipped(
-    make, admin, bootstrap_servers, topic, seen, read_offsets, read_skipped, wait_for
+    make,
+    admin,
+    bootstrap_servers,
+    topic,
+    seen,
+    read_offsets,
+    read_skipped,
+    wait_for,
+    read_seen,
 ):
     name = topic(1)
     app = make()
@@ -412,7 +392,7 @@ def test_a_record_that_fails_only_once_is_not_skipped(
     with running(app, "consumers"):
         wait_for(lambda: read_offsets(name) == {0: 10}, timeout=60, what="all is in")
     assert read_skipped(name) == {}
-    assert read_seen(admin) == [*range(10)]
+    assert read_seen() == [*range(10)]
 
 
 @pytest.mark.guarantee("W70")
