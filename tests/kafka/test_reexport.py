@@ -276,7 +276,9 @@ def test_a_read_model_is_equal_after_its_topic_was_made_anew_grown_and_cut(
                 timeout=60,
                 what="the topic is gone",
             )
-            create_topic(kafka_admin, items.name, 4, {"cleanup.policy": "compact"})
+            # Kafka cuts only the logs of topics that may delete.
+            policy = {"cleanup.policy": "compact,delete", "retention.ms": "-1"}
+            create_topic(kafka_admin, items.name, 4, policy)
             export()
         await_equal("in a topic made anew")
         with live_writes(connect, items, 500):
