@@ -9,6 +9,7 @@ import pytest
 from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.outbox.stage import Stage
+from tests.support.topics import create_topic, delete_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,3 +104,14 @@ def read_seen(admin) -> Callable[..., list[int]]:
         return [n for (n,) in rows.fetchall()]
 
     return read
+
+
+@pytest.fixture
+def make_anew(kafka_admin) -> Callable[[str], None]:
+    """A function that deletes a topic and makes it again."""
+
+    def make_anew(name: str) -> None:
+        delete_topics(kafka_admin, [name])
+        create_topic(kafka_admin, name, 1)
+
+    return make_anew

@@ -11,7 +11,6 @@ from jobs_lib import ConfigurationError
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import heard, make_app, running
 from tests.support.records import key_of, produce
-from tests.support.topics import create_topic, delete_topics
 
 MEBIBYTE = 1_048_576
 
@@ -90,17 +89,6 @@ def cut(kafka_admin, bootstrap_servers):
             assert deleted.result().low_watermark == before
 
     return cut
-
-
-@pytest.fixture
-def make_anew(kafka_admin):
-    """A function that deletes a topic and makes it again."""
-
-    def make_anew(name: str) -> None:
-        delete_topics(kafka_admin, [name])
-        create_topic(kafka_admin, name, 1)
-
-    return make_anew
 
 
 def test_records_that_are_gone_stop_the_partition_and_are_told(

@@ -6,18 +6,6 @@ import pytest
 
 from tests.support.apps import heard, running
 from tests.support.records import produce
-from tests.support.topics import create_topic, delete_topics
-
-
-@pytest.fixture
-def make_anew(kafka_admin):
-    """A function that deletes a topic and makes it again."""
-
-    def make_anew(name: str) -> None:
-        delete_topics(kafka_admin, [name])
-        create_topic(kafka_admin, name, 1)
-
-    return make_anew
 
 
 @pytest.mark.guarantee("W60")
