@@ -179,17 +179,6 @@ class GroupMember:
 
         self._commands.append(pause)
 
-    def resume(self, partition: Partition) -> None:
-        """Fetch again."""
-
-        def resume(consumer: Consumer) -> bool:
-            if partition in self._assigned:
-                consumer.resume([TopicPartition(*partition)])
-                self._paused.discard(partition)
-            return True
-
-        self._commands.append(resume)
-
     def commit(self, offsets: dict[Partition, int]) -> None:
         """Commit offsets to Kafka, for lag tools and gates, without waiting for it.
 
