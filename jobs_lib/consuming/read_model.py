@@ -147,9 +147,13 @@ class ReadModel(ABC):
 
     @abstractmethod
     def digest(
-        self, connection: psycopg.Connection[Any], changes: Changes
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Changes,
+        keys: Sequence[str],
+        write: Write,
     ) -> dict[str, Any]:
-        """Digest what the tables hold now for the keys of the changes, by key.
+        """Digest what the tables hold now for these keys of the changes, by key.
 
         Keys without rows are left out. The columns are those that the changes write.
         """
@@ -178,15 +182,15 @@ class ReadModel(ABC):
             BlockError: ``on_change`` has failed.
         """
         assert self.on_change is not None
-        before = self.digest(connection, changes)
-        self.write(connection, changes, topic_id)
-        after = self.digest(connection, changes)
         write = make_writer(connection)
+        records = {write(key) or "": one for key, one in changes.records.items()}
+        before = self.digest(connection, changes, [*records], write)
+        self.write(connection, changes, topic_id)
+        after = self.digest(connection, changes, [*records], write)
         changed = [
             record
-            for key, record in changes.records.items()
-            if record.cause != _REEXPORT
-            and before.get(text := write(key) or "") != after.get(text)
+            for key, record in records.items()
+            if record.cause != _REEXPORT and before.get(key) != after.get(key)
         ]
         if not changed:
             return
@@ -253,11 +257,13 @@ class RowModel(ReadModel):
             connection.execute(statement, values, prepare=True)
 
     def digest(
-        self, connection: psycopg.Connection[Any], changes: Changes
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Changes,
+        keys: Sequence[str],
+        write: Write,
     ) -> dict[str, Any]:
         """See :class:`ReadModel`."""
-        write = make_writer(connection)
-        keys = [write(key) or "" for key in changes.records]
         columns = sorted(self._list_columns(changes)) or [self._table.key]
         return dict(self._table.digest_rows(connection, keys, columns, write))
 

@@ -101,11 +101,13 @@ class SideModel(ReadModel):
             )
 
     def digest(
-        self, connection: psycopg.Connection[Any], changes: Changes
+        self,
+        connection: psycopg.Connection[Any],
+        changes: Changes,
+        keys: Sequence[str],
+        write: Write,
     ) -> dict[str, Any]:
         """See :class:`ReadModel`."""
-        write = make_writer(connection)
-        keys = [write(key) or "" for key in changes.records]
         found: dict[str, Any] = {}
         for table in self._tables:
             columns = sorted(_list_columns(table, changes)) or [table.key]
