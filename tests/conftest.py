@@ -29,9 +29,12 @@ from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.hangs import Hangs
 from tests.support.order import read_long_files, start_long_first
 from tests.support.roles import as_role
+from tests.support.scheduler import FileScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from xdist.remote import Producer
 
     from jobs_lib.devstack import PostgresServer
     from tests.support import Worker
@@ -83,6 +86,14 @@ def pytest_collection_modifyitems(
     if hasattr(config, "workerinput"):
         long_files = read_long_files(config.rootpath / "pyproject.toml")
         items[:] = start_long_first(items, long_files)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> FileScheduler | None:
+    """Let a run of files go on when one of its processes has ended."""
+    return FileScheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +223,9 @@ def bootstrap_servers(kafka_broker: KafkaBroker) -> str:
 @pytest.fixture(scope="session")
 def kafka_admin(bootstrap_servers: str) -> AdminClient:
     """An admin client of the broker."""
-    return AdminClient({"bootstrap.servers": bootstrap_servers})
+    # As a notice it would tell of each topic that a test has deleted.
+    quiet = {"log_level": 4}
+    return AdminClient({"bootstrap.servers": bootstrap_servers, **quiet})
 
 
 @pytest.fixture

@@ -141,3 +141,42 @@ def test_a_new_worker_replaces_one_that_no_signal_ends(run_tests):
     # The stacks show where each test hangs.
     for name in ("test_psycopg2", "test_consume", "hangs_at_the_end"):
         assert f" in {name}\n" in output, output
+
+
+FILES = """
+import os
+
+import pytest
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_one(number):
+    if number == {dies_at}:
+        os._exit(1)
+"""
+
+SHARED = """
+from tests.support.scheduler import FileScheduler
+
+def pytest_xdist_make_scheduler(config, log):
+    return FileScheduler(config, log)
+"""
+
+
+@pytest.mark.parametrize("tests", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_of_many_files_outlives_its_processes(tmp_path, tests, processes):
+    """Whatever a dead process had is run once, and the test that ended it is not."""
+    (tmp_path / "conftest.py").write_text(SHARED, encoding="utf-8")
+    for file in range(8):
+        dies_at = tests - 1 if file in (3, 4, 7) else "None"
+        text = FILES.format(tests=tests, dies_at=dies_at)
+        (tmp_path / f"test_{file}.py").write_text(text, encoding="utf-8")
+    done = run_pytest(
+        tmp_path,
+        "--numprocesses",
+        str(processes),
+        "--dist=loadfile",
+        plugins="xdist.plugin",
+    )
+    ends = rf"3 failed, {8 * tests - 3} passed in "
+    assert re.search(ends, done.stdout), done.stdout + done.stderr

@@ -1,0 +1,52 @@
+"""Hand out the files of a run anew when one of its processes ended early.
+
+xdist 3.8 hands out everything that the process ever had: files that are done, and the
+test that ended it. A process that gets nothing but done files waits for ever, and so
+does the run. A test that ends its process ends the next one too. Both are known there:
+issues 1323, 1327, 1362, 1371 and 1378 of pytest-dev/pytest-xdist.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+
+class FileScheduler(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """xdist's `--dist loadfile`, for a run that outlives any of its processes."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take back what a process had and has not run; return what it ran last."""
+        files = self.assigned_work.pop(node)
+        # The collection of a dead process counts as one that all others wait for.
+        if not self.collection_is_completed:
+            self.registered_collections.pop(node, None)
+        waiting = (test for tests in files.values() for test in _not_run(tests))
+        ended_by = next(waiting, None)
+        if ended_by is None:
+            return None
+        files[self._split_scope(ended_by)][ended_by] = True
+        for file, tests in files.items():
+            if _not_run(tests):
+                self.workqueue[file] = tests
+        for other in self.nodes:
+            self._reschedule(other)
+        return ended_by
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process in the place of another one may still be collecting.
+        if node.shutting_down or node not in self.registered_collections:
+            return
+        # A process starts a test when it knows the next one, or that there is none.
+        while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
+
+
+def _not_run(tests: dict[str, bool]) -> list[str]:
+    return [test for test, has_run in tests.items() if not has_run]
