@@ -2,7 +2,8 @@
 
 Locks: `offsets` and `gone_keys`, exclusively, for as long as it takes to add columns
 without a value and to rename a table; running consumers wait that long at their next
-commit.
+commit. Pods from before that still run go on with handlers, and their read models stop:
+these tables serve none of them at its next start.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ alter table model_keys
 
 update installation set compatible_from = '0017_consuming';
 
--- As the function of the same name with fewer arguments, which releases before this
--- one still call. It also refuses a transaction that did not begin with the block: a
+-- As the function of the same name with fewer arguments, which pods from before still
+-- call until they end. It also refuses a transaction that did not begin with the block: a
 -- handler has ended that one, and the effects of earlier records may be gone.
 create function advance_offset(
     consumer_group text, topic text, partition int, owner uuid, epoch bigint,
