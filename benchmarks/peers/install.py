@@ -64,7 +64,7 @@ def refresh() -> None:
 
 def _install_python(python: Path, listed: Path) -> None:
     """Install what a folder's list names into an environment of its own."""
-    # An environment that is there already is made of links, and no link is copied again.
+    # With copies, an environment that is there already could not be made again.
     venv.create(python.parents[1], symlinks=True, with_pip=True)
     requirements = str(listed / "requirements.txt")
     quiet = ("--quiet", "--disable-pip-version-check")

@@ -24,8 +24,8 @@ Change: TypeAlias = "tuple[Any, int | None, Any, int, int]"
 is None if the key is to have none. A block has thousands: a class would be slow."""
 Kind: TypeAlias = "tuple[bool, tuple[str, ...] | None]"
 """Whether changes have a version, and the columns of their rows, if they have rows."""
-_Read: TypeAlias = "tuple[int | None, int, Any]"
-"""(version, index in the block, value)"""
+_Read: TypeAlias = "tuple[int | None, int, Message, Any]"
+"""(version, index in the block, message, value)"""
 
 
 @dataclass
@@ -34,9 +34,10 @@ class Changes:
 
     partition: int
     records: dict[Any, Record[Any, Any]] = field(default_factory=dict)
-    """The last record of each key."""
+    """The last record of each key, where they are kept."""
     versions: dict[Any, list[tuple[int, int]]] = field(default_factory=dict)
-    """By key the versions of all its records, each with the record's offset."""
+    """By key the versions of all its records, each with the record's offset, where they
+    are kept."""
     waves: list[list[Change]] = field(default_factory=list)
     """Each has a key once. A key has more than one change if the effect of the later
     one depends on the one before; then it is in a later wave."""
@@ -50,7 +51,9 @@ class Changes:
             for change in wave:
                 _, version, row, _, _ = change
                 kind = version is not None, None if row is None else tuple(row)
-                kinds.setdefault(kind, []).append(change)
+                if kind not in kinds:
+                    kinds[kind] = []
+                kinds[kind].append(change)
             found += kinds.items()
         return found
 
@@ -62,6 +65,7 @@ def read_changes(
     row_of: Callable[[Record[Any, Any]], Mapping[str, Any] | None],
     highest: int | None,
     *,
+    keeps_records: bool = False,
     keeps_versions: bool = False,
 ) -> Changes:
     """Read the records of a block, of one partition.
@@ -72,6 +76,7 @@ def read_changes(
         read_key: reads the keys.
         row_of: makes a row of a record.
         highest: the highest offset to go on from that the partition ever had.
+        keeps_records: whether the last record of each key is kept, too.
         keeps_versions: whether the versions of all records are kept, too.
 
     Raises:
@@ -79,59 +84,77 @@ def read_changes(
     """
     # Only the newest records of each key matter. The others get neither a record nor a
     # row: a block has thousands.
-    kept: dict[Any, list[_Read]] = {}
-    seen: dict[Any, list[tuple[int, int]]] = {}
-    for index, message in enumerate(messages):
-        try:
+    newest: dict[Any, _Read] = {}
+    # Of keys that have more than one such record, all of them.
+    chains: dict[Any, list[_Read]] = {}
+    versions: dict[Any, list[tuple[int, int]]] = {}
+    index = 0
+    try:
+        for index, message in enumerate(messages):
             value = decode(message, decoder)
             key = read_key(message)
             version = read_version(message)
-        except BaseException as error:
-            raise BlockError(index, error) from error
-        if keeps_versions and version is not None:
-            seen.setdefault(key, []).append((version, message.offset() or 0))
-        known = kept.get(key)
-        if known is None or version is None:
-            kept[key] = [(version, index, value)]
-        else:
-            _add(known, (version, index, value))
-    if None in kept:
-        _, index, _ = kept[None][0]
-        raise BlockError(index, _refuse_keyless(messages[index]))
-    changes = Changes(messages[0].partition() or 0, versions=seen)
-    records, waves = changes.records, changes.waves
-    for key, reads in kept.items():
-        for wave, (version, index, value) in enumerate(reads):
-            message = messages[index]
-            records[key] = record = Record(message, key, value, highest)
-            try:
-                row = None if value is None else row_of(record)
-            except BaseException as error:
-                raise BlockError(index, error) from error
-            if wave == len(waves):
-                waves.append([])
-            waves[wave].append(
-                (key, version, row, message.offset() or 0, message.timestamp()[1])
-            )
+            read = version, index, message, value
+            known = newest.get(key)
+            if known is None:
+                newest[key] = read
+            elif version is None:
+                newest[key] = read
+                chains.pop(key, None)
+            else:
+                chain = chains.get(key) or [known]
+                _add(chain, read)
+                newest[key] = chain[-1]
+                if len(chain) > 1:
+                    chains[key] = chain
+                else:
+                    chains.pop(key, None)
+            if keeps_versions and version is not None:
+                offset = message.offset() or 0
+                versions.setdefault(key, []).append((version, offset))
+        if None in newest:
+            _, index, message, _ = newest[None]
+            raise _refuse_keyless(message)
+        changes = Changes(messages[0].partition() or 0, versions=versions)
+        waves = [newest | {key: chain[0] for key, chain in chains.items()}]
+        while chains := {key: chain[1:] for key, chain in chains.items() if chain[1:]}:
+            waves.append({key: chain[0] for key, chain in chains.items()})
+        for reads in waves:
+            made: list[Change] = []
+            changes.waves.append(made)
+            for key, (version, place, message, value) in reads.items():
+                index, row = place, None
+                if value is not None:
+                    row = row_of(Record(message, key, value, highest))
+                _, milliseconds = message.timestamp()
+                offset = message.offset() or 0
+                made.append((key, version, row, offset, milliseconds))
+        if keeps_records:
+            changes.records = {
+                key: Record(message, key, value, highest)
+                for key, (_, _, message, value) in newest.items()
+            }
+    except BaseException as error:
+        raise BlockError(index, error) from error
     return changes
 
 
-def _add(known: list[_Read], new: _Read) -> None:
+def _add(chain: list[_Read], new: _Read) -> None:
     """Add a record with a version to the newest ones of its key."""
-    version, _, value = new
-    last_version, _, last_value = known[-1]
+    version, _, _, value = new
+    last_version, _, _, last_value = chain[-1]
     if last_version is None:
-        known.append(new)
+        chain.append(new)
     elif last_version < version:  # type: ignore[operator]
         # Those with versions go; one without, before them, has an effect of its own.
-        del known[int(known[0][0] is None) :]
-        known.append(new)
+        del chain[int(chain[0][0] is None) :]
+        chain.append(new)
     elif last_version == version:
         # A tombstone and a state may have the same version, and the effect of a state
         # depends on the tombstone before it.
         if (last_value is None) is (value is None):
-            known.pop()
-        known.append(new)
+            chain.pop()
+        chain.append(new)
 
 
 def _refuse_keyless(message: Message) -> RecordError:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from itertools import groupby
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from jobs_lib.consuming.progress import get_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from confluent_kafka import Message
 
     from jobs_lib.consuming.progress import Progress
@@ -29,6 +32,10 @@ _TURN_SECONDS = 0.5
 _WAIT_SECONDS = 0.1
 _LONG_SECONDS = 0.2
 """How long a block is written before other threads write blocks of models, too."""
+
+# Each record passes here: these are twice as fast as functions of our own.
+_GET_TOPIC, _GET_NUMBER = methodcaller("topic"), methodcaller("partition")
+_GET_OFFSET = methodcaller("offset")
 
 
 class Queues:
@@ -70,14 +77,15 @@ class Queues:
     def add(self, messages: list[Message]) -> None:
         """Queue records that have arrived."""
         with self.changed:
-            # Records of a partition mostly come together.
-            for partition, some in groupby(messages, _get_partition):
+            for partition, some in group_by_partition(messages):
                 progress = self.partitions.get(partition)
                 if progress is None or progress.leaving or not progress.reading:
                     continue
                 # A topic that was cut or made anew begins below the stored offset.
                 first = progress.stored or 0
-                progress.push([one for one in some if get_offset(one) >= first])
+                if min(map(_GET_OFFSET, some)) < first:
+                    some = [one for one in some if get_offset(one) >= first]
+                progress.push(some)
             self.changed.notify_all()
 
     def take(self) -> Progress | None:
@@ -145,5 +153,13 @@ class Queues:
         return self._prefetch_bytes // max(1, len(self.partitions))
 
 
-def _get_partition(message: Message) -> Partition:
-    return message.topic() or "", message.partition() or 0
+def group_by_partition(
+    messages: Iterable[Message],
+) -> Iterator[tuple[Partition, list[Message]]]:
+    """Group records that follow each other and are of one partition.
+
+    Those of a partition mostly come together, and in the order of their offsets.
+    """
+    for topic, of_topic in groupby(messages, _GET_TOPIC):
+        for number, some in groupby(of_topic, _GET_NUMBER):
+            yield (topic or "", number or 0), [*some]

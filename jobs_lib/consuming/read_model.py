@@ -97,6 +97,7 @@ class ReadModel(ABC):
             self._read_key,
             self._row_of,
             highest,
+            keeps_records=self.on_change is not None,
             keeps_versions=self.gapless,
         )
 

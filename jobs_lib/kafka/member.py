@@ -278,23 +278,25 @@ class GroupMember:
         except KafkaException as failure:
             self._check_place(failure.args[0])
             raise
-        for message in messages:
-            error = message.error()
-            if error is None:
-                continue
-            self._check_place(error)
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                partition = (message.topic() or "", message.partition() or 0)
-                self._out_of_range.add(partition)
-                self._commands.append(partial(self._tell_range, partition))
-            elif error.code() not in _QUIET:
-                # An error without a topic is about the group.
-                name = message.topic() or self.group
-                self._report(explain(error, self._settings, name, "READ"))
         records = [message for message in messages if message.error() is None]
+        if len(records) < len(messages):
+            for message in messages:
+                if (error := message.error()) is not None:
+                    self._note_error(message, error)
         if records:
             for listener in self._listeners:
                 listener.received(records)
+
+    def _note_error(self, message: Message, error: KafkaError) -> None:
+        self._check_place(error)
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            partition = (message.topic() or "", message.partition() or 0)
+            self._out_of_range.add(partition)
+            self._commands.append(partial(self._tell_range, partition))
+        elif error.code() not in _QUIET:
+            # An error without a topic is about the group.
+            name = message.topic() or self.group
+            self._report(explain(error, self._settings, name, "READ"))
 
     def _tell_range(self, partition: Partition, consumer: Consumer) -> bool:
         """Tell listeners which records there are; False if the broker does not say."""

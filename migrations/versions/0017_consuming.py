@@ -56,8 +56,8 @@ alter table model_keys
 update installation set compatible_from = '0017_consuming';
 
 -- As the function of the same name with fewer arguments, which pods from before still
--- call until they end. It also refuses a transaction that did not begin with the block: a
--- handler has ended that one, and the effects of earlier records may be gone.
+-- call until they end. It also refuses a transaction that did not begin with the block:
+-- a handler has ended that one, and the effects of earlier records may be gone.
 create function advance_offset(
     consumer_group text, topic text, partition int, owner uuid, epoch bigint,
     expected bigint, next_offset bigint, appended_at timestamptz, block text
