@@ -125,18 +125,31 @@ class Offsets:
     ) -> Iterator[None]:
         """Do what the block does, move the offset, and commit: all in one round trip.
 
-        The block's statements are answered at the end, so it must not need the answers.
-        While the server works, ``meanwhile`` is called, which must not raise.
+        No application's code may run in it, which could end the transaction. While the
+        server works, ``meanwhile`` is called, which must not raise.
+
+        Args:
+            connection: without a transaction.
+            progress: the partition.
+            following: the offset of the next record.
+            appended_at: the timestamp of the last record.
+            meanwhile: called once all statements are sent.
 
         Raises:
             FencedError: another process has the partition.
             psycopg.Error: a statement failed, or as for :meth:`advance`.
         """
-        with fenced(), connection.pipeline():
-            mark = self._begin(connection)
-            yield
-            self._advance(connection, progress, following, appended_at, mark)
-            meanwhile()
+        # The statements of a pipeline are one transaction, which ends with it: so
+        # neither BEGIN nor COMMIT is sent.
+        connection.autocommit = True
+        try:
+            with fenced(), connection.pipeline():
+                yield
+                self._move(connection, progress, following, appended_at, None)
+                meanwhile()
+        finally:
+            if not connection.closed:
+                connection.autocommit = False
 
     def _begin(self, connection: Session[Any]) -> str:
         mark = uuid4().hex
@@ -150,6 +163,17 @@ class Offsets:
         following: int,
         appended_at: datetime | None,
         mark: str,
+    ) -> None:
+        self._move(connection, progress, following, appended_at, mark)
+        connection.execute("commit")
+
+    def _move(
+        self,
+        connection: Session[Any],
+        progress: Progress,
+        following: int,
+        appended_at: datetime | None,
+        mark: str | None,
     ) -> None:
         topic, number = progress.partition
         connection.execute(
@@ -167,7 +191,6 @@ class Offsets:
             },
             prepare=True,
         )
-        connection.execute("commit")
 
     def skip(
         self,

@@ -109,7 +109,8 @@ class ReadModel(ABC):
             return None
         write = make_writer(connection)
         texts = {key: write(key) or "" for key in changes.versions}
-        known = self._read_versions(connection, [*texts.values()], write)
+        with connection.transaction():
+            known = self._read_versions(connection, [*texts.values()], write)
         return find_missing(
             changes,
             {key: known[text] for key, text in texts.items() if text in known},

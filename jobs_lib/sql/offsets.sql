@@ -54,9 +54,11 @@ where consumer_group = %(group)s and topic = %(topic)s
 select set_config('jobs_lib.block', %(block)s, true)
 
 -- name: advance_offset
+-- Where no handler runs that could end the transaction, there is no mark of it.
 select {schema}.advance_offset(
     %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
-    %(next_offset)s, %(appended_at)s, %(block)s
+    %(next_offset)s, %(appended_at)s,
+    coalesce(%(block)s, current_setting('jobs_lib.block', true))
 )
 
 -- name: skip_record
