@@ -38,7 +38,7 @@ class TableStatements:
         self._queries = queries
         self._types: dict[str, str] = {}
         """The type of each column."""
-        self._statements: dict[tuple[str, tuple[str, ...]], sql.Composed] = {}
+        self._statements: dict[tuple[str, tuple[str, ...]], sql.SQL] = {}
 
     def learn_types(
         self, connection: psycopg.Connection[Any], columns: AbstractSet[str]
@@ -102,7 +102,7 @@ class TableStatements:
         others: Mapping[str, str],
         *,
         reads: bool = False,
-    ) -> sql.Composed:
+    ) -> sql.SQL:
         """Compose a statement over rows with these columns, or find it again.
 
         Args:
@@ -113,7 +113,9 @@ class TableStatements:
         """
         known = template, tuple(columns)
         if known not in self._statements:
-            self._statements[known] = self._compose(template, columns, others, reads)
+            composed = self._compose(template, columns, others, reads)
+            # To join its hundred parts takes as long as all else for a single record.
+            self._statements[known] = sql.SQL(cast("Any", composed.as_string()))
         return self._statements[known]
 
     def make_arrays(
