@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import types
@@ -349,6 +350,64 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
             what="the model equals the table",
         )
     assert find_refused(failures) == []
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("J21")
+@pytest.mark.usefixtures("unspoilt")
+def test_all_kinds_of_consumers_work_behind_pgbouncer(
+    bounced, admin, bootstrap_servers, topic, wait_for
+):
+    name = topic(2)
+    app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
+    admin.execute("create table seen (who text, n int, unique (who, n))")
+    admin.execute("create table side (id text primary key, n int)")
+    insert = "insert into seen values (%s, %s)"
+
+    @app.consumer(name, group=f"{name}-plain")
+    def handle(record, conn) -> None:
+        conn.execute(insert, ("plain", record.value))
+
+    @app.consumer(name, group=f"{name}-async")
+    async def handle_async(record, conn) -> None:
+        await conn.execute(insert, ("async", record.value))
+        with contextlib.suppress(psycopg.errors.UniqueViolation):
+            async with conn.transaction():
+                await conn.execute(insert, ("async", record.value))
+
+    @app.consumer(name, group=f"{name}-block", per="block")
+    def handle_block(records, conn) -> None:
+        with conn.cursor() as cursor:
+            cursor.executemany(insert, [("block", one.value) for one in records])
+
+    def tell(records, conn) -> None:
+        for record in records:
+            conn.execute(insert, ("told", record.value))
+
+    @app.read_model(
+        name, table="side", key="id", group=f"{name}-side", versions="side",
+        on_change=tell,
+    )  # fmt: skip
+    def side(record):
+        return {"n": record.value}
+
+    wanted = [(who, n) for who in ("async", "block", "plain", "told") for n in range(9)]
+
+    def read_seen():
+        return admin.execute("select who, n from seen order by who, n").fetchall()
+
+    with heard("loop.failed", "record.failed") as failures, running(app, "consumers"):
+        # One after the other, so that each is a block.
+        for n in range(9):
+            produce(bootstrap_servers, name, [(f"k{n}", n)])
+            wait_for(
+                lambda n=n: read_seen() == [one for one in wanted if one[1] <= n],
+                timeout=60,
+                what=f"all have {n}",
+            )
+    assert find_refused(failures) == []
+    rows = admin.execute("select id, n from side order by id").fetchall()
+    assert rows == [(f"k{n}", n) for n in range(9)]
 
 
 def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tmp_path):
