@@ -291,7 +291,7 @@ class Consumer:
             progress.taken = len(block)
         if not block or not self._prepare(connection, progress, block):
             return
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.thread_time()
         try:
             applied = self._applier.commit(
                 connection, progress, block, ahead, partial(self._read_ahead, number)
@@ -304,8 +304,8 @@ class Consumer:
             connection.rollback()
             self._failures.note_error(connection, progress, block, error)
             return
-        seconds = time.monotonic() - began
-        progress.adapt(applied, seconds, self._applier.get_seconds(progress))
+        seconds, worked = time.monotonic() - began, time.thread_time() - worked
+        progress.adapt(applied, seconds, worked, self._applier.get_seconds(progress))
         self._move(progress, get_offset(block[applied - 1]) + 1, applied)
 
     def _move(self, progress: Progress, following: int, count: int) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FIRST_SIZE = 500
 """Records of the first block: how long they take is not known yet."""
+_BUSY_SHARE = 0.6
+"""From which share of its time on a thread is busy rather than waiting."""
 _MESSAGE_BYTES = 800
 """What a message needs in memory beside its value, with usual headers."""
 
@@ -73,6 +75,8 @@ class Progress:
     """The most records of the next block."""
     reads_ahead: bool = False
     """Whether a thread may read its block while the database writes another one."""
+    is_busy_alone: bool = False
+    """Whether its last block kept its thread busy, rather than waiting for others."""
     ahead: Ahead | None = None
     """The next block, if it was read while the database wrote another one."""
     taken: int = 0
@@ -109,6 +113,11 @@ class Progress:
                 or self.waiting
             )
         )
+
+    @property
+    def competes(self) -> bool:
+        """Whether a second thread would only compete with it for the interpreter."""
+        return self.reads_ahead or self.is_busy_alone
 
     @property
     def is_settled(self) -> bool:
@@ -150,14 +159,16 @@ class Progress:
         """The offset behind the last waiting record."""
         return get_offset(self.waiting[-1]) + 1 if self.waiting else self.stored
 
-    def adapt(self, count: int, seconds: float, budget: float) -> None:
+    def adapt(self, count: int, seconds: float, worked: float, budget: float) -> None:
         """Choose the size of the next block by the time that this one took.
 
         Args:
             count: the records that were applied.
             seconds: how long they took.
+            worked: how many of them the thread itself was at work.
             budget: how long a block should take at the most, in seconds.
         """
+        self.is_busy_alone = count > 1 and worked > _BUSY_SHARE * seconds
         if seconds > budget:
             self.size = max(1, count // 2)
         elif count >= self.size and seconds < budget / 2:

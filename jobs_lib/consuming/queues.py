@@ -31,7 +31,7 @@ _TURN_SECONDS = 0.5
 """How long a partition may wait for its turn while others have larger blocks."""
 _WAIT_SECONDS = 0.1
 _LONG_SECONDS = 0.2
-"""How long a block is written before other threads write blocks of models, too."""
+"""How long a block is written before other threads write such blocks, too."""
 
 # Each record passes here: these are twice as fast as functions of our own.
 _GET_TOPIC, _GET_NUMBER = methodcaller("topic"), methodcaller("partition")
@@ -93,8 +93,8 @@ class Queues:
         with self.changed:
             now = time.monotonic()
             ready = [one for one in self.partitions.values() if one.is_ready(now)]
-            if self._are_read_ahead(now):
-                ready = [one for one in ready if not one.reads_ahead]
+            if self._is_one_enough(now):
+                ready = [one for one in ready if not one.competes]
             if not ready:
                 self.changed.wait(_WAIT_SECONDS)
                 return None
@@ -112,8 +112,8 @@ class Queues:
             ]
             return self._choose(ready, now) if ready else None
 
-    def _are_read_ahead(self, now: float) -> bool:
-        """Whether a thread reads blocks while the database writes those before.
+    def _is_one_enough(self, now: float) -> bool:
+        """Whether a thread has a block that keeps it busy.
 
         A second thread would only compete with it for the interpreter. It helps once
         the first one waits for the database for long, such as for a lock.
@@ -121,7 +121,7 @@ class Queues:
         begun = [
             one.taken_at
             for one in self.partitions.values()
-            if one.busy and one.reads_ahead
+            if one.busy and one.competes
         ]
         return bool(begun) and min(begun) > now - _LONG_SECONDS
 
