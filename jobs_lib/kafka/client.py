@@ -17,11 +17,11 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from jobs_lib import telemetry
-from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
+from jobs_lib.errors import AccessError, ConfigurationError
 from jobs_lib.kafka.configuration import (
     configure,
     configure_consumer,
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _logger = logging.getLogger("jobs_lib.kafka")
-_NO_ANSWER = {
+NO_ANSWER = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
 }
+"""What clients say while no broker answers."""
 OnRefused = Callable[[AccessError], None]
 """Called each time the brokers refuse a client that tries to connect."""
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
@@ -222,7 +223,7 @@ def read_topic_ids(
             found = future.result().topic_id
         except KafkaException as error:
             failure: KafkaError = error.args[0]
-            if failure.code() in _NO_ANSWER:
+            if failure.code() in NO_ANSWER:
                 raise no_answer(settings, failure.str(), f" for {topic!r}") from None
             continue
         bits = found.get_most_significant_bits(), found.get_least_significant_bits()
@@ -230,43 +231,6 @@ def read_topic_ids(
         if high or low:
             ids[topic] = UUID(int=high << 64 | low)
     return ids
-
-
-def read_ends(
-    settings: Settings, partitions: Iterable[str], timeout: float = 5.0
-) -> dict[str, int]:
-    """Read the offsets that the next records of partitions will have.
-
-    Args:
-        settings: where Kafka is.
-        partitions: such as ``orders/7``; those that do not exist are left out.
-        timeout: seconds.
-
-    Raises:
-        UnavailableError: no broker answers in time.
-    """
-    asked: dict[TopicPartition, Any] = {}
-    latest = cast("Any", OffsetSpec).latest()
-    for name in partitions:
-        topic, _, number = name.rpartition("/")
-        asked[TopicPartition(topic, int(number))] = latest
-    ends = {}
-    # Keep the client until the answers are there: a deleted client gives none.
-    admin = make_admin(settings)
-    found = admin.list_offsets(asked, request_timeout=timeout)
-    for partition, future in found.items():
-        try:
-            offset = future.result().offset
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_ANSWER:
-                continue
-            read_topics(settings, timeout)  # raises the reason if it is refused
-            raise UnavailableError(
-                f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the end "
-                f"of {partition.topic!r}: {error.args[0].str()}"
-            ) from None
-        ends[f"{partition.topic}/{partition.partition}"] = offset
-    return ends
 
 
 def create_topic(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobs_lib.kafka.client import read_ends
+from jobs_lib.kafka.places import read_ends
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:

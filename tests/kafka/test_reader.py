@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from jobs_lib.errors import OffsetError, TopicError, UnavailableError
-from jobs_lib.kafka.client import read_ends
+from jobs_lib.kafka.places import read_ends
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.settings import load_settings
 from tests.support.records import make_producer

@@ -1,0 +1,143 @@
+"""Find offsets of partitions: where they begin and end, and where a time begins."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from jobs_lib.errors import UnavailableError
+from jobs_lib.kafka.client import (
+    NO_ANSWER,
+    list_partitions,
+    make_admin,
+    read_topics,
+)
+from jobs_lib.kafka.refusal import missing_topics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jobs_lib.settings import Settings
+
+_SPECS = cast("Any", OffsetSpec)
+
+
+def read_ends(
+    settings: Settings, partitions: Iterable[str], timeout: float = 5.0
+) -> dict[str, int]:
+    """Read the offsets that the next records of partitions will have.
+
+    Args:
+        settings: where Kafka is.
+        partitions: such as ``orders/7``; those that do not exist are left out.
+        timeout: seconds.
+
+    Raises:
+        UnavailableError: no broker answers in time.
+    """
+    asked = []
+    for name in partitions:
+        topic, _, number = name.rpartition("/")
+        asked.append(TopicPartition(topic, int(number)))
+    found = _list_offsets(settings, asked, _SPECS.latest(), timeout)
+    return {f"{one.topic}/{one.partition}": offset for one, offset in found.items()}
+
+
+def find_places(
+    settings: Settings, topic: str, at: Literal["start", "end"] | datetime
+) -> dict[int, int]:
+    """Find the offset of each partition of a topic at its start, its end, or a time.
+
+    That of a time is the offset of the first record of this time or later in Kafka. It
+    is the end, where there is none.
+
+    Raises:
+        AccessError: the brokers do not let this client in.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers in time.
+    """
+    count = list_partitions(settings, [topic])[topic]
+    if not count:
+        raise missing_topics(settings, [topic])
+    asked = [TopicPartition(topic, number) for number in range(count)]
+    if at == "start":
+        found = _list_offsets(settings, asked, _SPECS.earliest())
+    else:
+        found = _list_offsets(settings, asked, _SPECS.latest())
+    if isinstance(at, datetime):
+        milliseconds = round(at.timestamp() * 1000)
+        then = _list_offsets(settings, asked, _SPECS.for_timestamp(milliseconds))
+        # Kafka gives a negative offset where no record is as new as that.
+        found.update({one: offset for one, offset in then.items() if offset >= 0})
+    return {one.partition: offset for one, offset in found.items()}
+
+
+def read_committed(
+    settings: Settings, group: str, topic: str, timeout: float = 5.0
+) -> dict[int, int]:
+    """Read the offsets that a group has committed to Kafka, by partition.
+
+    Partitions of which it has committed none are left out.
+
+    Raises:
+        UnavailableError: no broker answers in time.
+    """
+    # Keep the client until the answers are there: a deleted client gives none.
+    admin = make_admin(settings)
+    asked = [ConsumerGroupTopicPartitions(group)]
+    futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout)
+    try:
+        found = futures[group].result().topic_partitions or []
+    except KafkaException as error:
+        read_topics(settings, timeout)  # raises the reason if it is refused
+        raise UnavailableError(
+            f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
+            f"of the group {group!r}: {error.args[0].str()}"
+        ) from None
+    return {
+        one.partition: one.offset
+        for one in found
+        if one.topic == topic and one.offset >= 0
+    }
+
+
+def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:
+    """Delete a group that nobody needs any more; if that fails, Kafka does so later."""
+    # Keep the client until the answers are there: a deleted client gives none.
+    admin = make_admin(settings)
+    futures = admin.delete_consumer_groups([group], request_timeout=timeout)
+    with suppress(KafkaException):
+        futures[group].result()
+
+
+def _list_offsets(
+    settings: Settings,
+    partitions: Iterable[TopicPartition],
+    spec: Any,
+    timeout: float = 5.0,
+) -> dict[TopicPartition, int]:
+    """Ask for one offset of each partition; those that do not exist are left out."""
+    asked = dict.fromkeys(partitions, spec)
+    # Keep the client until the answers are there: a deleted client gives none.
+    admin = make_admin(settings)
+    offsets = {}
+    for one, future in admin.list_offsets(asked, request_timeout=timeout).items():
+        try:
+            offsets[one] = future.result().offset
+        except KafkaException as error:
+            if error.args[0].code() not in NO_ANSWER:
+                continue
+            read_topics(settings, timeout)  # raises the reason if it is refused
+            raise UnavailableError(
+                f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the "
+                f"offsets of {one.topic!r}: {error.args[0].str()}"
+            ) from None
+    return offsets
