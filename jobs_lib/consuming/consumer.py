@@ -98,6 +98,8 @@ class Consumer:
         self._changed = self._queues.changed
         self._untold: dict[Partition, int] = {}
         """Offsets that Kafka has not acknowledged yet."""
+        self._told: dict[Partition, int] = {}
+        """Those that it has acknowledged."""
         self._told_at = 0.0
         self._failures = Failures(self.group, self._declared, self._offsets, self._move)
         self._recovery = Recovery(
@@ -193,8 +195,8 @@ class Consumer:
         self._failures.tell(origins)
         with self._changed:
             for partition in parts:
-                self._partitions.pop(partition, None)
-                self._untold.pop(partition, None)
+                for known in (self._partitions, self._untold, self._told):
+                    known.pop(partition, None)
 
     # The member's side, in the poll thread
 
@@ -229,6 +231,7 @@ class Consumer:
     def committed(self, offsets: Mapping[Partition, int]) -> None:
         """Note that Kafka has these offsets now."""
         with self._changed:
+            self._told.update(offsets)
             for partition, offset in offsets.items():
                 if self._untold.get(partition) == offset:
                     del self._untold[partition]
@@ -376,6 +379,7 @@ class Consumer:
                 for one in self._partitions.values()
                 if not (one.busy or one.leaving or one.in_doubt)
             }
+        self._member.ask_positions(self._note_reached)
         if not ours:
             return
         stored = self._offsets.read(connection, list(ours))
@@ -386,6 +390,19 @@ class Consumer:
                 if progress is None or progress.busy or progress.stored != before:
                     continue
                 progress.in_doubt |= stored.get(partition) != before
+
+    def _note_reached(self, positions: Mapping[Partition, int]) -> None:
+        """Let Kafka be told how far partitions are read that have no more records.
+
+        A transaction ends with a marker behind its last record. Kafka's tools, and
+        others that wait for this group, would see one offset too few for ever.
+        """
+        with self._changed:
+            for partition, (stored, place) in self.measures.note(positions).items():
+                if stored is None or stored >= place:
+                    continue
+                if self._told.get(partition) != place:
+                    self._untold[partition] = place
 
     def _commit_to_kafka(self, now: bool = False) -> None:
         """Tell Kafka the offsets, again and again until it has acknowledged them."""

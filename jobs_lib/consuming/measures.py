@@ -70,7 +70,7 @@ class Measures:
             positions: says where topics begin and end.
             within: seconds, the age of what it says at most.
         """
-        self._member.ask_positions(self._note)
+        self._member.ask_positions(self.note)
         with self._lock:
             places = {
                 partition: self._find_place(partition, progress)
@@ -101,12 +101,17 @@ class Measures:
             return reached
         return progress.stored
 
-    def _note(self, positions: Mapping[Partition, int]) -> None:
+    def note(
+        self, positions: Mapping[Partition, int]
+    ) -> Mapping[Partition, tuple[int | None, int]]:
         """Note how far the client has read, in the poll thread.
 
         The markers of transactions and the gaps of compaction lie behind the last
         record. The client passes them over, but the stored offset does not: a partition
         in which nothing waits would seem to be behind for ever.
+
+        Returns of each such partition the stored offset, and the place up to which no
+        record follows it.
         """
         with self._lock:
             self._reached = {
@@ -117,3 +122,4 @@ class Measures:
                 and (place := positions.get(partition)) is not None
                 and place >= (progress.stored or 0)
             }
+            return self._reached

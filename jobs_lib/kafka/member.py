@@ -109,6 +109,8 @@ class GroupMember:
         self._assigned: set[Partition] = set()
         """Kept here, because asking librdkafka would wait while it holds the GIL."""
         self._paused: set[Partition] = set()
+        self._begun: set[Partition] = set()
+        """Those that were begun since they were assigned."""
         self._out_of_range: set[Partition] = set()
         """Those that librdkafka has ceased to read."""
         self._stopping = threading.Event()
@@ -155,8 +157,12 @@ class GroupMember:
                     self._assign_again(consumer, at)
                 elif offset is not None:
                     consumer.seek(at)
+                elif partition in self._begun:
+                    # The client is somewhere behind the group's offset.
+                    self._assign_again(consumer, at)
                 consumer.resume([TopicPartition(*partition)])
                 self._paused.discard(partition)
+                self._begun.add(partition)
             except KafkaException as error:
                 # The partition's fetcher has not started yet: try again.
                 if error.args[0].code() == KafkaError._STATE:
@@ -198,7 +204,7 @@ class GroupMember:
         """Poll again soon: a listener may have room for records now."""
         self._has_news.set()
 
-    def ask_positions(self, answer: Callable[[dict[Partition, int]], None]) -> None:
+    def ask_positions(self, answer: Callable[[dict[Partition, int]], object]) -> None:
         """Ask how far the assigned partitions are read; answered in the poll thread.
 
         Every record before these offsets was handed to the listeners. Those partitions
@@ -393,6 +399,7 @@ class GroupMember:
         for one in list(partitions):
             self._assigned.discard(one)
             self._paused.discard(one)
+            self._begun.discard(one)
             self._out_of_range.discard(one)
 
     def _notify(self, what: str, partitions: list[TopicPartition]) -> None:

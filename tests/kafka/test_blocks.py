@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.support.apps import heard, make_app, running
@@ -289,10 +289,7 @@ def test_a_process_that_died_between_its_two_commits_leaves_no_lag_in_kafka(
     group = f"{name}-g"
 
     def told() -> int:
-        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(name, 0)])]
-        found = kafka_admin.list_consumer_group_offsets(asked)[group].result()
-        offset: int = found.topic_partitions[0].offset
-        return offset
+        return ask_committed(kafka_admin, group, name)
 
     app = make()
 
@@ -309,6 +306,43 @@ def test_a_process_that_died_between_its_two_commits_leaves_no_lag_in_kafka(
     with running(app, "consumers"):
         wait_for(lambda: told() == 5, timeout=30, what=lambda: f"Kafka knows: {told()}")
     assert read_offsets(name) == {0: 5}
+
+
+@pytest.mark.guarantee("K21")
+def test_a_topic_that_ends_with_the_marker_of_a_transaction_has_no_lag_in_kafka(
+    make, bootstrap_servers, kafka_admin, topic, read_offsets, wait_for
+):
+    name = topic(1)
+    app = make(heartbeat_interval=0.5)
+
+    @app.consumer(name, group=name)
+    def handle(record, conn) -> None: ...
+
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
+    )
+    producer.init_transactions(30)
+    with running(app, "consumers"):
+        for end in (4, 8):
+            producer.begin_transaction()
+            for n in range(3):
+                producer.produce(name, str(n).encode(), b"k")
+            producer.commit_transaction(30)
+            wait_for(
+                lambda end=end: ask_committed(kafka_admin, name, name) == end,
+                timeout=30,
+                what="Kafka is told the place behind the marker",
+            )
+            # The offset in the database is that behind the last record.
+            assert read_offsets(name) == {0: end - 1}
+
+
+def ask_committed(kafka_admin, group: str, topic: str) -> int:
+    """The offset of a group in Kafka, of the first partition."""
+    asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])]
+    found = kafka_admin.list_consumer_group_offsets(asked)[group].result()
+    offset: int = found.topic_partitions[0].offset
+    return offset
 
 
 @pytest.mark.guarantee("K21")
