@@ -84,6 +84,14 @@ class Subscription:
         """Whether it was declared with this topic and this group."""
         return (self._topic, self._group) == (topic, group)
 
+    def is_called(self, topic: str) -> bool:
+        """Whether its topic has this name, as it is declared or as Kafka has it."""
+        return topic in (self.topic, str(self._topic))
+
+    def is_group(self, group: str) -> bool:
+        """Whether its group has this name, likewise."""
+        return group in (self.group, str(self._group))
+
     def is_of_exact_topic(self, name: str) -> bool:
         """Whether it reads another system's topic of this name."""
         return self._topic == Exact(name)
@@ -170,6 +178,14 @@ class Subscription:
         self.on_error = on_error
         self.model = model
         self._decoder = decoder
+
+    def copy_model(self, other: Subscription) -> None:
+        """Keep the tables of another one again, without effects elsewhere."""
+        assert other.model is not None
+        self.model = other.model.make_anew()
+        self._decoder = other._decoder
+        self.on_error = other.on_error
+        self.block, self.block_seconds = other.block, other.block_seconds
 
     @property
     def is_read_model(self) -> bool:
