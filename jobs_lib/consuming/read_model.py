@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import TypeVar
 
@@ -42,6 +43,7 @@ _CHANGE = {
 """What each change has beside the row, with its type."""
 _REEXPORT = "reexport"
 _STATES = {True: "upsert_states", False: "upsert_placed"}
+_STATES_AGAIN = {True: "restate_states", False: "upsert_placed"}
 _ENDS = {True: "remove_ended", False: "remove_placed"}
 """The templates for changes with and without versions."""
 
@@ -80,6 +82,21 @@ class ReadModel(ABC):
         """Called with the records that have changed rows."""
         self.gapless = False
         """Whether the versions of a key grow by one, so that a gap is an alarm."""
+        self.again = False
+        """Whether it re-synchronises the tables: the states that they have are written
+        again, in case that they are wrong, and the keys that the topic shows are noted.
+        """
+
+    @property
+    def name(self) -> str:
+        """By which the database knows the keys of the model: its first table."""
+        return self._name
+
+    def make_anew(self) -> Self:
+        """Make another one that re-synchronises the tables, and does nothing else."""
+        other = copy(self)
+        other.on_change, other.gapless, other.again = None, False, True
+        return other
 
     def read(self, messages: Sequence[Message], highest: int | None = None) -> Changes:
         """Read the records of a block, of one partition.
@@ -204,6 +221,36 @@ class ReadModel(ABC):
             raise BlockError(None, error) from error
         connection.is_lent = False
 
+    def note_shown(
+        self, connection: psycopg.Connection[Any], changes: Changes, write: Write
+    ) -> None:
+        """Note that the topic shows these keys, in the open transaction."""
+        keys = {write(key) for wave in changes.waves for key, *_ in wave}
+        connection.execute(
+            self._queries()["note_shown"],
+            {"model": self._name, "record_key": write_array([*keys], write)},
+            prepare=True,
+        )
+
+    @abstractmethod
+    def note_keys(self, connection: psycopg.Connection[Any]) -> None:
+        """Note all keys that the model has, of which the topic has shown none yet."""
+
+    @abstractmethod
+    def remove_unshown(
+        self, connection: psycopg.Connection[Any], rows: int
+    ) -> tuple[int, int]:
+        """Remove the rows of noted keys that the topic has not shown.
+
+        Rows that have changed since they were noted stay.
+
+        Args:
+            connection: with the transaction.
+            rows: the most keys to look at.
+
+        Returns how many keys it has looked at, and of how many it has removed rows.
+        """
+
     @abstractmethod
     def explain(self, error: BaseException) -> BaseException:
         """Return what is to be said of an error of :meth:`write`, without values."""
@@ -246,7 +293,8 @@ class RowModel(ReadModel):
         write = make_writer(connection)
         place = {"topic_id": topic_id, "partition": changes.partition}
         for (has_version, columns), same in changes.kinds:
-            template = (_ENDS if columns is None else _STATES)[has_version]
+            states = _STATES_AGAIN if self.again else _STATES
+            template = (_ENDS if columns is None else states)[has_version]
             statement = self._table.compose(template, columns or (), _CHANGE)
             values = {
                 **make_change_arrays(same, write),
@@ -254,9 +302,12 @@ class RowModel(ReadModel):
                     (change[2] for change in same), columns or (), write
                 ),
                 "model": self._name,
+                "again": self.again,
                 **place,
             }
             connection.execute(statement, values, prepare=True)
+        if self.again:
+            self.note_shown(connection, changes, write)
 
     def digest(
         self,
@@ -278,6 +329,24 @@ class RowModel(ReadModel):
             prepare=True,
         ).fetchall()
         return dict(rows)
+
+    def note_keys(self, connection: psycopg.Connection[Any]) -> None:
+        """See :class:`ReadModel`."""
+        connection.execute(
+            self._table.compose_plain(connection, "note_model_keys"),
+            {"model": self._name},
+        )
+
+    def remove_unshown(
+        self, connection: psycopg.Connection[Any], rows: int
+    ) -> tuple[int, int]:
+        """See :class:`ReadModel`."""
+        row = connection.execute(
+            self._table.compose_plain(connection, "delete_unshown"),
+            {"model": self._name, "rows": rows},
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

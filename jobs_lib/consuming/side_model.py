@@ -84,6 +84,7 @@ class SideModel(ReadModel):
                     **make_change_arrays(wave, write),
                     "is_gone": write_array(gone, write),
                     "model": self._name,
+                    "again": self.again,
                     **place,
                 },
                 prepare=True,
@@ -99,6 +100,8 @@ class SideModel(ReadModel):
                 },
                 write,
             )
+        if self.again:
+            self.note_shown(connection, changes, write)
 
     def digest(
         self,
@@ -125,6 +128,30 @@ class SideModel(ReadModel):
             prepare=True,
         ).fetchall()
         return dict(rows)
+
+    def note_keys(self, connection: psycopg.Connection[Any]) -> None:
+        """See :class:`ReadModel`."""
+        connection.execute(self._queries()["note_side_keys"], {"model": self._name})
+
+    def remove_unshown(
+        self, connection: psycopg.Connection[Any], rows: int
+    ) -> tuple[int, int]:
+        """See :class:`ReadModel`."""
+        row = connection.execute(
+            self._queries()["end_unshown"], {"model": self._name, "rows": rows}
+        ).fetchone()
+        assert row is not None
+        gone, looked = row
+        if gone:
+            write = make_writer(connection)
+            # A later table may refer to an earlier one.
+            for table in reversed(self._tables):
+                table.learn_types(connection, {table.key})
+                connection.execute(
+                    table.compose("delete_rows", (), _KEY),
+                    {"record_key": write_array(gone, write)},
+                )
+        return looked, len(gone)
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

@@ -118,6 +118,18 @@ class TableStatements:
             self._statements[known] = sql.SQL(cast("Any", composed.as_string()))
         return self._statements[known]
 
+    def compose_plain(
+        self, connection: psycopg.Connection[Any], template: str
+    ) -> sql.Composed:
+        """Compose a statement about the whole table."""
+        self.learn_types(connection, {self.key})
+        return self._queries().fill(
+            template,
+            table=self._table,
+            key=sql.Identifier(self.key),
+            key_type=_type(self._types[self.key]),
+        )
+
     def make_arrays(
         self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], write: Write
     ) -> dict[str, str]:
@@ -170,6 +182,15 @@ class TableStatements:
             changes=sql.SQL("").join(
                 sql.SQL(", {0} = excluded.{0}").format(n) for n in names
             ),
+            # As texts: some types, such as json, cannot be compared.
+            same=sql.SQL(" and ").join(
+                sql.SQL("t.{}::text is not distinct from r.{}::text").format(
+                    name, sql.Identifier(_COLUMN.format(n))
+                )
+                for n, name in enumerate(names)
+            )
+            if names
+            else sql.SQL("true"),
         )
 
 

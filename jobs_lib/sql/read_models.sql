@@ -4,6 +4,26 @@
 -- (text), row_key (of the table's type), version, record_offset, appended_ms and those
 -- of the row. No key is in {incoming} twice.
 
+-- part: has_not_ended
+-- Whether nothing that is known of its key is newer than the record r, beside the row.
+not exists (
+    select from {schema}.model_keys k
+    where k.model = %(model)s and k.key = r.record_key
+        and case when k.version is not null
+        -- The key ended with that version, or with a newer one.
+        then k.version > r.version or (k.version = r.version and k.of_equal)
+        -- The last record had no version, and the places decide. In another partition
+        -- that is by the time of a clock: versions are better, if the row has one now.
+        else not ({is_newer}) and (
+            (k.topic_id, k.partition) is not distinct from
+                (%(topic_id)s::uuid, %(partition)s::int)
+            or not exists (
+                select from {table} t
+                where t.{key} = r.row_key and t.version is not null
+            )
+        ) end
+)
+
 -- part: is_newer
 -- Whether the record r is newer than what is known of its key, by their places. Offsets
 -- are compared within one partition of one topic. Else the times decide, and where they
@@ -12,6 +32,13 @@ case when (k.topic_id, k.partition) is not distinct from
     (%(topic_id)s::uuid, %(partition)s::int)
 then r.record_offset > coalesce(k.record_offset, -1)
 else to_timestamp(r.appended_ms / 1000.0) >= coalesce(k.appended_at, '-infinity') end
+
+-- part: may_be_written
+-- The same, or the very record that is known: a re-synchronisation writes it again.
+{is_newer_than_known} or (
+    %(again)s and (k.topic_id, k.partition, k.record_offset) is not distinct from
+        (excluded.topic_id, excluded.partition, excluded.record_offset)
+)
 
 -- part: is_newer_than_known
 -- The same where a key is noted: then k is the row that is there, and r is excluded.
@@ -30,25 +57,25 @@ noted_at = excluded.noted_at
 with incoming as ({incoming})
 insert into {table} as kept ({key}, version{columns})
 select r.row_key, r.version{values} from incoming r
-where not exists (
-    select from {schema}.model_keys k
-    where k.model = %(model)s and k.key = r.record_key
-        and case when k.version is not null
-        -- The key ended with that version, or with a newer one.
-        then k.version > r.version or (k.version = r.version and k.of_equal)
-        -- The last record had no version, and the places decide. In another partition
-        -- that is by the time of a clock: versions are better, if the row has one now.
-        else not ({is_newer}) and (
-            (k.topic_id, k.partition) is not distinct from
-                (%(topic_id)s::uuid, %(partition)s::int)
-            or not exists (
-                select from {table} t
-                where t.{key} = r.row_key and t.version is not null
-            )
-        ) end
-)
+where {has_not_ended}
 on conflict ({key}) do update set version = excluded.version{changes}
 where kept.version < excluded.version or kept.version is null
+
+-- template: restate_states
+-- The same for a re-synchronisation: a state of the row's own version is written, too.
+-- Rows that are right already are left out, so that they are neither written nor locked.
+with incoming as ({incoming})
+insert into {table} as kept ({key}, version{columns})
+select r.row_key, r.version{values} from incoming r
+where {has_not_ended} and not exists (
+    select from {table} t
+    where t.{key} = r.row_key and (
+        t.version > r.version
+        or (t.version = r.version and {same})
+    )
+)
+on conflict ({key}) do update set version = excluded.version{changes}
+where kept.version <= excluded.version or kept.version is null
 
 -- template: remove_ended
 -- Ends with versions. If an end and a state have equal versions, the first one received
@@ -96,7 +123,7 @@ with incoming as ({incoming}), noted as (
     from incoming r
     on conflict (model, key) do update set version = null, of_equal = false,
         is_gone = false, {place_of_key}
-    where {is_newer_than_known}
+    where {may_be_written}
     returning key
 )
 insert into {table} as kept ({key}, version{columns})
@@ -147,10 +174,11 @@ on conflict (model, key) do update set version = excluded.version,
     is_gone = excluded.is_gone, of_equal = false, {place_of_key}
 where case when k.version is not null and excluded.version is not null
     then k.version < excluded.version or (
-        k.version = excluded.version and k.is_gone <> excluded.is_gone
-        and {is_newer_than_known}
+        k.version = excluded.version and case when k.is_gone = excluded.is_gone
+            -- A re-synchronisation writes the very state that is known again.
+            then %(again)s else {is_newer_than_known} end
     )
-    else {is_newer_than_known} end
+    else {may_be_written} end
 returning k.key
 
 -- template: delete_rows

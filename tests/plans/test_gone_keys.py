@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.consuming.read_model import _CHANGE, _ENDS, _STATES
+from jobs_lib.consuming.read_model import _CHANGE, _ENDS, _STATES, _STATES_AGAIN
 from jobs_lib.consuming.table_statements import TableStatements
 from jobs_lib.postgres.queries import load_queries
 from tests.plans.test_old_snapshots import count_pages
@@ -35,13 +35,14 @@ def model(admin) -> TableStatements:
 @pytest.mark.guarantee("FP25")
 @pytest.mark.parametrize("analyzed", [True, False])
 @pytest.mark.parametrize("has_version", [True, False], ids=["versions", "places"])
-@pytest.mark.parametrize("is_state", [True, False], ids=["states", "ends"])
+@pytest.mark.parametrize("templates", [_STATES, _STATES_AGAIN, _ENDS])
 def test_a_record_reads_as_much_with_very_many_keys_gone(
-    model, admin, analyzed, has_version, is_state
+    model, admin, analyzed, has_version, templates
 ):
     if analyzed:
         admin.execute("analyze jobs_lib.model_keys, model")
-    template = (_STATES if is_state else _ENDS)[has_version]
+    is_state = templates is not _ENDS
+    template = templates[has_version]
     statement = model.compose(template, ["name"] if is_state else [], _CHANGE)
     numbers = range(7, 7 + ROWS)
     values = {
@@ -53,5 +54,6 @@ def test_a_record_reads_as_much_with_very_many_keys_gone(
         "model": "model",
         "topic_id": None,
         "partition": 0,
+        "again": templates is _STATES_AGAIN,
     }
     assert count_pages(admin, statement, values) < 30 * ROWS

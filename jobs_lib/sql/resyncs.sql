@@ -1,0 +1,129 @@
+-- Read the topic of a read model again, beside the running service.
+
+-- name: begin_resync
+insert into {schema}.resyncs (model, topic, topic_id, consumer_group, begins)
+values (%(model)s, %(topic)s, %(topic_id)s, %(group)s, %(begins)s)
+on conflict (model) do nothing
+returning model
+
+-- name: read_resync
+select r.topic, r.topic_id, r.consumer_group, r.begins, r.started_at
+from {schema}.resyncs r
+where r.model = %(model)s
+
+-- name: note_resync_parts
+insert into {schema}.resync_parts (model, partition, start_offset, end_offset)
+select %(model)s, g.partition, g.start_offset, g.end_offset
+from unnest(%(partitions)s::int[], %(starts)s::bigint[], %(ends)s::bigint[])
+    as g(partition, start_offset, end_offset)
+
+-- name: begin_resync_offsets
+-- Without an offset a group begins with the oldest record.
+insert into {schema}.offsets (consumer_group, topic, partition, next_offset, topic_id)
+select %(group)s, %(topic)s, g.partition, g.next_offset, %(topic_id)s
+from unnest(%(partitions)s::int[], %(starts)s::bigint[]) as g(partition, next_offset)
+on conflict (consumer_group, topic, partition) do update set
+    next_offset = excluded.next_offset, topic_id = excluded.topic_id,
+    highest_offset = null, failed_offset = null, failure = null, failing_since = null
+
+-- template: note_model_keys
+insert into {schema}.resync_keys (model, key, version, partition, record_offset)
+select %(model)s, t.{key}::text, t.version, k.partition, k.record_offset
+from {table} t
+left join {schema}.model_keys k on k.model = %(model)s and k.key = t.{key}::text
+
+-- name: note_side_keys
+insert into {schema}.resync_keys (model, key, version, partition, record_offset)
+select k.model, k.key, k.version, k.partition, k.record_offset
+from {schema}.model_keys k
+where k.model = %(model)s and not k.is_gone
+
+-- name: note_shown
+delete from {schema}.resync_keys
+where model = %(model)s and key = any (%(record_key)s::text[])
+
+-- name: read_resync_parts
+-- How far each partition is.
+select p.partition, p.start_offset, p.end_offset, f.next_offset, r.topic,
+    r.consumer_group
+from {schema}.resync_parts p
+join {schema}.resyncs r using (model)
+left join {schema}.offsets f on f.consumer_group = r.consumer_group
+    and f.topic = r.topic and f.partition = p.partition
+where p.model = %(model)s
+order by p.partition
+
+-- part: some_unshown
+-- Some keys that the topic did not show; they are taken out of the list.
+with unshown as (
+    delete from {schema}.resync_keys where ctid = any (array(
+        select ctid from {schema}.resync_keys where model = %(model)s
+        limit %(rows)s for update skip locked
+    ))
+    returning key, version, partition, record_offset
+)
+
+-- part: has_not_changed
+-- Whether nothing has been known of the key k since the re-synchronisation began.
+not exists (
+    select from {schema}.model_keys m
+    where m.model = %(model)s and m.key = u.key
+        and (m.partition, m.record_offset) is distinct from (u.partition, u.record_offset)
+)
+
+-- template: delete_unshown
+{some_unshown}, gone as (
+    delete from {table} t using unshown u
+    where t.{key} = u.key::{key_type} and t.version is not distinct from u.version
+        and {has_not_changed}
+    returning t.{key}
+)
+select (select count(*) from unshown), (select count(*) from gone)
+
+-- name: end_unshown
+-- Where the versions are beside the tables. The rows of these keys go next.
+{some_unshown}, gone as (
+    update {schema}.model_keys m set is_gone = true, noted_at = clock_timestamp()
+    from unshown u
+    where m.model = %(model)s and m.key = u.key and not m.is_gone
+        and (m.version, m.partition, m.record_offset) is not distinct from
+            (u.version, u.partition, u.record_offset)
+    returning m.key
+)
+select coalesce((select array_agg(key) from gone), '{{}}'), (select count(*) from unshown)
+
+-- name: end_resync
+with gone as (
+    delete from {schema}.resyncs where model = %(model)s
+)
+delete from {schema}.resync_keys where model = %(model)s
+
+-- name: end_resync_group
+with offsets_gone as (
+    delete from {schema}.offsets
+    where consumer_group = %(group)s and topic = %(topic)s
+), origins_gone as (
+    delete from {schema}.origins where role = 'consume:' || %(group)s
+)
+delete from {schema}.skipped
+where consumer_group = %(group)s and topic = %(topic)s
+
+-- name: count_resync_skipped
+select count(*)
+from {schema}.skipped s
+where s.consumer_group = %(group)s and s.topic = %(topic)s
+
+-- name: read_model_parts
+-- Each partition of a read model, and how far a re-synchronisation is in it.
+select f.partition, f.next_offset, f.failed_offset, f.failure, (
+        select count(*) from {schema}.skipped s
+        where (s.consumer_group, s.topic, s.partition)
+            = (f.consumer_group, f.topic, f.partition)
+    ), p.end_offset, g.next_offset
+from {schema}.offsets f
+left join {schema}.resyncs r on r.model = %(model)s and r.topic = f.topic
+left join {schema}.resync_parts p on p.model = r.model and p.partition = f.partition
+left join {schema}.offsets g on g.consumer_group = r.consumer_group
+    and g.topic = f.topic and g.partition = f.partition
+where f.consumer_group = %(group)s and f.topic = %(topic)s
+order by f.partition

@@ -1,0 +1,227 @@
+"""A read model is made equal to its topic again, beside the running service."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from jobs_lib.consuming.resync import Resync
+from jobs_lib.errors import OperatingError
+from jobs_lib.service.resync import cancel_resync, find_model, resync
+from tests.support.apps import running
+from tests.support.records import make_producer
+
+KEYS = 40
+
+
+@pytest.fixture
+def name(topic, bootstrap_servers):
+    """A topic of two partitions: 40 keys in version 2, and one that has ended."""
+    name = topic(2, config={"cleanup.policy": "compact"})
+    states = [
+        (f"k{n}", {"n": n, "twice": 2 * n}, version)
+        for version in (1, 2)
+        for n in range(KEYS)
+    ]
+    send(bootstrap_servers, name, [*states, ("gone", {"n": 0}, 1), ("gone", None, 2)])
+    return name
+
+
+def send(bootstrap_servers: str, topic: str, states) -> None:
+    """Send states with their versions, each in a header."""
+    producer = make_producer(bootstrap_servers)
+    for key, value, version in states:
+        producer.produce(
+            topic,
+            None if value is None else json.dumps(value).encode(),
+            key,
+            headers=[("ce_version", str(version))],
+        )
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture(params=["row", "side"])
+def versions(request) -> str:
+    """Where the versions are."""
+    return request.param
+
+
+@pytest.fixture
+def declare(make, admin, name, versions):
+    """A function that makes an app with a read model, whose columns may change."""
+    admin.execute(
+        "create table model (id text primary key, version bigint, n int, twice int)"
+    )
+
+    def declare(*columns: str, **options):
+        app = make(heartbeat_interval=0.5, stale_after=5.0)
+
+        @app.read_model(
+            name, table="model", key="id", group=name, versions=versions, **options
+        )
+        def row(record):
+            return {column: record.value.get(column) for column in columns}
+
+        return app
+
+    return declare
+
+
+@pytest.fixture
+def read(admin):
+    """A function that reads the rows of the model, by key."""
+
+    def read() -> dict[str, tuple[int, int]]:
+        rows = admin.execute("select id, n, twice from model").fetchall()
+        return {key: (n, twice) for key, n, twice in rows}
+
+    return read
+
+
+OLD = {f"k{n}": (n, None) for n in range(KEYS)}
+NEW = {f"k{n}": (n, 2 * n) for n in range(KEYS)}
+
+
+@pytest.mark.guarantee("W62", "W64", "W67")
+def test_a_new_column_is_filled_beside_the_running_service(
+    declare, read, admin, name, versions, bootstrap_servers, read_offsets, wait_for
+):
+    told = []
+    app = declare("n", on_change=lambda records, conn: told.extend(records))
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+        count = len(told)
+        # What no record has made, and a row that is wrong.
+        admin.execute("insert into model values ('orphan', 1, 7, 7)")
+        admin.execute("update model set n = -1 where id = 'k3'")
+        if versions == "side":
+            admin.execute(
+                "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+                " values ('model', 'orphan', 1, false)"
+            )
+        other = declare("n", "twice", on_change=lambda records, conn: told.append(1))
+        before = read_offsets(name)
+        assert resync(other, "model") == 1
+        assert read() == NEW
+        assert len(told) == count
+        send(bootstrap_servers, name, [("k1", {"n": 100}, 3)])
+        wait_for(lambda: read()["k1"][0] == 100, timeout=30, what="it goes on")
+        assert all(read_offsets(name)[one] >= before[one] for one in before)
+    assert left_behind(admin) == []
+
+
+def left_behind(admin) -> list[str]:
+    """What a re-synchronisation that has ended leaves in the database."""
+    queries = [
+        "select model from jobs_lib.resyncs",
+        "select key from jobs_lib.resync_keys",
+        "select topic from jobs_lib.offsets where consumer_group like '%resync%'",
+        "select origin from jobs_lib.origins where role like '%resync%'",
+    ]
+    return [str(row) for query in queries for row in admin.execute(query)]
+
+
+@pytest.mark.guarantee("W64")
+def test_rows_that_change_meanwhile_stay_and_no_version_falls(
+    declare, read, admin, name, versions, bootstrap_servers, wait_for
+):
+    app = declare("n", "twice")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == NEW, timeout=60, what="the model is filled")
+    if versions == "row":
+        # They are newer than their records.
+        admin.execute("update model set version = 9, n = -5 where id = 'k5'")
+        admin.execute("insert into model values ('new', 1, 1, 1)")
+    else:
+        admin.execute("update jobs_lib.model_keys set version = 9 where key = 'k5'")
+        admin.execute("update model set n = -5 where id = 'k5'")
+        admin.execute("insert into model values ('new', null, 1, 1)")
+        admin.execute(
+            "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+            " values ('model', 'new', 1, false)"
+        )
+    other = declare("n", "twice")
+    changed = threading.Event()
+
+    def change(parts) -> None:
+        # The key was noted, and has another version since.
+        if not changed.is_set():
+            changed.set()
+            table = "model" if versions == "row" else "jobs_lib.model_keys"
+            column = "id" if versions == "row" else "key"
+            admin.execute(f"update {table} set version = 2 where {column} = 'new'")
+
+    assert resync(other, "model", report=change) == 0
+    assert changed.is_set()
+    assert read() == {**NEW, "k5": (-5, 10), "new": (1, 1)}
+
+
+@pytest.mark.guarantee("W61")
+def test_a_part_of_the_topic_is_read_again_and_no_row_goes(
+    declare, read, admin, name, bootstrap_servers, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+        (now,) = admin.execute("select now() + interval '1 second'").fetchone()
+        wait_for(
+            lambda: admin.execute("select now() > %s", (now,)).fetchone() == (True,),
+            timeout=10,
+            what="a second is over",
+        )
+        send(bootstrap_servers, name, [("k1", {"n": 1, "twice": 2}, 3)])
+        wait_for(
+            lambda: admin.execute(
+                "select 1 from jobs_lib.model_keys where version = 3"
+                " union select 1 from model where version = 3"
+            ).fetchone(),
+            timeout=30,
+            what="the change is there",
+        )
+        assert resync(declare("n", "twice"), "model", now) == 0
+    assert read() == {**OLD, "k1": (1, 2)}
+
+
+def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_for):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    admin.execute("update model set n = -1")
+    other = declare("n", "twice")
+    assert Resync(other.settings, database, find_model(other, "model")).begin()
+    # As if it had read all but the last two records of each partition.
+    admin.execute(
+        "update jobs_lib.offsets f set next_offset = p.end_offset - 2"
+        " from jobs_lib.resync_parts p where p.partition = f.partition"
+        " and f.consumer_group = (select consumer_group from jobs_lib.resyncs)"
+    )
+    admin.execute("delete from jobs_lib.resync_keys")
+    admin.execute("update model set n = -1")
+    assert resync(other, "model") == 0
+    written = {key for key, (n, _) in read().items() if n != -1}
+    assert 1 <= len(written) <= 4
+    assert left_behind(admin) == []
+
+
+def test_what_cannot_be_known_is_refused_and_no_row_goes(
+    declare, read, admin, name, make_anew, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    with pytest.raises(OperatingError, match=r"no read model .* its tables are: model"):
+        resync(app, "other")
+    stopping = threading.Event()
+    stopping.set()
+    assert resync(app, "model", stopping=stopping) is None
+    (now,) = admin.execute("select now()").fetchone()
+    with pytest.raises(OperatingError, match="reads from start has begun"):
+        resync(app, "model", now)
+    admin.execute("update jobs_lib.resyncs set topic_id = gen_random_uuid()")
+    with pytest.raises(OperatingError, match="was deleted and made anew"):
+        resync(app, "model")
+    assert read() == OLD
+    cancel_resync(app, "model")
+    assert left_behind(admin) == []
