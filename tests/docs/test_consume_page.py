@@ -60,7 +60,9 @@ def test_the_migration_and_the_command_of_the_page_make_the_same_table(empty_url
     (migration,) = (
         block for block in read_blocks(PAGE, "python") if "create_read_model" in block
     )
-    (command,) = (b for b in read_blocks(PAGE, "sh") if "jobs-lib read-model" in b)
+    (command,) = (
+        b for b in read_blocks(PAGE, "sh") if "jobs-lib readmodel create" in b
+    )
     ran: list[str] = []
     engine = create_engine(sqlalchemy_url(empty_url))
     roles = ("board_consumer", "board_web")

@@ -21,10 +21,12 @@ from psycopg.rows import class_row
 from jobs_lib import ConfigurationError, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
+from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.postgres import migrate as migrations
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.revisions import latest_version
 from jobs_lib.reasons import POOLER, hints_at_pooler
+from jobs_lib.service.resync import resync
 from jobs_lib.settings import default_settings, load_settings
 from spark_bridge.loader import Target, make_task
 from tests.faults.helpers import attempts, count, effects, enqueue
@@ -54,15 +56,17 @@ COMMANDS = [
     f"reexport start items --rate 1000 --engine sql --app {APP}",
     *(f"reexport {one} items --app {APP}" for one in ("pause", "status", "resume")),
     *(f"reexport rate items 2000 --app {APP}", f"reexport cancel items --app {APP}"),
+    f"readmodel replay {APP} items",
     "check --json",
 ]
 """In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
+SERVICES += ["readmodel resync", "readmodel status"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
     *("schemas check", "schemas register"),
-    *("dev up", "dev down", "dev env", "dev status", "read-model"),
+    *("dev up", "dev down", "dev env", "dev status", "readmodel create"),
 ]
 
 
@@ -150,6 +154,7 @@ def test_every_command_works_behind_pgbouncer(url, bounced, admin, monkeypatch):
     app = make_app(bounced, pgbouncer=True)
     items = app.topic("items", value=Item)
     app.entity(items, source="items", key="id")(lambda connection, keys: {})
+    app.consumer("items", group="g", repeatable=True)(lambda record, conn: None)
     module = types.ModuleType("service_of_test")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "service_of_test", module)
@@ -349,6 +354,10 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
             timeout=60,
             what="the model equals the table",
         )
+        admin.execute("update model set name = 'wrong' where id % 7 = 0")
+        assert resync(app, "model") == 0
+        assert states("model") == states("items")
+        assert {part.partition for part in list_read_models(app)} == {0, 1, 2, 3}
     assert find_refused(failures) == []
 
 

@@ -11,7 +11,7 @@ plain = App("plain")
 states = app.topic("guarded-states", value=int, compacted=True)
 
 
-@app.consumer("guarded", group="guarded-group")
+@app.consumer("guarded", group="guarded-group", repeatable=True)
 def handle(record: Any, connection: Any) -> None:
     """Do nothing."""
 

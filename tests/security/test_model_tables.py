@@ -125,7 +125,7 @@ def by_sql_of_alembic(cast: Cast, url: str, **given: Any) -> None:
 
 
 def by_command(cast: Cast, url: str, **given: Any) -> None:
-    words = ["read-model", "board.aircraft_rm", "--key", given["key"]]
+    words = ["readmodel", "create", "board.aircraft_rm", "--key", given["key"]]
     for name, definition in given["columns"].items():
         words += ["--column", f"{name}={definition}"]
     if "writer" in given:
@@ -241,7 +241,7 @@ def test_what_cannot_be_a_table_is_refused_before_any_sql(given, said):
     ],
 )
 def test_the_command_says_what_is_wrong_with_its_arguments(words, said):
-    result = CliRunner().invoke(cli, ["read-model", *shlex.split(words)])
+    result = CliRunner().invoke(cli, ["readmodel", "create", *shlex.split(words)])
     assert said in str(result.exception)
     assert "create table" not in result.output
 

@@ -1,0 +1,208 @@
+"""The commands `jobs-lib readmodel …`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from dataclasses import astuple, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from jobs_lib.app import load_app
+from jobs_lib.cli.options import app_argument
+from jobs_lib.cli.terminal import json_option, show
+from jobs_lib.consuming.model_table import write_statements
+from jobs_lib.errors import OperatingError
+from jobs_lib.postgres.database import Database
+
+if TYPE_CHECKING:
+    from jobs_lib.consuming.resync import Part
+
+_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+
+
+@click.group()
+def readmodel() -> None:
+    """Make the tables of read models, and read their topics again."""
+
+
+@readmodel.command("create")
+@click.argument("table")
+@click.option("--key", required=True, help="The column of the record's key.")
+@click.option("--key-sql-type", default="text", show_default=True, help="Its type.")
+@click.option(
+    "--column",
+    "columns",
+    metavar="NAME=TYPE",
+    multiple=True,
+    help="Another column and its type in SQL, as in 'seats=int not null'; repeat it.",
+)
+@click.option("--writer", help="The role of the consumer. Defaults to the owner.")
+@click.option(
+    "--reader", "readers", multiple=True, help="A role that may read; repeat it."
+)
+@click.option(
+    "--fillfactor",
+    type=int,
+    default=80,
+    show_default=True,
+    help="How full inserts leave each page, in percent.",
+)
+def readmodel_create(
+    table: str,
+    key: str,
+    key_sql_type: str,
+    columns: tuple[str, ...],
+    writer: str | None,
+    readers: tuple[str, ...],
+    fillfactor: int,
+) -> None:
+    """Print the SQL that makes TABLE for a read model; connects to no database.
+
+    Only the role of the consumer may write the table. `create_read_model` does the same
+    in a migration.
+    """
+    statements = write_statements(
+        table,
+        key=key,
+        columns=_read_columns(columns),
+        key_sql_type=key_sql_type,
+        writer=writer,
+        readers=readers,
+        fillfactor=fillfactor,
+    )
+    for statement in ("begin", *statements, "commit"):
+        click.echo(f"{statement};")
+
+
+@readmodel.command("status")
+@app_argument
+@json_option
+def readmodel_status(app: str, as_json: bool) -> None:
+    """Show how far each read model is, and where one stands still."""
+    from jobs_lib.operating.read_models import ModelPart, list_read_models
+
+    rows = map(astuple, list_read_models(load_app(app)))
+    show([one.name for one in fields(ModelPart)], rows, as_json)
+
+
+@readmodel.command("replay")
+@app_argument
+@click.argument("topic")
+@click.option("--group", help="The consumer group, if several read the topic.")
+@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@click.option("--from-start", is_flag=True, help="From the oldest record there is.")
+@click.option(
+    "--from-offset",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="From this offset of the partition.",
+)
+@click.option("--from-time", type=_TIME, help="From the first record since (UTC).")
+@json_option
+def readmodel_replay(
+    app: str,
+    topic: str,
+    group: str | None,
+    partition: int | None,
+    from_start: bool,
+    from_offset: int | None,
+    from_time: datetime | None,
+    as_json: bool,
+) -> None:
+    """Apply records of TOPIC again, in order, from the first one that was skipped.
+
+    The service may run: it goes on from there within two heartbeats. Handlers must be
+    declared with repeatable=True.
+    """
+    from jobs_lib.operating.rewinds import (
+        Rewound,
+        find_repeatable,
+        find_start,
+        replay,
+        rewind,
+    )
+
+    given = [from_start, from_offset is not None, from_time is not None]
+    if sum(given) > 1:
+        raise OperatingError(
+            "--from-start, --from-offset and --from-time are given together: give one"
+        )
+    if from_offset is not None and partition is None:
+        raise OperatingError(
+            "--from-offset needs --partition: each partition has its own offsets"
+        )
+    loaded = load_app(app)
+    declared = find_repeatable(loaded, topic, group)
+    database = Database.of(loaded.settings)
+    names = declared.group, declared.topic
+    if not any(given):
+        rewound = replay(database, *names, partition)
+    else:
+        at: Literal["start"] | int | datetime = "start"
+        if from_offset is not None:
+            at = from_offset
+        elif from_time is not None:
+            at = from_time.replace(tzinfo=UTC)
+        places = find_start(loaded.settings, database, *names, at, partition)
+        rewound = rewind(database, *names, places)
+    show([one.name for one in fields(Rewound)], map(astuple, rewound), as_json)
+    if not rewound:
+        click.echo("there is nothing to apply again", err=True)
+
+
+@readmodel.command("resync")
+@app_argument
+@click.argument("table")
+@click.option("--from-time", type=_TIME, help="Only records since then (UTC).")
+@click.option("--cancel", is_flag=True, help="End one that has begun; change nothing.")
+def readmodel_resync(
+    app: str, table: str, from_time: datetime | None, cancel: bool
+) -> None:
+    """Write the rows of TABLE again from its topic, beside the running service.
+
+    Without --from-time, rows whose keys the topic does not show go at the end. Started
+    again after it was stopped, or by several processes, it goes on where it is.
+    """
+    from jobs_lib.service.resync import cancel_resync, resync
+
+    loaded = load_app(app)
+    if cancel:
+        cancel_resync(loaded, table)
+        return
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    removed = resync(
+        loaded,
+        table,
+        from_time and from_time.replace(tzinfo=UTC),
+        report=_show_progress,
+        stopping=stopping,
+    )
+    if removed is None:
+        click.echo("stopped; the same command goes on with it", err=True)
+        sys.exit(143)
+    click.echo(f"{table} is equal to its topic; {removed} keys removed")
+
+
+def _show_progress(parts: list[Part]) -> None:
+    left = sum(max(0, part.end - part.at) for part in parts)
+    click.echo(f"{left} records are left in {len(parts)} partitions", err=True)
+
+
+def _read_columns(given: tuple[str, ...]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for column in given:
+        name, equals, definition = column.partition("=")
+        if not equals:
+            raise OperatingError(
+                f"--column {column!r} has no type: write it as in 'seats=int not null'"
+            )
+        if name in columns:
+            raise OperatingError(f"--column {name!r} is given twice: give it once")
+        columns[name] = definition
+    return columns

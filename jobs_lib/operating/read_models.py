@@ -1,0 +1,80 @@
+"""Show how far the read models of an app are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs_lib.kafka.places import find_places
+from jobs_lib.operating.session import bounded
+from jobs_lib.postgres.database import Database
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """How far a read model is in a partition of its topic."""
+
+    table: str
+    group: str
+    topic: str
+    partition: int
+    offset: int | None
+    """The offset to go on from; None if it has read nothing."""
+    left: int
+    """Offsets from there to the partition's end. Some of the last ones may have no
+    record, such as the markers of transactions."""
+    failed_offset: int | None
+    """The record at which the partition stands still; None if it does not."""
+    failure: str | None
+    """Why, without values of records."""
+    skipped: int
+    """Records that were skipped."""
+    resync_left: int | None
+    """Offsets that a re-synchronisation has still to read; None if there is none."""
+
+
+def list_read_models(app: App) -> list[ModelPart]:
+    """List the partitions that the read models of an app read, by table.
+
+    Raises:
+        TopicError: a topic does not exist, or is not visible.
+        UnavailableError: the database or Kafka does not answer.
+    """
+    database = Database.of(app.settings)
+    found: list[ModelPart] = []
+    for declared in sorted(app.consumers, key=lambda one: one.topic):
+        if declared.model is None:
+            continue
+        starts = find_places(app.settings, declared.topic, "start")
+        ends = find_places(app.settings, declared.topic, "end")
+        names = {
+            "model": declared.model.name,
+            "group": declared.group,
+            "topic": declared.topic,
+        }
+        with database.connect("status") as connection, bounded(connection, database):
+            rows = connection.execute(
+                database.queries["read_model_parts"], names
+            ).fetchall()
+        known = {row[0]: row[1:] for row in rows}
+        nothing = (None, None, None, 0, None, None)
+        for number, end in ends.items():
+            at, failed, failure, skipped, until, reached = known.get(number, nothing)
+            found.append(
+                ModelPart(
+                    declared.model.name,
+                    declared.group,
+                    declared.topic,
+                    number,
+                    at,
+                    max(0, end - (starts[number] if at is None else at)),
+                    failed,
+                    failure,
+                    skipped,
+                    None if until is None else max(0, until - (reached or 0)),
+                )
+            )
+    return found
