@@ -1,0 +1,29 @@
+"""A service with a read model, for commands that run as processes of their own.
+
+`MODEL` in the environment is JSON: the settings of the app, the `topic`, the database's
+`url`, and `dies_at` as for the kinds of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from tests.support.apps import make_app
+from tests.support.processes.kinds import die_at
+
+if TYPE_CHECKING:
+    from jobs_lib import Record
+
+_given: dict[str, Any] = json.loads(os.environ["MODEL"])
+die_at(_given.pop("dies_at", {}))
+_topic = _given.pop("topic")
+
+app = make_app(_given.pop("url"), **_given)
+
+
+@app.read_model(_topic, table="model", key="id", group=_topic)
+def model(record: Record[dict[str, Any]]) -> dict[str, Any]:
+    """Keep two fields of each state."""
+    return {"n": record.value["n"], "twice": 2 * record.value["n"]}
