@@ -99,11 +99,17 @@ with gone as (
 delete from {schema}.resync_keys where model = %(model)s
 
 -- name: end_resync_group
-with offsets_gone as (
+-- Another process may still have some partitions: it ends the rest.
+with owned as materialized (
+    select origin from {schema}.origins
+    where role = 'consume:' || %(group)s and owner is not null
+), offsets_gone as (
     delete from {schema}.offsets
     where consumer_group = %(group)s and topic = %(topic)s
+        and topic || '/' || partition not in (select origin from owned)
 ), origins_gone as (
-    delete from {schema}.origins where role = 'consume:' || %(group)s
+    delete from {schema}.origins
+    where role = 'consume:' || %(group)s and owner is null
 )
 delete from {schema}.skipped
 where consumer_group = %(group)s and topic = %(topic)s
