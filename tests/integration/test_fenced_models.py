@@ -1,0 +1,111 @@
+"""The rows of a block and its offset are one transaction, whatever ends it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import psycopg
+import pytest
+from confluent_kafka import Message
+
+from jobs_lib import App
+from jobs_lib.consuming.offsets import Offsets
+from jobs_lib.consuming.progress import Progress
+from jobs_lib.errors import FencedError
+
+PARTITION = ("states", 0)
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(params=["row", "side"])
+def model(request, admin):
+    """A read model, with its versions in the rows or beside them."""
+    admin.execute(
+        "create table model (id text primary key, version bigint, n int check (n < 9))"
+    )
+    app = App("test")
+
+    @app.read_model(
+        "states", table="model", key="id", group="g", versions=request.param
+    )
+    def row(record):
+        return {"n": record.value}
+
+    (declared,) = app.consumers
+    return declared.model
+
+
+@pytest.fixture
+def offsets(database, admin) -> Offsets:
+    """The offsets of a process that owns the partition in epoch 1."""
+    owner = uuid4()
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('consume:g', 'states/0', %s, 1)",
+        (owner,),
+    )
+    return Offsets(database.queries, "g", owner)
+
+
+@pytest.fixture
+def connection(database, offsets):
+    """A connection, as a thread of a consumer has it."""
+    with database.connect("test") as connection:
+        connection.autocommit = False
+        offsets.make(connection, [PARTITION])
+        yield connection
+
+
+def make_block(*values: int) -> list[Message]:
+    """Records of two kinds, so that the block takes several statements."""
+    records = [
+        Message(*PARTITION, offset=n, key=b"k%d" % n, value=b"%d" % value)
+        for n, value in enumerate(values)
+    ]
+    end = Message(*PARTITION, offset=len(values), key=b"k0", value=None)
+    return [*records, end]
+
+
+def write(connection, offsets, model, block, *, epoch: int = 1) -> None:
+    changes = model.read(block)
+    model.learn_types(connection, changes)
+    progress = Progress(PARTITION, epoch, None)
+    with offsets.advancing(connection, progress, len(block), NOW, lambda: None):
+        model.write(connection, changes, None)
+
+
+def read(admin) -> list[tuple[object, ...]]:
+    """All that a block writes."""
+    return [
+        *admin.execute("select id, n from model order by id"),
+        *admin.execute("select key from jobs_lib.model_keys where is_gone"),
+        *admin.execute("select next_offset from jobs_lib.offsets"),
+    ]
+
+
+@pytest.mark.guarantee("W76")
+def test_rows_and_offset_go_in_together(connection, offsets, model, admin):
+    write(connection, offsets, model, make_block(1, 2, 3))
+    assert read(admin) == [("k1", 2), ("k2", 3), ("k0",), (3 + 1,)]
+
+
+@pytest.mark.guarantee("W76")
+def test_a_process_that_was_fenced_writes_neither(connection, offsets, model, admin):
+    with pytest.raises(FencedError):
+        write(connection, offsets, model, make_block(1, 2, 3), epoch=2)
+    assert read(admin) == [(None,)]
+    # The connection is as it was.
+    assert not connection.autocommit
+    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    write(connection, offsets, model, make_block(1, 2, 3))
+
+
+@pytest.mark.guarantee("W76")
+def test_a_row_that_is_refused_leaves_the_offset_alone(
+    connection, offsets, model, admin
+):
+    with pytest.raises(psycopg.errors.CheckViolation):
+        write(connection, offsets, model, make_block(1, 99, 3))
+    assert read(admin) == [(None,)]
+    write(connection, offsets, model, make_block(1, 2, 3))
