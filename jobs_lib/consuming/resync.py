@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from jobs_lib import telemetry
 from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.client import read_topic_ids
-from jobs_lib.kafka.places import delete_group, find_places, read_committed
+from jobs_lib.kafka.places import (
+    delete_group,
+    find_places,
+    keeps_all_keys,
+    read_committed,
+)
 from jobs_lib.naming import Exact
 
 if TYPE_CHECKING:
@@ -100,17 +106,12 @@ class Resync:
         topic = self._declared.topic
         begins = START if at is None else at.isoformat()
         starts = find_places(self._settings, topic, "start" if at is None else at)
-        ends = find_places(self._settings, topic, "end")
-        topic_id = read_topic_ids(self._settings, [topic]).get(topic)
-        given = {
+        given: dict[str, Any] = {
             "model": self._model.name,
             "topic": topic,
-            "topic_id": topic_id,
+            "topic_id": read_topic_ids(self._settings, [topic]).get(topic),
             "group": name_group(self._declared.group, self._model.name),
             "begins": begins,
-            "partitions": [*ends],
-            "starts": [starts[number] for number in ends],
-            "ends": [*ends.values()],
         }
         with self._open() as connection:
             begun = self._execute(connection, "begin_resync", given).fetchone()
@@ -118,11 +119,28 @@ class Resync:
                 self.group = self._find_group(connection, begins)
                 return False
             self.group = str(given["group"])
+            if at is None:
+                self._note_keys(connection, topic)
+            # Behind the records of all keys that are noted: one that is made from now
+            # on may lie behind these ends, and must not be missed.
+            ends = find_places(self._settings, topic, "end")
+            given["partitions"] = [*ends]
+            given["starts"] = [starts.get(number, 0) for number in ends]
+            given["ends"] = [*ends.values()]
             self._execute(connection, "note_resync_parts", given)
             self._execute(connection, "begin_resync_offsets", given)
-            if at is None:
-                self._model.note_keys(connection)
         return True
+
+    def _note_keys(self, connection: psycopg.Connection[Any], topic: str) -> None:
+        """Note all keys of the model, if the topic shows all that there are."""
+        if keeps_all_keys(self._settings, topic):
+            self._model.note_keys(connection)
+            return
+        telemetry.logger.warning(
+            "%r deletes old records, as its cleanup.policy says: rows whose keys it "
+            "does not show stay",
+            topic,
+        )
 
     def make_subscription(self) -> Subscription:
         """What its group does with the topic: the rows alone, without any effects."""

@@ -11,16 +11,20 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
-from jobs_lib.errors import UnavailableError
+from jobs_lib.errors import TopicError, UnavailableError
 from jobs_lib.kafka.client import (
     NO_ANSWER,
     list_partitions,
     make_admin,
     read_topics,
 )
-from jobs_lib.kafka.refusal import missing_topics
+from jobs_lib.kafka.refusal import find_refusal, missing_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _SPECS = cast("Any", OffsetSpec)
+_CONFIG_SECONDS = 10.0
 
 
 def read_ends(
@@ -107,6 +112,27 @@ def read_committed(
         for one in found
         if one.topic == topic and one.offset >= 0
     }
+
+
+def keeps_all_keys(settings: Settings, topic: str) -> bool:
+    """Whether a topic keeps a record of each key: it is compacted, and nothing else.
+
+    Raises:
+        AccessError: Kafka denies the right to describe the topic's settings.
+        TopicError: they cannot be read.
+    """
+    admin = make_admin(settings)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    future = admin.describe_configs([asked], request_timeout=_CONFIG_SECONDS)[asked]
+    try:
+        policy = future.result()["cleanup.policy"].value
+    except KafkaException as error:
+        failure = error.args[0]
+        denied = find_refusal(failure, settings, topic, "DESCRIBE_CONFIGS")
+        raise denied or TopicError(
+            f"the settings of the topic {topic!r} cannot be read: {failure.str()}"
+        ) from None
+    return bool(policy == "compact")
 
 
 def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:

@@ -6,9 +6,16 @@ import json
 import threading
 
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
+from jobs_lib.kafka import places
 from jobs_lib.service.resync import cancel_resync, find_model, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
@@ -203,6 +210,50 @@ def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_fo
     written = {key for key, (n, _) in read().items() if n != -1}
     assert 1 <= len(written) <= 4
     assert left_behind(admin) == []
+
+
+def test_a_key_that_is_made_while_it_begins_is_no_orphan(
+    declare, read, admin, name, database, bootstrap_servers, monkeypatch, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+
+        def find_places(settings, topic, at):
+            found = places.find_places(settings, topic, at)
+            if at == "end":
+                send(bootstrap_servers, name, [("new", {"n": 7}, 1)])
+                wait_for(lambda: "new" in read(), timeout=30, what="it is applied")
+            return found
+
+        monkeypatch.setattr("jobs_lib.consuming.resync.find_places", find_places)
+        Resync(app.settings, database, find_model(app, "model")).begin()
+    noted = admin.execute("select count(*), max(key) from jobs_lib.resync_keys")
+    assert noted.fetchone() == (KEYS, "k9")
+
+
+def test_rows_stay_where_the_topic_deletes_old_records(
+    declare, read, admin, name, kafka_admin, caplog, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    admin.execute("insert into model values ('orphan', 1, 7, 7)")
+    policy = ConfigEntry(
+        "cleanup.policy",
+        "compact,delete",
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    changed = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[policy])
+    kafka_admin.incremental_alter_configs([changed])[changed].result()
+    wait_for(
+        lambda: not places.keeps_all_keys(app.settings, name),
+        timeout=30,
+        what="the broker says so",
+    )
+    assert resync(app, "model") == 0
+    assert read() == {**OLD, "orphan": (7, 7)}
+    assert "rows whose keys it does not show stay" in caplog.text
 
 
 def test_what_cannot_be_known_is_refused_and_no_row_goes(
