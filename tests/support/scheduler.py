@@ -8,6 +8,7 @@ issues 1323, 1327, 1362, 1371 and 1378 of pytest-dev/pytest-xdist.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadFileScheduling
@@ -36,6 +37,11 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc] # xdist has no ty
         for other in self.nodes:
             self._reschedule(other)
         return ended_by
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        # A process that has just ended is heard of later, and its tests come back then.
+        with suppress(OSError):
+            super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
         # A process in the place of another one may still be collecting.
