@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.jobs import TIMES, jobs
+from jobs_lib.cli.jobs import jobs
+from jobs_lib.cli.options import TIMES
 from jobs_lib.cli.terminal import json_option, show_json
 from jobs_lib.errors import OperatingError
 from jobs_lib.jobs.options import PRIORITIES

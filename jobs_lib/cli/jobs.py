@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs_lib import operating
+from jobs_lib.cli.options import TIMES
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
 from jobs_lib.errors import OperatingError
 from jobs_lib.masking import plain_lines
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from jobs_lib.operating import Explanation
 
-TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 _ID = click.IntRange(1)
 _job = click.argument("job", metavar="ID", type=_ID)
 _kind = click.argument("kind", type=click.Choice(KINDS))

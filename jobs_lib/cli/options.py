@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
+"""The forms of a time, in UTC."""
+
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import app_argument
+from jobs_lib.cli.options import TIMES, app_argument
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
 from jobs_lib.errors import OperatingError
@@ -20,8 +20,6 @@ from jobs_lib.postgres.database import Database
 
 if TYPE_CHECKING:
     from jobs_lib.consuming.resync import Part
-
-_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 
 
 @click.group()
@@ -101,7 +99,7 @@ def readmodel_status(app: str, as_json: bool) -> None:
     metavar="OFFSET",
     help="From this offset of the partition.",
 )
-@click.option("--from-time", type=_TIME, help="From the first record since (UTC).")
+@click.option("--from-time", type=TIMES, help="From the first record since (UTC).")
 @json_option
 def readmodel_replay(
     app: str,
@@ -157,7 +155,7 @@ def readmodel_replay(
 @readmodel.command("resync")
 @app_argument
 @click.argument("table")
-@click.option("--from-time", type=_TIME, help="Only records since then (UTC).")
+@click.option("--from-time", type=TIMES, help="Only records since then (UTC).")
 @click.option("--cancel", is_flag=True, help="End one that has begun; change nothing.")
 def readmodel_resync(
     app: str, table: str, from_time: datetime | None, cancel: bool

@@ -161,10 +161,10 @@ class Resync:
             rows = self._execute(
                 connection, "read_resync_parts", {"model": self._model.name}
             ).fetchall()
-        # Kafka is also told of places behind which no record is left.
         if not rows:
             return []
         topic, group = rows[0][4:]
+        # Kafka is also told of places behind which no record is left.
         told = read_committed(self._settings, group, topic)
         return [
             Part(number, start, end, max(start, at or 0, told.get(number, 0)))

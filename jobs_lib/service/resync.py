@@ -57,7 +57,7 @@ def resync(
         table: of the read model.
         at: the time in Kafka from which on records are read; None for all records.
             Then rows whose keys the topic does not show are removed at the end.
-        report: called with the progress every few seconds.
+        report: called with the progress at the beginning, and every few seconds.
         stopping: stops it when set; what was applied counts.
 
     Returns the number of keys whose rows were removed at the end, and None if it was
@@ -77,17 +77,21 @@ def resync(
     other.consumers.append(work.make_subscription())
     service = Service(other, ("consumers",))
     stopping = stopping or threading.Event()
+    report(work.list_parts())
+    reported_at = time.monotonic()
     service.start()
-    reported_at = 0.0
     try:
-        while not all(part.is_done for part in work.list_parts()):
+        while not stopping.wait(_LOOK_SECONDS):
+            parts = work.list_parts()
+            if all(part.is_done for part in parts):
+                break
             if time.monotonic() > reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
-                report(work.list_parts())
-            if stopping.wait(_LOOK_SECONDS):
-                return None
+                report(parts)
             if service.failure is not None:
                 raise service.failure
+        else:
+            return None
     finally:
         service.stop()
     return work.end()
