@@ -24,20 +24,21 @@ from confluent_kafka import (
 from jobs_lib import telemetry
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
-from jobs_lib.kafka.refusal import explain
+from jobs_lib.kafka.refusal import SOON, explain
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
 Partition = tuple[str, int]
 _POLL_SECONDS = 0.02
 _FETCH = 1_000
-_REFUSED_EVERY = 1.0
+_REPORTED_EVERY = 1.0
 _ANSWER_SECONDS = 5.0
+_LEADER_SECONDS = 10.0
+"""Within these, a partition finds a leader again; longer is worth a report."""
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 _FATAL = {
     KafkaError._FATAL,
@@ -111,8 +112,8 @@ class GroupMember:
         self._paused: set[Partition] = set()
         self._begun: set[Partition] = set()
         """Those that were begun since they were assigned."""
-        self._out_of_range: set[Partition] = set()
-        """Those that librdkafka has ceased to read."""
+        self._out_of_range: dict[Partition, float] = {}
+        """Those that librdkafka has ceased to read, and since when."""
         self._stopping = threading.Event()
         self._has_news = threading.Event()
         """Set when it is worth to poll before a rest is over."""
@@ -123,7 +124,7 @@ class GroupMember:
         self._may_join = may_join
         self._fenced = fenced
         self._leaves_at_once = False
-        self._refused_at = 0.0
+        self._reported_at = 0.0
         self._loop = Loop(f"poll {group}", self._poll, stopping=self._stopping)
         self.pulse = self._loop.pulse
 
@@ -240,7 +241,7 @@ class GroupMember:
     def _be_member(self) -> Iterator[None]:
         """Poll until this member should leave."""
         consumer = make_consumer(
-            self._settings, self.group, self._report_refusal, self._on_commit
+            self._settings, self.group, self._report_sometimes, self._on_commit
         )
         try:
             consumer.subscribe(
@@ -297,7 +298,7 @@ class GroupMember:
         self._check_place(error)
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             partition = (message.topic() or "", message.partition() or 0)
-            self._out_of_range.add(partition)
+            self._out_of_range[partition] = time.monotonic()
             self._commands.append(partial(self._tell_range, partition))
         elif error.code() not in _QUIET:
             # An error without a topic is about the group.
@@ -313,7 +314,12 @@ class GroupMember:
                 TopicPartition(*partition), timeout=_ANSWER_SECONDS
             )
         except KafkaException as failure:
-            self._report(explain(failure.args[0], self._settings, partition[0], "READ"))
+            error: KafkaError = failure.args[0]
+            waited = time.monotonic() - self._out_of_range[partition]
+            # The partition's broker may have just come or gone: ask again.
+            if error.code() not in SOON or waited > _LEADER_SECONDS:
+                topic = partition[0]
+                self._report_sometimes(explain(error, self._settings, topic, "READ"))
             return False
         for listener in self._listeners:
             listener.out_of_range(partition, start, end)
@@ -322,7 +328,7 @@ class GroupMember:
     def _assign_again(self, consumer: Consumer, at: TopicPartition) -> None:
         """Read a partition again that was out of range: librdkafka refuses to seek."""
         partition = (at.topic, at.partition)
-        self._out_of_range.discard(partition)
+        self._out_of_range.pop(partition, None)
         if self._cooperative:
             consumer.incremental_unassign([at])
             consumer.incremental_assign([at])
@@ -342,11 +348,11 @@ class GroupMember:
                 f"({error.str()}): give each pod its own JOBS_LIB_POD"
             )
 
-    def _report_refusal(self, refusal: AccessError) -> None:
-        # Every attempt to connect reports it, perhaps many times in a second.
-        if time.monotonic() > self._refused_at + _REFUSED_EVERY:
-            self._refused_at = time.monotonic()
-            self._report(refusal)
+    def _report_sometimes(self, error: Exception) -> None:
+        """Report an error of which each attempt tells, perhaps many times a second."""
+        if time.monotonic() > self._reported_at + _REPORTED_EVERY:
+            self._reported_at = time.monotonic()
+            self._report(error)
 
     def _report(self, error: BaseException) -> None:
         """Report an error and go on: a lost permission may be granted again."""
@@ -400,7 +406,7 @@ class GroupMember:
             self._assigned.discard(one)
             self._paused.discard(one)
             self._begun.discard(one)
-            self._out_of_range.discard(one)
+            self._out_of_range.pop(one, None)
 
     def _notify(self, what: str, partitions: list[TopicPartition]) -> None:
         parts = _parts(partitions)

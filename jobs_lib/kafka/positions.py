@@ -34,7 +34,7 @@ from confluent_kafka import (
 from jobs_lib import telemetry
 from jobs_lib.errors import AccessError, ConfigurationError, JobsError
 from jobs_lib.kafka.client import make_admin, make_consumer, poll_events
-from jobs_lib.kafka.refusal import SILENT, explain, no_answer
+from jobs_lib.kafka.refusal import SILENT, SOON, explain, no_answer
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
@@ -53,17 +53,6 @@ WITHIN = 15.0
 """Seconds: older answers are not given, unless the caller says so."""
 _IDLE = 60.0
 """Seconds after which the client of a group is closed that nobody asks for."""
-_SOON = {
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-}
-"""Errors where a topic or a broker has just come: the client then asks anew."""
 _TRIES, _PAUSE = 10, 0.2
 _UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
 """Errors of a client that has not heard of a partition, or of any broker."""
@@ -349,7 +338,7 @@ class _Clients:
                     return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                if error.code() not in _SOON or (
+                if error.code() not in SOON or (
                     not left and error.code() not in _MISSING
                 ):
                     told = group or ", ".join(sorted(topics))
@@ -413,7 +402,7 @@ class _Clients:
         if is_own and self._refusals:
             return self._refusals[-1]
         explained = explain(error, self._settings, name, "DESCRIBE")
-        if isinstance(explained, KafkaException) and (is_own or error.code() in _SOON):
+        if isinstance(explained, KafkaException) and (is_own or error.code() in SOON):
             return no_answer(self._settings, f"{error.str()} ({error.name()})")
         return explained
 

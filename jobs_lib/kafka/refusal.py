@@ -39,6 +39,17 @@ SILENT = {
     KafkaError._RESOLVE,
 }
 """librdkafka's errors when no broker answers."""
+SOON = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+"""Errors where a topic or a broker has just come: the client then asks anew."""
 _UNKNOWN_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 MISSING = "Kafka's topics"
 """The subject of all errors about missing topics."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib import ConfigurationError
+from jobs_lib.kafka import member as member_module
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import heard, make_app, running
 from tests.support.records import key_of, produce
@@ -368,3 +370,37 @@ def test_an_unknown_word_for_gaps_is_refused(make):
 
         @make().consumer("orders", group="g", on_gap="ignore")
         def place(record, conn) -> None: ...
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize(
+    ("code", "seconds", "told"),
+    [
+        (KafkaError.NOT_LEADER_FOR_PARTITION, 9, 0),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, 15, 4),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, 5, 5),
+    ],
+)
+def test_the_range_of_a_partition_is_asked_for_again_until_it_is_known(
+    monkeypatch, code, seconds, told
+):
+    clock = Mock(monotonic=Mock(return_value=100.0))
+    monkeypatch.setattr(member_module, "time", clock)
+    member = GroupMember(make_app("").settings, "g", ["t"])
+    listener = Mock()
+    member.listen(listener)
+    # The broker of the partition: it has no answer at first.
+    broker = Mock()
+    broker.get_watermark_offsets.side_effect = KafkaException(KafkaError(code))
+    message = Mock(topic=lambda: "t", partition=lambda: 3)
+    member._note_error(message, KafkaError(KafkaError._AUTO_OFFSET_RESET))
+    with heard("loop.failed") as failed:
+        for _ in range(seconds * 10):
+            clock.monotonic.return_value += 0.1
+            member._obey(broker)
+    assert told <= len(failed) <= told + 1
+    assert not listener.out_of_range.called
+    broker.get_watermark_offsets = Mock(return_value=(4, 9))
+    member._obey(broker)
+    listener.out_of_range.assert_called_once_with(("t", 3), 4, 9)
+    assert not member._commands
