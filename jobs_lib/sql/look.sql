@@ -12,13 +12,17 @@ cross join lateral (
     where j.origin = o.origin and j.id > o.cursor order by j.id limit 1
 ) fresh
 union all
--- Seconds until the first is due; negative if it is due already.
+-- Seconds until the first is due; negative if it is due already. Other apps make their own
+-- jobs available. So that their jobs of later times are not walked over each time, the poll
+-- looks no further than `due_within` seconds; the next poll comes before that.
 select 'due', o.origin, extract(epoch from d.run_at - clock_timestamp())::float8
 from unnest(%(origins)s::text[], %(due_from)s::float8[]) as o(origin, due_from)
 cross join lateral (
     select j.run_at from {schema}.jobs j
     where j.origin = o.origin and j.state = 'scheduled'
         and j.run_at >= to_timestamp(o.due_from)
+        and j.run_at < statement_timestamp() + make_interval(secs => %(due_within)s)
+        and j.type <> all (%(foreign)s::text[])
     order by j.run_at limit 1
 ) d
 union all
@@ -71,7 +75,8 @@ cross join lateral (
 -- Makes due jobs available again and returns them: they lie behind the cursor, so the
 -- next claim asks for them by id. `limit` bounds the round, not the backlog. The query reads
 -- no rows before `due_from`, which have ended, and none that are not due; a clock that goes
--- on would not end the walk along the index.
+-- on would not end the walk along the index. Jobs of other apps stay as they are: behind
+-- its cursor their app would not see that they are available.
 with own as materialized (
     select o.origin, mine.due_from from {schema}.origins o
     join unnest(%(origins)s::text[], %(epochs)s::bigint[], %(due_from)s::float8[])
@@ -86,6 +91,7 @@ due as materialized (
         where j.origin = own.origin and j.state = 'scheduled'
             and j.run_at >= to_timestamp(own.due_from)
             and j.run_at <= statement_timestamp()
+            and j.type <> all (%(foreign)s::text[])
         order by j.run_at limit %(limit)s
     ) d
 )

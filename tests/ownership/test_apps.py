@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,6 +133,60 @@ def test_a_delayed_or_failed_job_comes_back_to_its_app(
             one.jobs["a"].options(delay=0.3).enqueue(connection)
         wait_for(lambda: not count(admin, "jobs"), timeout=60, what="both have run")
     assert (attempts, ran_one) == ([1, 2, 3], ["a"])
+
+
+@pytest.mark.guarantee("J40")
+def test_due_jobs_are_left_to_their_own_app(database_url, admin, connect, wait_for):
+    one, ran = make_pod(database_url, "a", name="billing")
+    # It is alive, and has not yet seen that its job is due.
+    add_owner(admin, types=["b"], role="execute:shipping", silent=-60)
+    with running(one, "executor") as first:
+        wait_for(lambda: first.process.foreign == {"b"}, what="it knows the other")
+        admin.execute(
+            "insert into jobs_lib.jobs (origin, type, payload, state, run_at)"
+            " select 'local/3', type, '{}', 'scheduled', now() + ahead"
+            " from (values ('b', interval '-1 s'), ('b', '0.1 s'), ('a', '0.3 s'))"
+            " as of(type, ahead)"
+        )
+        wait_for(lambda: ran == ["a"], what="its own job behind them runs")
+    found = admin.execute("select type, state from jobs_lib.jobs").fetchall()
+    assert found == [("b", "scheduled")] * 2
+
+
+@pytest.mark.guarantee("J40")
+def test_a_group_goes_on_in_the_other_app_after_a_long_job(
+    database_url, admin, connect, wait_for, gate: threading.Event
+):
+    one = make_app(database_url, name="billing")
+    two, ran = make_pod(database_url, "pack", "other", name="shipping")
+    begun: list[int] = []
+
+    @one.job(group="customer")
+    def charge(job: Job, customer: str) -> None:
+        begun.append(job.id)
+        gate.wait()
+
+    with (
+        running(one, "executor"),
+        running(two, "executor") as second,
+        connect() as long,
+    ):
+        wait_for(lambda: second.process.foreign == {"charge"}, what="it knows both")
+        # Nothing of this transaction is late, but nothing behind it is final, either.
+        long.execute("select pg_current_xact_id()")
+        with connect() as connection:
+            charge.enqueue(connection, customer="7")
+            two.jobs["pack"].enqueue(connection, customer="7")
+        wait_for(lambda: begun, what="the first one runs")
+        # A sweep after an ordinary commit looks back by two seconds.
+        since = time.monotonic()
+        while time.monotonic() < since + 4:
+            with connect() as connection:
+                two.jobs["other"].enqueue(connection, customer="8")
+            wait_for(lambda: "pack" in ran or ran[-1:] == ["other"], what="it goes on")
+            ran.clear()
+        gate.set()
+        wait_for(lambda: ran == ["pack"], timeout=30, what="the group goes on")
 
 
 @pytest.mark.guarantee("J40")
@@ -363,7 +418,10 @@ def test_a_take_over_counts_the_crashes_of_its_own_app_alone(
         wait_for(lambda: first.process.foreign == {"ship"}, what="it has looked")
         assert admin.execute("select crashes from jobs_lib.jobs").fetchall() == [(0,)]
     with running(two, "executor"):
-        wait_for(lambda: attempts == [2], what="it runs again, a crash counted")
+        # A server that has just started first gives dead processes time to beat.
+        wait_for(
+            lambda: attempts == [2], timeout=60, what="it runs again, a crash counted"
+        )
 
 
 @pytest.mark.guarantee("J40")

@@ -29,6 +29,9 @@ _LONGEST_PAUSE = 0.5
 """The pause even if a sweep took long: a server that stood still once did not do so
 because of the sweep. Slices shrink until this pause is twenty times a sweep's time."""
 _FULL_PAUSE = 60.0
+_SHARED_PAUSE = 1.0
+"""The same if other apps share the tables: where their job of a group has ended, the
+group goes on behind the cursor, and nobody tells of it."""
 _MARK_PAUSE = 0.5
 NEAR, FAR, RIPE = range(3)
 """The place where a sweep looks: see :class:`LateCommits`."""
@@ -46,14 +49,14 @@ class LateCommits:
 
     Each takes as many sweeps as it needs. Sweeps do not return to ids that they have
     left, except that now and then they look at all: somebody may have changed rows by
-    hand.
+    hand, or another app has ended the job of a group.
     """
 
     def __init__(self) -> None:
         now = time.monotonic()
         self._next_at = 0.0
-        self._next_full_at = now + _FULL_PAUSE
-        self._started_at = now
+        self._full_at = self._started_at = now
+        """When sweeps last began to look at all."""
         self._kind = RIPE
         """Where this sweep looks."""
         self._shrunk = 1
@@ -78,14 +81,31 @@ class LateCommits:
         return self._next_at if left else math.inf
 
     def prepare(
-        self, cursors: Mapping[str, Cursor], types: list[str], in_flight: InFlight
+        self,
+        cursors: Mapping[str, Cursor],
+        types: list[str],
+        in_flight: InFlight,
+        *,
+        shared: bool = False,
     ) -> dict[str, Any] | None:
-        """The parameters of the query ``sweep``; None where nothing can be late."""
+        """The parameters of the query ``sweep``; None where nothing can be late.
+
+        Args:
+            cursors: of the origins that may be claimed from.
+            types: the types that may run.
+            in_flight: the jobs that were claimed.
+            shared: whether other apps run jobs of the same tables.
+        """
         self._started_at = time.monotonic()
-        if self._started_at > self._next_full_at:
-            self._next_full_at = self._started_at + _FULL_PAUSE
+        pause = _SHARED_PAUSE if shared else _FULL_PAUSE
+        if self._started_at > self._full_at + pause:
+            self._full_at = self._started_at
             for cursor in cursors.values():
-                cursor.sweep_all_again()
+                if shared:
+                    # Above the marks, too: a long transaction holds up no group.
+                    cursor.far.want(0)
+                else:
+                    cursor.sweep_all_again()
         ends = self._choose_ends(cursors)
         # A claim in the same round trip comes after the horizon and moves the cursors:
         # jobs enqueued in between are younger than the horizon.

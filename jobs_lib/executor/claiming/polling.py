@@ -24,6 +24,8 @@ _HINTED = 10
 _HINTED_PAUSE = 0.5
 """The most seconds between polls: no hint comes when a group's head is cancelled, or
 when a transaction ends that drew its ids long ago."""
+_DUE_MARGIN = 1.0
+"""Seconds that a poll looks ahead for due jobs beyond the next poll."""
 _PROMOTE_LIMIT = 1_000
 _MANY_CANCELLED = 100
 """Requests to cancel that a poll reads; if more, only those for jobs in flight."""
@@ -96,7 +98,12 @@ class Poller:
                 else min(self._pause * 2, self._longest)
             )
             self._next_at = now + (_BUSY_PAUSE if busy else self._pause)
-            look = {**self._depth.prepare(active), "cancelled": _MANY_CANCELLED + 1}
+            look = {
+                **self._depth.prepare(active),
+                "due_within": self._pause + _DUE_MARGIN,
+                "foreign": self._claimer.scope.foreign,
+                "cancelled": _MANY_CANCELLED + 1,
+            }
             questions: list[Question] = [(("look", look), self._read_look)]
             if self._many_cancelled:
                 ids = {"ids": int_array(self._claimer.in_flight.jobs)}
@@ -112,6 +119,7 @@ class Poller:
             "origins": text_array(list(active)),
             "epochs": int_array(p.epoch for p in active.values()),
             "due_from": self._depth.choose_due(active),
+            "foreign": self._claimer.scope.foreign,
             "owner": self._claimer.owner,
             "role": self._claimer.role,
             "limit": _PROMOTE_LIMIT,
@@ -120,7 +128,10 @@ class Poller:
     def _prepare_sweep(self) -> list[Question]:
         claimer = self._claimer
         parameters = self._late_commits.prepare(
-            claimer.active(), claimer.scope.types, claimer.in_flight
+            claimer.active(),
+            claimer.scope.types,
+            claimer.in_flight,
+            shared=bool(claimer.scope.foreign),
         )
         questions: list[Question] = [(("horizon", {}), self._read_horizon)]
         if parameters is not None:

@@ -65,6 +65,11 @@ class Scope:
         """The types that somebody knows."""
         return [*self._handled, *self._foreign]
 
+    @property
+    def foreign(self) -> list[str]:
+        """The types that other apps claim."""
+        return list(self._foreign)
+
     def note_foreign(self) -> None:
         """Leave alone the types that other apps know now."""
         foreign = self._get_foreign()
