@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -17,9 +18,23 @@ from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
 from jobs_lib.errors import OperatingError
 from jobs_lib.postgres.database import Database
+from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.consuming.resync import Part
+
+
+def _source_table(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name the source's table and its columns."""
+    for option in (
+        click.option("--version", default="version", show_default=True, metavar="COL"),
+        click.option("--key", metavar="COL", help="The column of the key."),
+        click.option("--table", "source", help="The source's table or view."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -185,6 +200,80 @@ def readmodel_resync(
         click.echo("stopped; the same command goes on with it", err=True)
         sys.exit(143)
     click.echo(f"{table} is equal to its topic; {removed} keys removed")
+
+
+@readmodel.command("verify")
+@app_argument
+@click.argument("table")
+@click.option(
+    "--url",
+    envvar="SOURCE_DATABASE_URL",
+    show_envvar=True,
+    help="The database of the source.",
+)
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="In its place: what `readmodel keys` has written there.",
+)
+@_source_table
+@json_option
+def readmodel_verify(
+    app: str,
+    table: str,
+    url: str | None,
+    file: Path | None,
+    source: str | None,
+    key: str | None,
+    version: str,
+    as_json: bool,
+) -> None:
+    """Compare the keys and versions of TABLE with those of its source.
+
+    It looks twice, since changes are on their way. Exits with 1 if keys differ.
+    """
+    from jobs_lib.operating.verification import (
+        Difference,
+        FileSide,
+        Side,
+        TableSide,
+        verify,
+    )
+    from jobs_lib.service.resync import find_model
+
+    loaded = load_app(app)
+    database = Database.of(loaded.settings)
+    model = TableSide.of_model(database, find_model(loaded, table))
+    if file is not None and url is None:
+        other: Side = FileSide(file)
+    elif url is not None and file is None and source and key:
+        other = TableSide.of(url, database.queries, source, key, version)
+    else:
+        raise OperatingError(
+            "say where the source is: --url with --table and --key, or --file"
+        )
+    found = verify(other, model)
+    show([one.name for one in fields(Difference)], map(astuple, found), as_json)
+    sys.exit(1 if found else 0)
+
+
+@readmodel.command("keys")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@_source_table
+def readmodel_keys(
+    file: Path, source: str | None, key: str | None, version: str
+) -> None:
+    """Write the keys and versions of a table to FILE, for `readmodel verify`.
+
+    The table is in the database of JOBS_LIB_DATABASE_URL.
+    """
+    from jobs_lib.operating.verification import TableSide, write_keys
+
+    if not (source and key):
+        raise OperatingError("give the table with --table, and its key with --key")
+    database = Database.of(default_settings())
+    side = TableSide.of(database.url, database.queries, source, key, version)
+    click.echo(f"{write_keys(side, file)} keys are in {file}")
 
 
 def _show_progress(parts: list[Part]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import psycopg
     from confluent_kafka import Message
+    from psycopg import sql
 
     from jobs_lib.consuming.arrays import Write
     from jobs_lib.consuming.changes import Change, Changes, Missing
@@ -233,6 +234,10 @@ class ReadModel(ABC):
         )
 
     @abstractmethod
+    def list_keys(self) -> sql.Composable:
+        """Make a query of the columns key and version, of all keys that have rows."""
+
+    @abstractmethod
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """Note all keys that the model has, of which the topic has shown none yet."""
 
@@ -329,6 +334,10 @@ class RowModel(ReadModel):
             prepare=True,
         ).fetchall()
         return dict(rows)
+
+    def list_keys(self) -> sql.Composable:
+        """See :class:`ReadModel`."""
+        return self._table.list_keys()
 
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """See :class:`ReadModel`."""

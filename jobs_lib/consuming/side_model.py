@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from psycopg import sql
+
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
@@ -128,6 +130,10 @@ class SideModel(ReadModel):
             prepare=True,
         ).fetchall()
         return dict(rows)
+
+    def list_keys(self) -> sql.Composable:
+        """See :class:`ReadModel`."""
+        return self._queries().fill("list_side_keys", model=sql.Literal(self._name))
 
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """See :class:`ReadModel`."""

@@ -130,6 +130,12 @@ class TableStatements:
             key_type=_type(self._types[self.key]),
         )
 
+    def list_keys(self) -> sql.Composed:
+        """Make a query of the columns key and version."""
+        return sql.SQL("select {}::text as key, version from {}").format(
+            sql.Identifier(self.key), self._table
+        )
+
     def make_arrays(
         self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], write: Write
     ) -> dict[str, str]:

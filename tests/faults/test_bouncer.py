@@ -22,6 +22,12 @@ from jobs_lib import ConfigurationError, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating.read_models import list_read_models
+from jobs_lib.operating.verification import (
+    FileSide,
+    TableSide,
+    verify,
+    write_keys,
+)
 from jobs_lib.postgres import migrate as migrations
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.revisions import latest_version
@@ -61,7 +67,8 @@ COMMANDS = [
 ]
 """In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
-SERVICES += ["readmodel resync", "readmodel status"]
+SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
+SERVICES += ["readmodel keys"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -314,7 +321,7 @@ def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
 @needs_pgbouncer
 @pytest.mark.guarantee("J21")
 def test_relay_read_model_and_re_export_work_behind_pgbouncer(
-    bounced, admin, bootstrap_servers, topic, wait_for
+    bounced, admin, bootstrap_servers, topic, tmp_path, wait_for
 ):
     name = topic(4, config={"cleanup.policy": "compact"})
     app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
@@ -358,6 +365,11 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         assert resync(app, "model") == 0
         assert states("model") == states("items")
         assert {part.partition for part in list_read_models(app)} == {0, 1, 2, 3}
+        database = app.database()
+        source = TableSide.of(bounced, database.queries, "items", "id", "version")
+        write_keys(source, tmp_path / "keys")
+        model = TableSide.of_model(database, app.consumers[0])
+        assert verify(source, model) == verify(FileSide(tmp_path / "keys"), model) == []
     assert find_refused(failures) == []
 
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from jobs_lib.cli.main import cli
+from jobs_lib.settings import default_settings
 from tests.support.apps import running
 from tests.support.records import produce
 
@@ -115,3 +116,31 @@ def test_what_cannot_be_is_refused_with_the_way_out(app, name, words, told):
     result = call(*words.format(app=APP, topic=name).split())
     assert result.exit_code != 0
     assert told in f"{result.output}{result.exception}"
+
+
+@pytest.mark.guarantee("W3")
+def test_a_read_model_is_verified_against_its_source_or_a_file_of_it(
+    app, admin, database_url, tmp_path, monkeypatch
+):
+    admin.execute("create table items (id text primary key, version bigint)")
+    for table in ("items", "model"):
+        admin.execute(
+            f"insert into {table} (id, version) select 'k' || n, n"
+            " from generate_series(1, 50) n"
+        )
+    monkeypatch.setenv("SOURCE_DATABASE_URL", database_url)
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
+    default_settings.cache_clear()
+    columns = ("--table", "items", "--key", "id")
+    assert call("verify", APP, "model", *columns).exit_code == 0
+    file = str(tmp_path / "keys.gz")
+    assert f"50 keys are in {file}" in call("keys", file, *columns).output
+    monkeypatch.setattr("jobs_lib.operating.verification.time.sleep", lambda _: None)
+    monkeypatch.delenv("SOURCE_DATABASE_URL")
+    admin.execute("update model set version = 3 where id = 'k7'")
+    result = call("verify", APP, "model", "--file", file, "--json")
+    assert result.exit_code == 1
+    wanted = {"key": "k7", "source": 7, "model": 3, "what": "older"}
+    assert json.loads(result.output) == [wanted]
+    neither = call("verify", APP, "model", *columns)
+    assert "--url with --table and --key, or --file" in str(neither.exception)

@@ -1,0 +1,231 @@
+"""Find out whether a read model has the keys and versions of its source.
+
+Each side digests its rows by buckets of the key's hash, in its own database. Only the
+buckets that differ are opened, so that little goes from one side to the other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+from psycopg import sql
+
+from jobs_lib.errors import OperatingError
+from jobs_lib.postgres.database import no_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
+
+BUCKETS = 4_096
+_AGAIN_SECONDS = 5.0
+_FORMAT = "jobs_lib keys 1"
+
+Versions = dict[str, int | None]
+"""The version of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key with another version on either side."""
+
+    key: str
+    source: int | None
+    """The source's version; None if it has no such key, or no version of it."""
+    model: int | None
+    """The read model's, likewise."""
+    what: str
+    """``missing``, ``left over``, ``older`` or ``newer``: what the read model's is."""
+
+
+class Side(Protocol):
+    """The keys and versions of one table."""
+
+    def digest(self) -> dict[int, tuple[int, int]]:
+        """Digest each bucket that has keys: their number, and a digest."""
+
+    def open(self, buckets: Collection[int]) -> dict[int, Versions]:
+        """Read the keys of some buckets."""
+
+
+class TableSide:
+    """A table or view in a database.
+
+    Args:
+        url: of the database.
+        queries: the statements.
+        rows: a query that gives the columns key and version.
+    """
+
+    def __init__(self, url: str, queries: Queries, rows: sql.Composable) -> None:
+        self._url = url
+        self._queries = queries
+        self._rows = rows
+
+    @classmethod
+    def of(
+        cls, url: str, queries: Queries, table: str, key: str, version: str
+    ) -> TableSide:
+        """The side of a table with a column for the version."""
+        rows = sql.SQL("select {}::text as key, {}::bigint as version from {}").format(
+            sql.Identifier(key),
+            sql.Identifier(version),
+            sql.Identifier(*table.split(".")),
+        )
+        return cls(url, queries, rows)
+
+    @classmethod
+    def of_model(cls, database: Database, declared: Subscription) -> TableSide:
+        """The side of a read model."""
+        assert declared.model is not None
+        return cls(database.url, database.queries, declared.model.list_keys())
+
+    def digest(self) -> dict[int, tuple[int, int]]:
+        """See :class:`Side`."""
+        rows = self._ask("digest_buckets", {})
+        return {bucket: (count, digest) for bucket, count, digest in rows}
+
+    def open(self, buckets: Collection[int]) -> dict[int, Versions]:
+        """See :class:`Side`."""
+        found: dict[int, Versions] = {bucket: {} for bucket in buckets}
+        for bucket, key, version in self._ask("open_buckets", {"opened": [*buckets]}):
+            found[bucket][key] = version
+        return found
+
+    def _ask(self, template: str, given: dict[str, Any]) -> list[tuple[Any, ...]]:
+        statement = self._queries.fill(template, rows=self._rows)
+        with self._connect() as connection:
+            cursor = connection.execute(statement, {**given, "buckets": BUCKETS})
+            return cursor.fetchall()
+
+    @contextmanager
+    def _connect(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        try:
+            connection = psycopg.connect(self._url, connect_timeout=10)
+        except psycopg.OperationalError as error:
+            raise no_answer(self._url, error) from None
+        with connection:
+            try:
+                yield connection
+            except (psycopg.ProgrammingError, psycopg.DataError) as error:
+                raise _refuse(error) from None
+
+
+class FileSide:
+    """The keys and versions that the other side has written into a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a file of :func:`write_keys`.
+
+        Raises:
+            OperatingError: it is none.
+        """
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                if json.loads(next(lines, "null")) != {"format": _FORMAT}:
+                    raise ValueError("it begins otherwise")
+                self._buckets = {
+                    bucket: (count, digest, keys)
+                    for bucket, count, digest, keys in map(json.loads, lines)
+                }
+        except (OSError, ValueError) as error:
+            raise OperatingError(
+                f"{path} is no file of `jobs-lib readmodel verify --write`: {error}"
+            ) from None
+
+    def digest(self) -> dict[int, tuple[int, int]]:
+        """See :class:`Side`."""
+        return {
+            bucket: (count, digest)
+            for bucket, (count, digest, _) in self._buckets.items()
+        }
+
+    def open(self, buckets: Collection[int]) -> dict[int, Versions]:
+        """See :class:`Side`."""
+        return {
+            bucket: dict(self._buckets[bucket][2]) if bucket in self._buckets else {}
+            for bucket in buckets
+        }
+
+
+def write_keys(side: Side, path: Path) -> int:
+    """Write the keys of a side into a file for the other side; returns their number."""
+    digests = side.digest()
+    keys = side.open(digests)
+    with gzip.open(path, "wt", encoding="utf-8") as lines:
+        lines.write(json.dumps({"format": _FORMAT}) + "\n")
+        for bucket, (count, digest) in sorted(digests.items()):
+            row = bucket, count, digest, sorted(keys[bucket].items())
+            lines.write(json.dumps(row) + "\n")
+    return sum(count for count, _ in digests.values())
+
+
+def verify(
+    source: Side, model: Side, *, pause: float = _AGAIN_SECONDS
+) -> list[Difference]:
+    """Find the keys whose versions differ, by key.
+
+    Changes are on their way all the time, so it asks twice: a key differs if it does so
+    both times, and the read model has not moved meanwhile.
+
+    Args:
+        source: of the owner.
+        model: the read model.
+        pause: seconds between the two questions.
+
+    Raises:
+        OperatingError: a table has not these columns.
+        UnavailableError: a database does not answer.
+    """
+    first = _compare(source, model)
+    if not first:
+        return []
+    time.sleep(pause)
+    second = _compare(source, model)
+    return [
+        Difference(key, *versions, _judge(*versions))
+        for key, versions in sorted(second.items())
+        if key in first and first[key][1] == versions[1]
+    ]
+
+
+def _compare(source: Side, model: Side) -> dict[str, tuple[int | None, int | None]]:
+    ours, theirs = model.digest(), source.digest()
+    differ = [
+        bucket for bucket in ours | theirs if ours.get(bucket) != theirs.get(bucket)
+    ]
+    if not differ:
+        return {}
+    opened, others = model.open(differ), source.open(differ)
+    found = {}
+    for bucket in differ:
+        has, wants = opened[bucket], others[bucket]
+        for key in has.keys() | wants.keys():
+            if has.get(key, -1) != wants.get(key, -1):
+                found[key] = wants.get(key), has.get(key)
+    return found
+
+
+def _judge(source: int | None, model: int | None) -> str:
+    if model is None:
+        return "missing"
+    if source is None:
+        return "left over"
+    return "older" if model < source else "newer"
+
+
+def _refuse(error: psycopg.Error) -> OperatingError:
+    return OperatingError(
+        f"the keys and versions cannot be read: {error.diag.message_primary or error}. "
+        "Name a table or view with --table, and its columns with --key and --version"
+    )

@@ -1,0 +1,25 @@
+-- Compare the keys and versions of two tables, in two databases. {rows} gives the columns
+-- key (text) and version (bigint) of one of them.
+
+-- part: in_buckets
+-- Each row with the bucket of its key, and a digest of both. MD5 gives the same numbers
+-- in every version of PostgreSQL.
+with given as ({rows}), placed as (
+    select key, version,
+        ('x' || substr(md5(key), 1, 4))::bit(16)::int %% %(buckets)s as bucket,
+        ('x' || substr(md5(key || ' ' || coalesce(version::text, '')), 1, 16)
+            )::bit(64)::bigint as digest
+    from given
+)
+
+-- template: digest_buckets
+{in_buckets}
+select bucket, count(*), bit_xor(digest) from placed group by bucket
+
+-- template: open_buckets
+{in_buckets}
+select bucket, key, version from placed where bucket = any (%(opened)s::int[])
+
+-- template: list_side_keys
+select k.key, k.version from {schema}.model_keys k
+where k.model = {model} and not k.is_gone

@@ -1,0 +1,165 @@
+"""A read model is compared with its source by digests, and accused after two looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from jobs_lib import App, OperatingError, UnavailableError
+from jobs_lib.operating.verification import (
+    BUCKETS,
+    Difference,
+    FileSide,
+    TableSide,
+    verify,
+    write_keys,
+)
+
+ROWS = 20_000
+
+
+@pytest.fixture
+def source(empty_url, database):
+    """The owner's table, in another database."""
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        connection.execute("create table items (id int primary key, version bigint)")
+        connection.execute(
+            "insert into items select n, n %% 7 + 1 from generate_series(1, %s) n",
+            (ROWS,),
+        )
+        yield connection
+
+
+@pytest.fixture
+def source_side(empty_url, source, database):
+    """The owner's side."""
+    return TableSide.of(empty_url, database.queries, "items", "id", "version")
+
+
+@pytest.fixture(params=["row", "side"])
+def versions(request):
+    """Where the read model has its versions."""
+    return request.param
+
+
+@pytest.fixture
+def model(admin, versions):
+    """The read model's table, equal to the source."""
+    admin.execute("create table item_rm (id int primary key, version bigint)")
+    admin.execute(
+        "insert into item_rm select n, n %% 7 + 1 from generate_series(1, %s) n",
+        (ROWS,),
+    )
+    if versions == "side":
+        admin.execute(
+            "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+            " select 'item_rm', id::text, version, false from item_rm"
+        )
+        admin.execute(
+            "insert into jobs_lib.model_keys (model, key, version)"
+            " values ('item_rm', 'gone', 5)"
+        )
+
+
+@pytest.fixture
+def model_side(database, model, versions):
+    """The read model's side."""
+    app = App("test")
+
+    @app.read_model("items", table="item_rm", key="id", group="g", versions=versions)
+    def row(record):
+        return {}
+
+    return TableSide.of_model(database, app.consumers[0])
+
+
+@pytest.fixture
+def spoil(admin, source, versions):
+    """A function that makes four keys of the model wrong, each in another way."""
+
+    def spoil() -> list[Difference]:
+        table, key = ("item_rm", "id::text")
+        if versions == "side":
+            table, key = ("jobs_lib.model_keys", "key")
+        admin.execute(f"delete from {table} where {key} = '5'")
+        admin.execute(f"update {table} set version = version - 1 where {key} = '6'")
+        admin.execute(f"update {table} set version = version + 1 where {key} = '8'")
+        source.execute("delete from items where id = 9")
+        return [
+            Difference("5", 6, None, "missing"),
+            Difference("6", 7, 6, "older"),
+            Difference("8", 2, 3, "newer"),
+            Difference("9", None, 3, "left over"),
+        ]
+
+    return spoil
+
+
+def test_equal_sides_have_no_difference(source_side, model_side):
+    counts = [count for count, _ in source_side.digest().values()]
+    assert sum(counts) == ROWS
+    assert BUCKETS / 2 < len(counts) <= BUCKETS
+    assert verify(source_side, model_side, pause=0) == []
+
+
+def test_each_key_that_differs_is_named(source_side, model_side, spoil):
+    wanted = spoil()
+    assert verify(source_side, model_side, pause=0) == wanted
+
+
+def test_few_buckets_are_opened(source_side, model_side, spoil):
+    spoil()
+    opened: list[Any] = []
+    read = source_side.open
+
+    def note(buckets):
+        opened.extend(buckets)
+        return read(buckets)
+
+    source_side.open = note
+    verify(source_side, model_side, pause=0)
+    assert 1 <= len(set(opened)) <= 4
+
+
+def test_a_change_that_is_on_its_way_is_no_difference(source, source_side, model_side):
+    source.execute("update items set version = 9 where id = 5")
+    read, looks = model_side.digest, []
+
+    def digest():
+        looks.append(1)
+        if len(looks) == 2:
+            source.execute("update items set version = 6 where id = 5")
+        return read()
+
+    model_side.digest = digest
+    assert verify(source_side, model_side, pause=0) == []
+    assert len(looks) == 2
+
+
+def test_a_file_of_the_source_serves_as_well(source_side, model_side, spoil, tmp_path):
+    wanted = spoil()
+    file = tmp_path / "keys.gz"
+    assert write_keys(source_side, file) == ROWS - 1
+    assert verify(FileSide(file), model_side, pause=0) == wanted
+
+
+def test_what_cannot_be_compared_is_refused(
+    database, empty_url, source, model_side, tmp_path
+):
+    queries = database.queries
+    for table, key in (("nothing", "id"), ("items", "nothing")):
+        side = TableSide.of(empty_url, queries, table, key, "version")
+        with pytest.raises(OperatingError, match=r"does not exist.*--table"):
+            verify(side, model_side)
+    away = TableSide.of(
+        "postgresql://u:s3cret@127.0.0.1:1/x", queries, "items", "id", "version"
+    )
+    with pytest.raises(UnavailableError) as failed:
+        verify(away, model_side)
+    assert "s3cret" not in str(failed.value)
+    file = tmp_path / "other"
+    file.write_text("no keys")
+    with pytest.raises(OperatingError, match="is no file of"):
+        FileSide(file)
