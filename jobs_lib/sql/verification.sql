@@ -20,6 +20,12 @@ select bucket, count(*), bit_xor(digest) from placed group by bucket
 {in_buckets}
 select bucket, key, version from placed where bucket = any (%(opened)s::int[])
 
+-- template: list_buckets
+-- Digests and keys of one snapshot.
+{in_buckets}
+select bucket, count(*), bit_xor(digest), json_agg(json_build_array(key, version) order by key)
+from placed group by bucket order by bucket
+
 -- template: list_side_keys
 select k.key, k.version from {schema}.model_keys k
 where k.model = {model} and not k.is_gone
