@@ -31,6 +31,7 @@ class LazyGroup(click.Group):
         "reexport": "jobs_lib.cli.reexport",
         "schemas": "jobs_lib.cli.schemas",
         "topics": "jobs_lib.cli.topics",
+        "where": "jobs_lib.cli.where",
     }
     texts = {
         "check": "Look for faults in the setup of the database and of Kafka.",
@@ -43,6 +44,7 @@ class LazyGroup(click.Group):
         "reexport": "Send the current states of an entity again, at a rate.",
         "schemas": "The Avro schemas of a service's topics.",
         "topics": "The topics of a service.",
+        "where": "Find where the newest change of a key is, and what it waits for.",
     }
     """The texts of commands that are not loaded for the list of all commands."""
 

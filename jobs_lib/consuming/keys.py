@@ -7,14 +7,16 @@ two partitions, would be one key of the consumer, whose records had no order.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from jobs_lib.consuming.record import read_text, refuse_key
+from jobs_lib.consuming.record import Given, read_text, refuse_key
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from confluent_kafka import Message
 
@@ -22,6 +24,33 @@ if TYPE_CHECKING:
 
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
 _UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """What a read model has of one key."""
+
+    has_row: bool = False
+    version: int | None = None
+    """Of the row, or of the end of the key; None if there is none."""
+    has_ended: bool = False
+    """Whether it knows of an end of the key, or of a state without a row."""
+    noted_at: datetime | None = None
+    """When it has noted that, or the place of a state without a version."""
+
+
+class GivenKey(Given):
+    """Stands for the message of a key that somebody has typed."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, topic: str, partition: int, key: str) -> None:
+        super().__init__(topic, partition, 0)
+        self._key = key.encode()
+
+    def key(self) -> bytes:
+        """The key as Kafka has it."""
+        return self._key
 
 
 def choose_reader(key_type: object, what: str) -> KeyReader:

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.changes import find_missing, read_changes
+from jobs_lib.consuming.keys import KnownKey
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.consuming.table_statements import TableStatements
@@ -237,6 +238,24 @@ class ReadModel(ABC):
     def list_keys(self) -> sql.Composable:
         """Make a query of the columns key and version, of all keys that have rows."""
 
+    def find_key(
+        self, connection: psycopg.Connection[Any], message: Message
+    ) -> KnownKey:
+        """Find what the tables have of the key of a message.
+
+        Raises:
+            RecordError: the key is not of the declared type, or a table is missing.
+        """
+        key = make_writer(connection)(self._read_key(message))
+        found = self._find_key(connection, {"model": self._name, "key": key})
+        return KnownKey(*found) if found else KnownKey()
+
+    @abstractmethod
+    def _find_key(
+        self, connection: psycopg.Connection[Any], named: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
+        """Find the fields of what is known of a key; None if there is nothing."""
+
     @abstractmethod
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """Note all keys that the model has, of which the topic has shown none yet."""
@@ -338,6 +357,12 @@ class RowModel(ReadModel):
     def list_keys(self) -> sql.Composable:
         """See :class:`ReadModel`."""
         return self._table.list_keys()
+
+    def _find_key(
+        self, connection: psycopg.Connection[Any], named: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
+        statement = self._table.compose_plain(connection, "find_model_row")
+        return connection.execute(statement, named).fetchone()
 
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """See :class:`ReadModel`."""

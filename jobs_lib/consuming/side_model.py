@@ -135,6 +135,11 @@ class SideModel(ReadModel):
         """See :class:`ReadModel`."""
         return self._queries().fill("list_side_keys", model=sql.Literal(self._name))
 
+    def _find_key(
+        self, connection: psycopg.Connection[Any], named: Mapping[str, Any]
+    ) -> tuple[Any, ...] | None:
+        return connection.execute(self._queries()["find_noted_key"], named).fetchone()
+
     def note_keys(self, connection: psycopg.Connection[Any]) -> None:
         """See :class:`ReadModel`."""
         connection.execute(self._queries()["note_side_keys"], {"model": self._name})

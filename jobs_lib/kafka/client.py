@@ -50,6 +50,7 @@ _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 """The beginning of a log line: kind, client, and thread, one for each broker."""
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
 _WAITS = (0.1, 0.3, 0.6)
+_AT_ONCE_MS = 5
 
 
 def _log(refusal: AccessError) -> None:
@@ -63,6 +64,7 @@ def make_consumer(
     on_commit: OnCommit | None = None,
     *,
     reports_ends: bool = False,
+    waits_at_end: bool = True,
 ) -> Consumer:
     """Make a consumer of ``group`` whose client id is the pod's name.
 
@@ -72,6 +74,8 @@ def make_consumer(
         on_refused: called when the brokers refuse the client.
         on_commit: called with the result of each commit of offsets.
         reports_ends: whether polls return an error where a partition ends.
+        waits_at_end: whether the broker may keep a request back while there is nothing
+            new. A client that goes elsewhere then waits for that answer first.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
@@ -79,6 +83,8 @@ def make_consumer(
     configuration = configure_consumer(settings, group)
     if reports_ends:
         configuration["enable.partition.eof"] = True
+    if not waits_at_end:
+        configuration["fetch.wait.max.ms"] = _AT_ONCE_MS
     if on_commit is not None:
         configuration["on_commit"] = on_commit
     return cast(
