@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -15,7 +16,7 @@ from jobs_lib.operating.session import bounded
 from jobs_lib.reasons import find_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
     from jobs_lib.consuming.subscription import Subscription
@@ -136,6 +137,14 @@ def attempt(read: Callable[[], T]) -> T | Unknown:
         return Unknown(error.diag.message_primary or find_reason(error))
 
 
+@contextmanager
+def _indexed(connection: Connection, database: Database) -> Iterator[None]:
+    """Open a bounded transaction whose statements follow indexes."""
+    with bounded(connection, database):
+        connection.execute(database.queries["follow_indexes"])
+        yield
+
+
 def read_source(
     connection: Connection, database: Database, entity: Entity, key: str
 ) -> SourceRow:
@@ -146,7 +155,7 @@ def read_source(
     table = sql.Identifier(*entity.source.split("."))
     named = {"table": table.as_string(connection)}
     queries = database.queries
-    with bounded(connection, database):
+    with _indexed(connection, database):
         rows = connection.execute(queries["read_column_types"], named).fetchall()
         triggers = connection.execute(queries["find_capture"], named).fetchall()
     types: dict[str, str] = dict(rows)
@@ -166,7 +175,7 @@ def read_source(
         version=sql.Identifier(version if version in types else entity.key),
     )
     try:
-        with bounded(connection, database):
+        with _indexed(connection, database):
             row = connection.execute(statement, {"key": key}).fetchone()
     except psycopg.DataError:
         # The column's type has no such value.
@@ -195,7 +204,7 @@ def read_outbox(
     stale_after: float,
 ) -> OutboxRows:
     """Read the rows of a key that wait or are held, and who sends them."""
-    with bounded(connection, database):
+    with _indexed(connection, database):
         row = connection.execute(
             database.queries["find_rows_of_key"],
             {
@@ -225,7 +234,7 @@ def read_consumers(
         place: of the newest record of the key.
         stale_after: seconds without a heartbeat after which a process counts as dead.
     """
-    with bounded(connection, database):
+    with _indexed(connection, database):
         rows = connection.execute(
             database.queries["find_consumers"],
             {
@@ -251,5 +260,5 @@ def _read_model(
 ) -> KnownKey:
     if declared.model is None:
         return KnownKey()
-    with bounded(connection, database):
+    with _indexed(connection, database):
         return declared.model.find_key(connection, cast("Any", key))

@@ -6,6 +6,7 @@ import json
 import sys
 import types
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -200,20 +201,15 @@ def test_a_held_row_is_named_with_its_error_and_the_way_out(
 
 @pytest.mark.guarantee("W83")
 def test_a_consumer_that_stands_still_is_named_with_the_record_and_its_error(
-    app, name, write, admin, wait_for, call
+    app, name, write, wait_for, call
 ):
-    write("N1", "bad")
-    write("N2")
+    def stands_still(key: str) -> bool:
+        return "stands still" in where(app, name, key).verdict
+
     with running(app, "relay", "consumers"):
-        wait_for(
-            lambda: (
-                admin.execute(
-                    "select from jobs_lib.offsets where failed_offset is not null"
-                ).rowcount
-            ),
-            timeout=30,
-            what="the partition stands still",
-        )
+        for key, note in (("N1", "bad"), ("N2", VALUE)):
+            write(key, note)
+            wait_for(partial(stands_still, key), timeout=30, what=f"{key} is stuck")
         result = call(name, "N2", "--json")
     assert result.exit_code == 1, result.output
     found = json.loads(result.output)
@@ -370,7 +366,8 @@ def test_a_read_model_is_asked_by_the_declared_type_of_its_keys(
                 key_type=key_type,
                 versions=kind,
             )(lambda record: {"n": record.value["n"]})
-            produce(bootstrap_servers, name, [(key, {"n": 1})], headers=VERSION)
+            records = [(key, {"n": 1}), ("0x", {"n": "no number"})]
+            produce(bootstrap_servers, name, records, headers=VERSION)
     with running(app, "consumers"):
         for name, key in names.items():
             wait_for(
@@ -380,7 +377,83 @@ def test_a_read_model_is_asked_by_the_declared_type_of_its_keys(
             )
     for name, key in names.items():
         assert find(where(app, name, key), "read model").version == 1
-        # No record can be read that has such a key, and no statement fails.
-        produce(bootstrap_servers, name, [("0x", {"n": 1})])
+        # It can be no key of the type, and no statement fails.
         found = find(where(app, name, "0x"), "read model")
         assert (found.state, found.version) == ("stuck", None)
+
+
+@pytest.mark.guarantee("W83")
+def test_rows_of_the_outbox_wait_for_a_living_relay_a_re_export_or_a_topic(
+    app, admin, name, write
+):
+    def tell() -> tuple[str, str]:
+        outbox = find(where(app, name, "N1"), "outbox")
+        return outbox.state, outbox.why
+
+    write("N1")
+    pod = uuid4()
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version)"
+        " values (%s, 'pod-1', '{relay}', '', 1, '')",
+        [pod],
+    )
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner)"
+        " select 'relay', 'shard/' || n, %s from generate_series(0, 15) n",
+        [pod],
+    )
+    told = "1 row: 0 rows of shard/"
+    assert tell()[0] == "under way"
+    assert tell()[1].startswith(told)
+    assert tell()[1].endswith(" before, pod-1 sends them")
+    admin.execute("update jobs_lib.processes set heartbeat_at = now() - interval '1 h'")
+    assert "pod-1 owns shard/" in tell()[1]
+    assert "has given no sign since " in tell()[1]
+    admin.execute("update jobs_lib.processes set heartbeat_at = now()")
+    admin.execute(
+        "with gone as (delete from jobs_lib.outbox returning *), made as ("
+        " insert into jobs_lib.reexports (entity, topic, rate, state, total)"
+        " values ('aircraft', 'x', 60, 'paused', 1) returning id)"
+        " insert into jobs_lib.outbox (shard, class, topic, key, reexport_id, cause)"
+        " select shard, 1, topic, key, made.id, 'reexport' from gone, made"
+    )
+    assert tell() == (
+        "stuck",
+        "1 row of a re-export: the re-export is paused: `jobs-lib reexport resume`",
+    )
+    admin.execute(
+        "with gone as (delete from jobs_lib.outbox returning *), held as ("
+        " insert into jobs_lib.holds (topic, error, retry_at)"
+        " select topic, 'no such topic', now() from gone)"
+        " insert into jobs_lib.held_rows (shard, class, id, topic, key, cause,"
+        " created_at) select shard, 0, id, topic, key, 'live', now() from gone"
+    )
+    assert tell()[1].startswith("1 row the whole topic is held: no such topic. When")
+    assert f"`jobs-lib outbox retry --topic {name}` tries" in tell()[1]
+
+
+@pytest.mark.guarantee("W83")
+def test_a_topic_that_was_read_in_part_says_from_which_offset_on(
+    make, name, bootstrap_servers, wait_for
+):
+    app = make()
+    app.topic(name)
+    records = [(f"k{number}", {}) for number in range(1_500)]
+    produce(bootstrap_servers, name, records)
+    found = where(app, name, "k0", seconds=0)
+    told = "not among the records from offset 500 on; --seconds 60 looks further"
+    assert (find(found, "topic").why, found.has_arrived) == (told, False)
+    assert told in found.verdict
+    assert where(app, name, "k0", seconds=60).has_arrived
+    # A consumer that has read what lies before has the record, wherever it is.
+    app.consumer(name, group=f"{name}-g")(lambda record, conn: None)
+    behind = where(app, name, "k0", seconds=0)
+    assert "up to 500 records are left" in behind.verdict
+    with running(app, "consumers"):
+        wait_for(
+            lambda: where(app, name, "k0", seconds=0).has_arrived,
+            timeout=30,
+            what="the consumer has read it",
+        )
+    found = where(app, name, "k0", seconds=0)
+    assert find(found, "topic").why.endswith("; the consumers have all before")
