@@ -232,11 +232,16 @@ def read_topic_ids(
             if failure.code() in NO_ANSWER:
                 raise no_answer(settings, failure.str(), f" for {topic!r}") from None
             continue
-        bits = found.get_most_significant_bits(), found.get_least_significant_bits()
-        high, low = (one & 0xFFFF_FFFF_FFFF_FFFF for one in bits)
-        if high or low:
-            ids[topic] = UUID(int=high << 64 | low)
+        if (id_ := as_uuid(found)) is not None:
+            ids[topic] = id_
     return ids
+
+
+def as_uuid(found: Any) -> UUID | None:
+    """Turn the id of a topic into a UUID; None if the broker knows no ids."""
+    bits = found.get_most_significant_bits(), found.get_least_significant_bits()
+    high, low = (one & 0xFFFF_FFFF_FFFF_FFFF for one in bits)
+    return UUID(int=high << 64 | low) if high or low else None
 
 
 def create_topic(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -18,15 +18,24 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    TopicCollection,
     TopicPartition,
 )
 
 from jobs_lib.errors import OffsetError
-from jobs_lib.kafka.client import list_partitions, make_consumer
+from jobs_lib.kafka.client import (
+    as_uuid,
+    list_partitions,
+    make_admin,
+    make_consumer,
+)
 from jobs_lib.kafka.refusal import SILENT, explain, missing_topics
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
@@ -54,6 +63,8 @@ class Newest:
     """All records from here to the end were looked at."""
     message: Message | None
     """None if none of them has the key."""
+    topic_id: UUID | None
+    """The topic, as Kafka names it for ever; None if that is not known."""
 
 
 def find_newest(
@@ -84,6 +95,11 @@ def find_newest(
     consumer = make_consumer(
         settings, _GROUP, refusals.append, reports_ends=True, waits_at_end=False
     )
+    # It answers while the consumer reads.
+    admin = cast("Any", make_admin(settings, refusals.append))
+    asked = admin.describe_topics(
+        TopicCollection([topic]), request_timeout=_ANSWER_SECONDS
+    )
     try:
         count = _count_partitions(consumer, settings, topic)
         number = choose_partition(key, count) if partition is None else partition
@@ -94,7 +110,8 @@ def find_newest(
                 (topic, number),
                 None,
             )
-        return _Search(consumer, topic, number, key.encode()).run(seconds)
+        search = _Search(consumer, topic, number, key.encode())
+        return search.run(seconds, lambda: _read_id(asked[topic]))
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if refusals:
@@ -114,6 +131,13 @@ def _count_partitions(consumer: Consumer, settings: Settings, topic: str) -> int
     return len(there.partitions)
 
 
+def _read_id(answer: Any) -> UUID | None:
+    try:
+        return as_uuid(answer.result().topic_id)
+    except KafkaException:
+        return None
+
+
 class _Search:
     """Reads one partition backwards, a part after the other."""
 
@@ -125,7 +149,7 @@ class _Search:
         self._partition = partition
         self._key = key
 
-    def run(self, seconds: float) -> Newest:
+    def run(self, seconds: float, read_id: Callable[[], UUID | None]) -> Newest:
         """Read until the key is found, all is read, or the time is over."""
         start, end = self._ask(OFFSET_BEGINNING), self._ask(OFFSET_END)
         deadline = time.monotonic() + seconds
@@ -139,7 +163,7 @@ class _Search:
                 break
             message, looked_from = self._found, low
             size = min(2 * size, _MOST)
-        return Newest(self._partition, start, end, looked_from, message)
+        return Newest(self._partition, start, end, looked_from, message, read_id())
 
     def _ask(self, place: int) -> int:
         asked = [TopicPartition(self._topic, self._partition, place)]

@@ -144,10 +144,11 @@ def _read(
                 app.settings, topic, key, seconds=seconds, partition=partition
             )
         )
-        if isinstance(facts.newest, Newest):
-            place = KeyPlace(topic, facts.newest.partition, key, facts.offset)
-        else:
-            place = KeyPlace(topic, partition, key, None)
+        newest = facts.newest
+        place = KeyPlace(topic, partition, key, None, None)
+        if isinstance(newest, Newest):
+            found = newest.partition, key, facts.offset, newest.topic_id
+            place = KeyPlace(topic, *found)
         facts.readers = ask(
             lambda conn: read_consumers(conn, database, consumers, place, stale_after)
         )

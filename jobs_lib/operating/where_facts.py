@@ -18,6 +18,7 @@ from jobs_lib.reasons import find_reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.outbox.topic import Entity
@@ -46,6 +47,7 @@ class KeyPlace(NamedTuple):
     partition: int | None
     key: str
     offset: int | None
+    topic_id: UUID | None
 
 
 class Owner(NamedTuple):
@@ -112,6 +114,8 @@ class Reader:
     """What the read model has of the key."""
     owner: Owner
     next_offset: int | None
+    is_of_other_topic: bool
+    """Whether that is the offset of an earlier topic of this name."""
     failed_offset: int | None
     failing_since: datetime | None
     failure: str | None

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["passed", "under way", "stuck", "not there", "unknown"]
 _RESYNC = "`jobs-lib readmodel resync` writes it again"
+_REPLACED = (
+    "its offset is of an earlier topic of this name: a service that runs reads a read "
+    "model anew, and any other consumer stops until its offset is set"
+)
 _LOOK = "--seconds 60 looks further"
 
 
@@ -116,16 +120,14 @@ def judge(facts: Facts) -> tuple[list[Place], Verdict]:
 
 def _find_verdict(facts: Facts, places: list[Place]) -> Verdict:
     for place in places:
-        if place.state == "stuck":
-            return Verdict(False, f"It is stuck at {place.place}: {place.why}.")
-        if place.state == "under way":
-            return Verdict(False, f"It is under way at {place.place}: {place.why}.")
+        if place.state in ("stuck", "under way"):
+            return _deny(f"It is {place.state} at the {place.place}: {place.why}")
     for place in places:
         if place.state == "unknown":
-            return Verdict(False, f"{place.place} is not known: {place.why}.")
+            return _deny(f"What the {place.place} has is not known: {place.why}")
     if facts.is_absent:
-        return Verdict(
-            False, f"No place has a record of the key {facts.key!r}: is it written so?"
+        return _deny(
+            f"No place has a record of the key {facts.key!r}: is it so written?"
         )
     seen = facts.seen
     if seen is not None and seen.is_tombstone:
@@ -133,6 +135,10 @@ def _find_verdict(facts: Facts, places: list[Place]) -> Verdict:
     version = seen and seen.version
     told = f" with version {version}" if version is not None else ""
     return Verdict(True, f"It has arrived everywhere{told}.")
+
+
+def _deny(text: str) -> Verdict:
+    return Verdict(False, text if text.endswith((".", "?")) else f"{text}.")
 
 
 # The table
@@ -197,22 +203,22 @@ def _judge_outbox(facts: Facts, rows: OutboxRows | Unknown) -> Place:
         return Place("outbox", "unknown", None, None, rows.reason)
     if rows.held:
         return _judge_held(facts, rows)
-    found = rows.live + rows.batch
-    if not found:
+    if not rows.live + rows.batch:
         # More rows of re-exports than were looked at may have one of the key.
         more = rows.batch_looked >= COUNTED
         told = f", nor among the next {COUNTED:,} of re-exports" if more else ""
         return Place("outbox", "passed", None, None, f"no row of the key waits{told}")
     since = rows.oldest if rows.live else rows.batch_oldest
     shard = f"shard/{rows.shard}"
-    kind = "row" if rows.live else "row of a re-export"
-    told = f"{_count(found, kind)}: "
+    told = f"{_count(rows.live, 'row')} of the key; "
+    if not rows.live:
+        told = "a row of a re-export; "
     if rows.is_paused and not rows.live:
-        why = f"{told}the re-export is paused: `jobs-lib reexport resume`"
+        why = f"{told}it is paused: `jobs-lib reexport resume` goes on with it"
         return Place("outbox", "stuck", rows.version, since, why)
     if (fault := _find_fault(rows.owner, shard, "`jobs-lib relay`")) is not None:
         return Place("outbox", "stuck", rows.version, since, told + fault)
-    before = f"{_count(rows.before, 'row')} of {shard} before, "
+    before = f"{_count(rows.before, 'row')} of {shard} before; "
     why = f"{told}{before}{rows.owner.pod} sends them"
     return Place("outbox", "under way", rows.version, since, why)
 
@@ -246,11 +252,24 @@ def _judge_topic(facts: Facts, readers: list[Place]) -> Place:
     if facts.is_absent:
         return Place(name, "not there", None, None, "has no record of the key")
     why = f"not among the records from offset {newest.looked_from} on"
-    if readers and all(one.state == "passed" for one in readers):
-        # They have applied all that lies before.
+    if _all_have_it(facts, readers):
         told = "; the consumers have all before"
         return Place(name, "passed", None, None, f"{why}{told}")
     return Place(name, "unknown", None, None, f"{why}; {_LOOK}")
+
+
+def _all_have_it(facts: Facts, readers: list[Place]) -> bool:
+    """Whether the consumers have the newest record, though it was not found.
+
+    They have read all that lies before. Whether the last version of a row was sent,
+    only another version tells.
+    """
+    rows = [one for one in facts.sources.values() if isinstance(one, SourceRow)]
+    if any(row.version is not None for row in rows) and (
+        _find_sent(facts, readers) is None
+    ):
+        return False
+    return bool(readers) and all(one.state == "passed" for one in readers)
 
 
 # The consumers
@@ -283,6 +302,8 @@ def _judge_reader(facts: Facts, reader: Reader) -> Place:
         return place("unknown", "how far it has to read is not known")
     if facts.is_absent:
         return place("not there", "the topic has no record for it")
+    if reader.is_of_other_topic:
+        return place("stuck", _REPLACED)
     # All records of the key lie before this offset.
     end = newest.looked_from if seen is None else seen.offset + 1
     at = newest.start if reader.next_offset is None else reader.next_offset
@@ -306,14 +327,15 @@ def _judge_distance(
     origin = f"{facts.topic}/{facts.newest.partition}"
     fault = _find_fault(reader.owner, origin, "`jobs-lib run`")
     if reader.failed_offset is not None:
-        also = f"; also, {fault}" if fault else ""
+        also = f". Also, {fault}" if fault else ""
         why = f"stands still at offset {reader.failed_offset}: {reader.failure}{also}"
         return place("stuck", why, reader.failing_since)
     seen = facts.seen
     since = seen.at if seen else None
     if fault is not None:
-        return place("stuck", f"{fault}; up to {left:,} records are left", since)
-    why = f"behind by up to {_count(left, 'record')}; {reader.owner.pod} reads them"
+        why = f"up to {_count(left, 'record')} behind; {fault}"
+        return place("stuck", why, since)
+    why = f"up to {_count(left, 'record')} behind; {reader.owner.pod} reads them"
     return place("under way", why, since)
 
 
@@ -352,7 +374,7 @@ if TYPE_CHECKING:
 def _find_fault(owner: Owner, origin: str, command: str) -> str | None:
     """Why nobody works on an origin; None if a living process owns it."""
     if owner.pod is None:
-        return f"no process owns {origin}: does {command} run?"
+        return f"no process owns {origin}. Does {command} run?"
     if not owner.is_alive:
         return (
             f"{owner.pod} owns {origin} and has given no sign since "

@@ -76,7 +76,8 @@ left join {schema}.processes p on p.id = f.owner
 -- name: find_consumers
 -- How far groups are in one partition, who reads it, and whether they have skipped the
 -- record at this offset.
-select g.consumer_group, offsets.next_offset, failing.failed_offset,
+select g.consumer_group, offsets.next_offset,
+    (offsets.topic_id <> %(topic_id)s::uuid) is true, failing.failed_offset,
     failing.failing_since, failing.failure, skipped.error, skipped.skipped_at,
     p.pod, p.heartbeat_at, coalesce({alive}, false), o.since
 from unnest(%(groups)s::text[]) as g(consumer_group)

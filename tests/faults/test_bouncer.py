@@ -28,6 +28,7 @@ from jobs_lib.operating.verification import (
     verify,
     write_keys,
 )
+from jobs_lib.operating.where import where
 from jobs_lib.postgres import migrate as migrations
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.revisions import latest_version
@@ -68,7 +69,7 @@ COMMANDS = [
 """In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
-SERVICES += ["readmodel keys"]
+SERVICES += ["readmodel keys", "where"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -370,6 +371,8 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         write_keys(source, tmp_path / "keys")
         model = TableSide.of_model(database, app.consumers[0])
         assert verify(source, model) == verify(FileSide(tmp_path / "keys"), model) == []
+        for _ in range(_TIMES):
+            assert where(app, name, "40").verdict.endswith("with version 2.")
     assert find_refused(failures) == []
 
 

@@ -141,7 +141,9 @@ def test_a_change_is_found_at_each_place_that_it_has_not_passed_yet(
     assert find(found, "table").version == 1
     outbox = find(found, "outbox")
     assert (outbox.version, outbox.since is not None) == (1, True)
-    assert found.verdict.startswith("It is stuck at outbox: 1 row: no process owns sh")
+    assert found.verdict.startswith(
+        "It is stuck at the outbox: 1 row of the key; no process owns shard/"
+    )
 
     def is_in_topic() -> bool:
         return find(where(app, name, "N1"), "topic").state == "passed"
@@ -153,7 +155,9 @@ def test_a_change_is_found_at_each_place_that_it_has_not_passed_yet(
     topic = find(found, "topic")
     assert (topic.version, topic.why) == (1, "has a record at offset 0")
     assert topic.since is not None
-    assert f"no process owns {name}/0: does `jobs-lib run` run?" in found.verdict
+    assert found.verdict.endswith(
+        f"1 record behind; no process owns {name}/0. Does `jobs-lib run` run?"
+    )
     with running(app, "relay", "consumers"):
         found = await_arrival("N1")
         assert states(found) == ["passed"] * 4
@@ -218,7 +222,7 @@ def test_a_consumer_that_stands_still_is_named_with_the_record_and_its_error(
     assert (model["state"], model["version"]) == ("stuck", None)
     assert model["since"] is not None
     assert "stands still at offset 0: ValueError" in model["why"]
-    assert found["verdict"].startswith("It is stuck at read model aircraft_rm of")
+    assert found["verdict"].startswith("It is stuck at the read model aircraft_rm of")
     assert VALUE not in result.output
 
 
@@ -268,7 +272,8 @@ def test_a_version_that_was_not_sent_is_stuck_at_its_table(
     )
 
     @app.entity(states_, source="aircraft", key="tail")
-    def load(conn, keys: list[str]) -> dict[str, Aircraft]: ...
+    def load(conn, keys: list[str]) -> dict[str, Aircraft]:
+        return {}
 
     produce(bootstrap_servers, name, [("N1", {}), ("N2", {})], headers=VERSION)
     write("N1")
@@ -305,12 +310,22 @@ def test_what_cannot_be_is_refused_with_the_way_out(call, name, words, told):
 
 
 @pytest.mark.guarantee("W83")
-def test_a_topic_that_is_missing_is_where_its_records_are_stuck(app, name, kafka_admin):
+def test_a_topic_that_is_missing_is_where_its_records_are_stuck(
+    app, admin, name, kafka_admin, bootstrap_servers
+):
     delete_topics(kafka_admin, [name])
     found = where(app, name, "N1")
     assert find(found, "topic").state == "stuck"
     assert f"has no topic '{name}'" in found.verdict
     create_topic(kafka_admin, name, 1)
+    # The offset of the group is one of the topic before.
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, next_offset,"
+        " topic_id) values (%s, %s, 0, 7, %s)",
+        (f"{name}-board", name, uuid4()),
+    )
+    produce(bootstrap_servers, name, [("N1", None)])
+    assert "is of an earlier topic of this name" in where(app, name, "N1").verdict
     assert "does not exist" in find(where(app, name, "N1", partition=7), "topic").why
 
 
@@ -325,7 +340,7 @@ def test_a_server_that_does_not_answer_leaves_only_its_own_places_unknown(
     found = where(app, name, "N1")
     assert states(found) == ["passed", "passed", "unknown", "unknown"]
     assert find(found, "read model").version == 1
-    told = f"topic {name} is not known: no Kafka broker at {NOBODY} answers"
+    told = f"What the topic {name} has is not known: no Kafka broker at {NOBODY} an"
     assert (found.verdict.startswith(told), found.has_arrived) == (True, False)
 
 
@@ -340,7 +355,7 @@ def test_a_database_that_does_not_answer_leaves_the_topic_known(
     produce(bootstrap_servers, name, [("N1", {})])
     found = where(app, name, "N1")
     assert states(found) == ["unknown", "passed", "unknown"]
-    assert found.verdict.startswith("outbox is not known: the database at")
+    assert found.verdict.startswith("What the outbox has is not known: the database at")
     assert not found.has_arrived
 
 
@@ -402,10 +417,10 @@ def test_rows_of_the_outbox_wait_for_a_living_relay_a_re_export_or_a_topic(
         " select 'relay', 'shard/' || n, %s from generate_series(0, 15) n",
         [pod],
     )
-    told = "1 row: 0 rows of shard/"
+    told = "1 row of the key; 0 rows of shard/"
     assert tell()[0] == "under way"
     assert tell()[1].startswith(told)
-    assert tell()[1].endswith(" before, pod-1 sends them")
+    assert tell()[1].endswith(" before; pod-1 sends them")
     admin.execute("update jobs_lib.processes set heartbeat_at = now() - interval '1 h'")
     assert "pod-1 owns shard/" in tell()[1]
     assert "has given no sign since " in tell()[1]
@@ -417,10 +432,8 @@ def test_rows_of_the_outbox_wait_for_a_living_relay_a_re_export_or_a_topic(
         " insert into jobs_lib.outbox (shard, class, topic, key, reexport_id, cause)"
         " select shard, 1, topic, key, made.id, 'reexport' from gone, made"
     )
-    assert tell() == (
-        "stuck",
-        "1 row of a re-export: the re-export is paused: `jobs-lib reexport resume`",
-    )
+    told = "a row of a re-export; it is paused: `jobs-lib reexport resume` goes on"
+    assert tell() == ("stuck", f"{told} with it")
     admin.execute(
         "with gone as (delete from jobs_lib.outbox returning *), held as ("
         " insert into jobs_lib.holds (topic, error, retry_at)"
@@ -438,7 +451,7 @@ def test_a_topic_that_was_read_in_part_says_from_which_offset_on(
 ):
     app = make()
     app.topic(name)
-    records = [(f"k{number}", {}) for number in range(1_500)]
+    records: list[tuple[str, Any]] = [(f"k{number}", {}) for number in range(1_500)]
     produce(bootstrap_servers, name, records)
     found = where(app, name, "k0", seconds=0)
     told = "not among the records from offset 500 on; --seconds 60 looks further"
@@ -448,7 +461,7 @@ def test_a_topic_that_was_read_in_part_says_from_which_offset_on(
     # A consumer that has read what lies before has the record, wherever it is.
     app.consumer(name, group=f"{name}-g")(lambda record, conn: None)
     behind = where(app, name, "k0", seconds=0)
-    assert "up to 500 records are left" in behind.verdict
+    assert "up to 500 records behind; no process owns" in behind.verdict
     with running(app, "consumers"):
         wait_for(
             lambda: where(app, name, "k0", seconds=0).has_arrived,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import ANY
 
 import pytest
 
+from jobs_lib.consuming.keys import KnownKey
 from jobs_lib.operating.where_facts import (
     KeyPlace,
     read_consumers,
@@ -71,9 +73,9 @@ def test_no_table_is_read_whole_to_find_one_key(database, admin, analyzed):
             assert (rows.live, rows.batch, rows.held) == (1, 1, 0)
             held = read_outbox(connection, database, "states", "held7", 5.0)
             assert (held.held, held.error) == (1, "too large")
-            place = KeyPlace("states", 0, "7", 7)
+            place = KeyPlace("states", 0, "7", 7, None)
             (one,) = read_consumers(connection, database, consumers, place, 5.0)
-            assert (one.known.version, one.skip_error) == (7, "")
+            assert (one.known, one.skip_error) == (KnownKey(True, 7, True, ANY), "")
 
         ask()
         with plans.told(generic=False) as told:
