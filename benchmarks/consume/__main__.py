@@ -20,6 +20,7 @@ from benchmarks.consume.kills import measure_kills
 from benchmarks.consume.latency import measure_databases, measure_visible
 from benchmarks.consume.peers import PEERS
 from benchmarks.consume.stage import Stage
+from benchmarks.consume.where import measure_where
 from benchmarks.server import OPTIONS, Server
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.devstack.kafka import FAST_JVM
@@ -31,6 +32,7 @@ MEASURES = {
     "databases": measure_databases,
     "memory": measure_memory,
     "kills": measure_kills,
+    "where": measure_where,
 }
 
 
