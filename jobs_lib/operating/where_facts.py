@@ -8,10 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import psycopg
+from confluent_kafka import KafkaException
 from psycopg import sql
 
 from jobs_lib.consuming.keys import GivenKey, KnownKey
-from jobs_lib.errors import ConfigurationError, JobsError, TopicError
+from jobs_lib.errors import (
+    ConfigurationError,
+    JobsError,
+    OperatingError,
+    TopicError,
+)
 from jobs_lib.operating.session import bounded
 from jobs_lib.reasons import find_reason
 
@@ -136,6 +142,8 @@ def attempt(read: Callable[[], T]) -> T | Unknown:
         raise
     except JobsError as error:
         return Unknown(str(error), isinstance(error, TopicError))
+    except KafkaException as error:
+        return Unknown(f"Kafka refuses: {error.args[0].str()}")
     except psycopg.Error as error:
         # The server's other lines repeat values.
         return Unknown(error.diag.message_primary or find_reason(error))
@@ -164,7 +172,7 @@ def read_source(
         triggers = connection.execute(queries["find_capture"], named).fetchall()
     types: dict[str, str] = dict(rows)
     if entity.key not in types:
-        raise JobsError(
+        raise OperatingError(
             f"there is no table {entity.source} with a column {entity.key}, or this "
             "role does not see it"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from jobs_lib.consuming.keys import KnownKey
     from jobs_lib.operating.where_facts import Owner, Reader
 
 State: TypeAlias = Literal["passed", "under way", "stuck", "not there", "unknown"]
-_RESYNC = "`jobs-lib readmodel resync` writes it again"
+_RESYNC = "`jobs-lib readmodel resync` repairs it"
 _REPLACED = (
     "its offset is of an earlier topic of this name: a service that runs reads a read "
     "model anew, and any other consumer stops until its offset is set"
@@ -29,7 +31,7 @@ class Place:
     """One place that a change passes."""
 
     place: str
-    """Such as ``table aircraft``, ``outbox``, or ``read model board.aircraft_rm``."""
+    """Such as ``table aircraft``, ``outbox``, or ``consumer board``."""
     state: State
     version: int | None
     """The newest version that the place has; None if it has none, or nothing."""
@@ -224,7 +226,7 @@ def _judge_outbox(facts: Facts, rows: OutboxRows | Unknown) -> Place:
 
 
 def _judge_held(facts: Facts, rows: OutboxRows) -> Place:
-    key = "" if rows.holds_topic else f" --key {facts.key}"
+    key = "" if rows.holds_topic else f" --key {shlex.quote(facts.key)}"
     held = "the whole topic is held" if rows.holds_topic else "held"
     error = rows.error or "the hold is lifted just now"
     why = (
@@ -291,84 +293,78 @@ def _name_reader(group: str, table: str | None) -> str:
 
 def _judge_reader(facts: Facts, reader: Reader) -> Place:
     name = _name_reader(reader.group, reader.table)
-    known = reader.known
-    version = None if isinstance(known, Unknown) else known.version
+    version = None if isinstance(reader.known, Unknown) else reader.known.version
+    told = _judge_reading(facts, reader)
+    return Place(name, told.state, version, told.since, told.why)
 
-    def place(state: State, why: str, since: datetime | None = None) -> Place:
-        return Place(name, state, version, since, why)
 
+class _Told(NamedTuple):
+    """The parts of a consumer's place."""
+
+    state: State
+    why: str
+    since: datetime | None = None
+
+
+def _judge_reading(facts: Facts, reader: Reader) -> _Told:
     newest, seen = facts.newest, facts.seen
     if isinstance(newest, Unknown):
-        return place("unknown", "how far it has to read is not known")
+        return _Told("unknown", "how far it has to read is not known")
     if facts.is_absent:
-        return place("not there", "the topic has no record for it")
+        return _Told("not there", "the topic has no record for it")
     if reader.is_of_other_topic:
-        return place("stuck", _REPLACED)
+        return _Told("stuck", _REPLACED)
     # All records of the key lie before this offset.
     end = newest.looked_from if seen is None else seen.offset + 1
     at = newest.start if reader.next_offset is None else reader.next_offset
     if at < end:
-        return _judge_distance(facts, reader, place, end - at)
+        origin = f"{facts.topic}/{newest.partition}"
+        return _judge_distance(reader, origin, end - at, seen and seen.at)
     if reader.skip_error is not None:
         why = (
             f"has skipped it: {reader.skip_error}. When the cause is repaired, "
             "`jobs-lib readmodel replay` applies it"
         )
-        return place("stuck", why, reader.skipped_at)
+        return _Told("stuck", why, reader.skipped_at)
     if reader.table is None:
-        return place("passed", "has handled it")
-    return _judge_model(seen, reader, place)
+        return _Told("passed", "has handled it")
+    return _judge_model(seen, reader.known)
 
 
 def _judge_distance(
-    facts: Facts, reader: Reader, place: _MakePlace, left: int
-) -> Place:
-    assert isinstance(facts.newest, Newest)
-    origin = f"{facts.topic}/{facts.newest.partition}"
+    reader: Reader, origin: str, left: int, since: datetime | None
+) -> _Told:
     fault = _find_fault(reader.owner, origin, "`jobs-lib run`")
     if reader.failed_offset is not None:
         also = f". Also, {fault}" if fault else ""
         why = f"stands still at offset {reader.failed_offset}: {reader.failure}{also}"
-        return place("stuck", why, reader.failing_since)
-    seen = facts.seen
-    since = seen.at if seen else None
+        return _Told("stuck", why, reader.failing_since)
+    told = f"up to {_count(left, 'record')} behind; "
     if fault is not None:
-        why = f"up to {_count(left, 'record')} behind; {fault}"
-        return place("stuck", why, since)
-    why = f"up to {_count(left, 'record')} behind; {reader.owner.pod} reads them"
-    return place("under way", why, since)
+        return _Told("stuck", told + fault, since)
+    return _Told("under way", f"{told}{reader.owner.pod} reads them", since)
 
 
-def _judge_model(seen: Seen | None, reader: Reader, place: _MakePlace) -> Place:
+def _judge_model(seen: Seen | None, known: KnownKey | Unknown) -> _Told:
     """Judge a read model that has read the newest record."""
-    known = reader.known
     if isinstance(known, Unknown):
-        return place("unknown", known.reason)
+        return _Told("unknown", known.reason)
     if seen is None:
-        return place("passed", "has the row" if known.has_row else "has no row")
+        return _Told("passed", "has the row" if known.has_row else "has no row")
     is_older = _is_older(known.version, seen.version)
     if seen.is_tombstone:
         # A newer state, whose record came after the topic was read, has a row again.
         if not known.has_row or _is_older(seen.version, known.version):
-            return place("passed", "the row was removed", known.noted_at)
-        return place("stuck", f"still has the row after its tombstone; {_RESYNC}")
+            return _Told("passed", "the row was removed", known.noted_at)
+        return _Told("stuck", f"still has the row after its tombstone; {_RESYNC}")
     if known.has_row:
         if is_older:
             why = f"has read version {seen.version}, and the row is older; {_RESYNC}"
-            return place("stuck", why)
-        return place("passed", "has it")
+            return _Told("stuck", why)
+        return _Told("passed", "has it")
     if known.has_ended and not is_older:
-        return place("passed", "its function has left the row out", known.noted_at)
-    return place("stuck", f"has read the record, and the row is missing; {_RESYNC}")
-
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class _MakePlace(Protocol):
-        def __call__(
-            self, state: State, why: str, since: datetime | None = None
-        ) -> Place: ...
+        return _Told("passed", "its function has left the row out", known.noted_at)
+    return _Told("stuck", f"has read the record, and the row is missing; {_RESYNC}")
 
 
 def _find_fault(owner: Owner, origin: str, command: str) -> str | None:
@@ -389,5 +385,6 @@ def _is_older(one: int | None, other: int | None) -> bool:
 
 
 def _count(number: int, what: str) -> str:
-    many = f"{number:,}" if number < COUNTED else f"{number:,} or more"
+    # Where the server counts, it stops there.
+    many = f"{number:,} or more" if number == COUNTED else f"{number:,}"
     return f"{many} {what}" + ("" if number == 1 else "s")
