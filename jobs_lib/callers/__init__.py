@@ -18,7 +18,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs_lib.callers.caller import is_autocommit
-from jobs_lib.callers.steps import CopyIn, Fetch, Rows, Statement, Statements, Steps
+from jobs_lib.callers.steps import (
+    CopyIn,
+    Fetch,
+    Pause,
+    Rows,
+    Statement,
+    Statements,
+    Steps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CopyIn",
     "Fetch",
+    "Pause",
     "Rows",
     "Statement",
     "Statements",
@@ -40,19 +49,25 @@ R = TypeVar("R")
 
 
 def perform(
-    caller: Caller | AsyncCaller, steps: Steps[R]
+    caller: Caller | AsyncCaller, steps: Steps[R], *, alone: bool = False
 ) -> R | Coroutine[Any, Any, R]:
     """Run the steps in the caller's transaction; on async connections, when awaited.
+
+    Args:
+        caller: the caller's connection.
+        steps: what to run.
+        alone: whether they belong to no change of the caller's, and so need no open
+            transaction.
 
     Raises:
         NoTransactionError: the steps would not commit with the caller's change.
     """
-    return _load_driver()(caller, steps)
+    return _load_driver()(caller, steps, alone)
 
 
 @cache  # each enqueue calls this, and a repeated import takes ten times as long
 def _load_driver() -> Callable[
-    [Caller | AsyncCaller, Steps[R]], R | Coroutine[Any, Any, R]
+    [Caller | AsyncCaller, Steps[R], bool], R | Coroutine[Any, Any, R]
 ]:
     """Import what runs steps only when it is needed: psycopg takes 0.15 s to import."""
     from jobs_lib.callers.drivers import run_steps

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import psycopg
@@ -10,7 +13,7 @@ from psycopg.rows import tuple_row
 
 from jobs_lib.callers import libpq, unsuited
 from jobs_lib.callers.caller import is_autocommit
-from jobs_lib.callers.steps import CopyIn, Fetch
+from jobs_lib.callers.steps import CopyIn, Fetch, Pause
 from jobs_lib.errors import NoTransactionError
 
 if TYPE_CHECKING:
@@ -19,33 +22,43 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection as SQLAlchemyConnection
     from sqlalchemy import CursorResult
 
-    from jobs_lib.callers.caller import AsyncCaller, Caller, DjangoConnection
+    from jobs_lib.callers.caller import (
+        AsyncCaller,
+        Autocommit,
+        Caller,
+        DjangoConnection,
+    )
     from jobs_lib.callers.steps import Rows, Steps
 
 R = TypeVar("R")
 
 
 def run_steps(
-    caller: Caller | AsyncCaller, steps: Steps[R]
+    caller: Caller | AsyncCaller, steps: Steps[R], alone: bool = False
 ) -> R | Coroutine[Any, Any, R]:
     """Run the steps in the caller's transaction; on async connections, when awaited.
+
+    Args:
+        caller: the caller's connection.
+        steps: what to run.
+        alone: whether they need no open transaction.
 
     Raises:
         NoTransactionError: the steps would not commit with the caller's change.
     """
     if isinstance(caller, psycopg.Connection):
-        _check(caller)
+        _check(caller, alone)
         return _drive(lambda step: _run_psycopg(caller, step), steps)
     if is_autocommit(caller):
-        with caller.alone() as connection:
-            return _drive(lambda step: _run_alone(connection, step), steps)
+        # Each step borrows a connection: one that pauses keeps none from others.
+        return _drive(lambda step: _run_alone(caller, step), steps)
     if is_async(caller):
-        return _perform_async(caller, steps)
+        return _perform_async(caller, steps, alone)
     if is_django(caller):
-        return _perform_django(caller, steps)
-    connection = _unwrap(caller)
+        return _perform_django(caller, steps, alone)
+    connection = _unwrap(caller, alone)
     if isinstance(connection, psycopg.Connection):
-        return run_steps(connection, steps)
+        return run_steps(connection, steps, alone)
     return _drive(lambda step: _run_sqlalchemy(connection, step), steps)
 
 
@@ -58,7 +71,7 @@ def driver_connection(caller: Caller | AsyncCaller) -> psycopg.Connection[Any]:
     if is_django(caller):
         caller = cast("Any", caller).connection
     elif not isinstance(caller, psycopg.Connection) and not is_async(caller):
-        caller = _unwrap(caller)
+        caller = _unwrap(caller, alone=False)
     if not isinstance(caller, psycopg.Connection):
         raise NoTransactionError(
             "this needs a synchronous connection of psycopg, or SQLAlchemy with psycopg"
@@ -77,49 +90,72 @@ def is_django(caller: object) -> TypeGuard[DjangoConnection]:
     return hasattr(caller, "in_atomic_block")
 
 
-def _perform_django(connection: Any, steps: Steps[R]) -> R | Coroutine[Any, Any, R]:
+def _perform_django(
+    connection: Any, steps: Steps[R], alone: bool
+) -> R | Coroutine[Any, Any, R]:
     """Run on the driver's connection behind Django's: psycopg 3, if it is installed."""
     if connection.vendor != "postgresql":
         unsuited.refuse_server(connection.vendor)
-    if not connection.in_atomic_block and connection.get_autocommit():
+    is_open = connection.in_atomic_block or not connection.get_autocommit()
+    if not (is_open or alone):
         _refuse_autocommit("`with transaction.atomic():`")
     if connection.needs_rollback:
         _refuse_failed()
     # Raise Django's own errors, by which it learns of the connection's state.
     with connection.wrap_database_errors:
         connection.ensure_connection()
-        return run_steps(connection.connection, steps)
+        return run_steps(connection.connection, steps, alone)
 
 
-async def _perform_async(caller: Any, steps: Steps[R]) -> R:
+async def _perform_async(caller: Any, steps: Steps[R], alone: bool) -> R:
     connection = _registered(caller)
     if not isinstance(connection, psycopg.AsyncConnection):
-        connection = await connection.run_sync(_unwrap)
+        connection = await connection.run_sync(partial(_unwrap, alone=alone))
         if not isinstance(connection, psycopg.AsyncConnection):
             return cast(
                 "R",
                 await _registered(caller).run_sync(
-                    lambda _: _drive(lambda s: _run_sqlalchemy(connection, s), steps)
+                    lambda _: _drive(
+                        lambda s: _run_sqlalchemy(connection, s), steps, _sleep_async
+                    )
                 ),
             )
-    _check(connection)
+    _check(connection, alone)
     answer: Rows | None = None
     while True:
         try:
             step = steps.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
             return cast("R", end.value)
-        answer = await _run_psycopg_async(connection, step)
+        if isinstance(step, Pause):
+            answer = await asyncio.sleep(step.seconds, [])
+        else:
+            answer = await _run_psycopg_async(connection, step)
 
 
-def _drive(run: Callable[[Fetch | CopyIn], Rows], steps: Steps[R]) -> R:
+def _drive(
+    run: Callable[[Fetch | CopyIn], Rows],
+    steps: Steps[R],
+    sleep: Callable[[float], None] = time.sleep,
+) -> R:
     answer: Rows | None = None
     while True:
         try:
             step = steps.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
             return cast("R", end.value)
-        answer = run(step)
+        if isinstance(step, Pause):
+            sleep(step.seconds)
+            answer = []
+        else:
+            answer = run(step)
+
+
+def _sleep_async(seconds: float) -> None:
+    """Let others run on the event loop, from within SQLAlchemy's ``run_sync``."""
+    from sqlalchemy.util import await_only
+
+    await_only(asyncio.sleep(seconds))
 
 
 def _run_psycopg(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> Rows:
@@ -140,10 +176,10 @@ def _run_psycopg(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> R
         return cursor.execute(step.statement.named, step.parameters).fetchall()
 
 
-def _run_alone(connection: psycopg.Connection[Any], step: Fetch | CopyIn) -> Rows:
+def _run_alone(caller: Autocommit, step: Fetch | CopyIn) -> Rows:
     if isinstance(step, CopyIn):
         raise NoTransactionError("many rows need a transaction: give a connection")
-    with connection.lock:
+    with caller.alone() as connection, connection.lock:
         return connection.wait(
             libpq.send_alone(connection, step.statement, step.parameters)
         )
@@ -188,9 +224,11 @@ def _registered(caller: Any) -> Any:
     return caller if registry is None else registry()
 
 
-def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def _check(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], alone: bool
+) -> None:
     status = connection.pgconn.transaction_status
-    if status == pq.TransactionStatus.IDLE and connection.autocommit:
+    if status == pq.TransactionStatus.IDLE and connection.autocommit and not alone:
         _refuse_autocommit("`with conn.transaction():`")
     if status == pq.TransactionStatus.INERROR:
         _refuse_failed()
@@ -209,7 +247,7 @@ def _refuse_failed() -> None:
     )
 
 
-def _unwrap(caller: Any) -> Any:
+def _unwrap(caller: Any, alone: bool) -> Any:
     """Return the psycopg connection behind an SQLAlchemy one, or SQLAlchemy's itself.
 
     It uses duck typing: a caller without SQLAlchemy must not pay for its import.
@@ -230,7 +268,7 @@ def _unwrap(caller: Any) -> Any:
     driver = opened.connection.driver_connection
     if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         return driver
-    if getattr(opened.connection.dbapi_connection, "autocommit", False):
+    if getattr(opened.connection.dbapi_connection, "autocommit", False) and not alone:
         _refuse_autocommit("a transaction of a connection without AUTOCOMMIT")
     info = getattr(driver, "info", None)  # psycopg2 has it, asyncpg has not
     if getattr(info, "transaction_status", None) == pq.TransactionStatus.INERROR:

@@ -58,6 +58,7 @@ def exchange(
         return _send(pgconn, statement.numbered, values, formats)
     if (
         status == _IDLE
+        and not connection.autocommit
         and connection.isolation_level in _BEGIN
         and connection.read_only is None
         and connection.deferrable is None

@@ -88,4 +88,11 @@ class CopyIn:
     instead: Callable[[], Iterable[Fetch]]
 
 
-Steps: TypeAlias = "Generator[Fetch | CopyIn, Rows, R]"
+@dataclass(slots=True)
+class Pause:
+    """Wait for some seconds, while no statement runs."""
+
+    seconds: float
+
+
+Steps: TypeAlias = "Generator[Fetch | CopyIn | Pause, Rows, R]"
