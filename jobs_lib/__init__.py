@@ -15,10 +15,12 @@ from jobs_lib.version import __version__
 if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.backoff import Retry, exponential
+    from jobs_lib.consuming.merging import EntityState
     from jobs_lib.consuming.model_table import create_read_model
     from jobs_lib.consuming.record import Record
     from jobs_lib.errors import (
         AccessError,
+        AnswerError,
         ConfigurationError,
         DevStackError,
         EnqueueError,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessError",
+    "AnswerError",
     "App",
     "Cancel",
     "ConfigurationError",
@@ -60,6 +63,7 @@ __all__ = [
     "Discard",
     "Draft",
     "EnqueueError",
+    "EntityState",
     "Exact",
     "FencedError",
     "Gone",
@@ -96,6 +100,7 @@ __all__ = [
 
 _MODULES = {
     "AccessError": "errors",
+    "AnswerError": "errors",
     "App": "app",
     "Cancel": "jobs.job",
     "ConfigurationError": "errors",
@@ -103,6 +108,7 @@ _MODULES = {
     "Discard": "jobs.job",
     "Draft": "jobs.middleware",
     "EnqueueError": "errors",
+    "EntityState": "consuming.merging",
     "Exact": "naming",
     "FencedError": "errors",
     "Gone": "outbox.topic",

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.declaring import JobDeclarations, TopicDeclarations
+from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.callers.pools import PooledTransaction, Pools
+    from jobs_lib.consuming.answers import Answers
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.registry import Registry
@@ -138,6 +140,20 @@ class App(JobDeclarations, TopicDeclarations):
             UnavailableError: on entering, when no connection is had within 30 s.
         """
         return self._find_pools().alone()
+
+    def answers(self, model: Callable[..., Any] | str) -> Answers:
+        """Ask a read model of this app: how current it is, and for own writes.
+
+        Args:
+            model: the function below ``@app.read_model``, or the name of a table.
+
+        Raises:
+            ConfigurationError: no read model of this app is meant by it, or several.
+        """
+        from jobs_lib.consuming.answers import Answers
+
+        declared = find_model(self.consumers, model)
+        return Answers(declared, self._load_queries, lambda: self.settings)
 
     def close(self) -> None:
         """Close the open connections: those of :meth:`transaction`, and the registry's.

@@ -13,6 +13,7 @@
     │   └── TopicError
     ├── StoredPayloadError        a waiting job does not fit its handler any more
     ├── RecordError               a record cannot be read, or nobody handles its type
+    ├── AnswerError               a read model cannot be asked, or given an entity, so
     ├── OffsetError               a part of a topic cannot be read as it was asked
     ├── FencedError               another process owns what this one tried to change
     ├── OperatingError            an operator's command cannot be carried out
@@ -82,6 +83,13 @@ class TopicError(EnqueueError):
 
 class RecordError(JobsError):
     """A record cannot be read, or nobody handles its type; its partition waits."""
+
+
+class AnswerError(JobsError):
+    """A read model cannot be asked, or given an entity, as it was tried.
+
+    The caller's transaction is intact, and nothing was written.
+    """
 
 
 class OffsetError(JobsError):

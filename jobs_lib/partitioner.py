@@ -36,9 +36,10 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
-def choose_partition(key: str, partitions: int) -> int:
+def choose_partition(key: str | bytes, partitions: int) -> int:
     """The partition, 0 to ``partitions - 1``, that a producer chooses for ``key``."""
-    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
+    data = key.encode() if isinstance(key, str) else key
+    return (murmur2(data) & 0x7FFFFFFF) % partitions
 
 
 def choose_origin(group: str, topic: str, partitions: int) -> str:

@@ -279,6 +279,14 @@ class Settings(BaseSettings):
         description="Memory for the records of a group that wait to be handled, "
         "without what Kafka's client keeps for itself.",
     )
+    answer_seconds: float = Field(
+        300.0,
+        ge=60,
+        le=86_400,
+        description="Seconds for which an entity that an update has returned is kept "
+        "at least while the read model does not have its version; longer while the "
+        "read model is behind.",
+    )
     history_days: int = Field(
         1,
         ge=0,

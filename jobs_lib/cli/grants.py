@@ -20,7 +20,8 @@ def grants(kind: str, role: str, apply: bool) -> None:
     """Print the SQL that grants ROLE its rights, or run it.
 
     A service runs jobs, consumers and the relay; enqueue only enqueues jobs and sends
-    records; read reads all but payloads; migrate owns the tables; none revokes every
+    records; answer only asks read models how far they are, and keeps entities for their
+    answers; read reads all but payloads; migrate owns the tables; none revokes every
     right on the tables.
     """
     database = Database.of(default_settings())

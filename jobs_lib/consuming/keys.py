@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from jobs_lib.consuming.record import Given, read_text, refuse_key
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import AnswerError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     KeyReader: TypeAlias = "Callable[[Message], Any]"
 
+_LONGEST = 2_000
+"""Bytes of a key as text: an index of PostgreSQL holds some more."""
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]*")
 _UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -107,6 +109,51 @@ def read_uuid(message: Message) -> UUID | None:
     if _UUID.fullmatch(key):
         return UUID(key.decode())
     raise refuse_key(message, "the text of a UUID")
+
+
+def write_key(key: object, key_type: type) -> str:
+    """Write a key as the tables of the library have it, and the consumer writes it.
+
+    Args:
+        key: given by an application.
+        key_type: the declared type.
+
+    Raises:
+        AnswerError: it is of another type, or no index could hold it.
+    """
+    if type(key) is not key_type:
+        raise AnswerError(
+            f"the key is of the type {type(key).__name__}, and the read model's keys "
+            f"are declared as {key_type.__name__}: give one of that type"
+        )
+    text = key.hex if isinstance(key, UUID) else key
+    text = f"\\x{key.hex()}" if isinstance(key, bytes) else str(text)
+    if "\0" in text or not 0 < _size(text) <= _LONGEST:
+        raise AnswerError(
+            f"a key must have 1 to {_LONGEST:,} bytes of UTF-8 without NUL, and this "
+            f"one has not ({len(text):,} characters): no read model has such a key"
+        )
+    return text
+
+
+def read_written(text: str, key_type: type) -> Any:
+    """Read a key that :func:`write_key` has written."""
+    if key_type is bytes:
+        return bytes.fromhex(text.removeprefix("\\x"))
+    return key_type(text)
+
+
+def encode_key(key: str | bytes | int | UUID) -> bytes:
+    """Encode a key as the outbox does, and Kafka has it."""
+    return key if isinstance(key, bytes) else str(key).encode()
+
+
+def _size(text: str) -> int:
+    """Return the bytes in UTF-8; -1 if there is a lone surrogate."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
 
 
 _READERS: dict[object, KeyReader] = {

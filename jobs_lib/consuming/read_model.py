@@ -84,6 +84,10 @@ class ReadModel(ABC):
         """Called with the records that have changed rows."""
         self.gapless = False
         """Whether the versions of a key grow by one, so that a gap is an alarm."""
+        self.function: object = row_of
+        """What the application has declared: it stands for the model in its code."""
+        self.key_type: type = str
+        """The declared type of the records' keys."""
         self.again = False
         """Whether it re-synchronises the tables: the states that they have are written
         again, in case that they are wrong, and the keys that the topic shows are noted.
@@ -275,6 +279,26 @@ class ReadModel(ABC):
         Returns how many keys it has looked at, and of how many it has removed rows.
         """
 
+    @property
+    @abstractmethod
+    def keyed_table(self) -> TableStatements | None:
+        """The table whose rows have the versions; None if these are beside it."""
+
+    @abstractmethod
+    def make_known(self, key_type: str) -> sql.Composable:
+        """Make a query of the versions that it has of the keys in a CTE ``wanted``.
+
+        Args:
+            key_type: of the key's column of :attr:`keyed_table`, as SQL has it.
+        """
+
+    def forget_reached(self, connection: psycopg.Connection[Any]) -> None:
+        """Delete the entities that were kept for answers and whose versions it has."""
+        table = self.keyed_table
+        key_type = "text" if table is None else table.learn_key_type(connection)
+        query = self._queries().fill("forget_reached", known=self.make_known(key_type))
+        connection.execute(query, {"model": self._name})
+
     @abstractmethod
     def explain(self, error: BaseException) -> BaseException:
         """Return what is to be said of an error of :meth:`write`, without values."""
@@ -381,6 +405,15 @@ class RowModel(ReadModel):
         ).fetchone()
         assert row is not None
         return row[0], row[1]
+
+    @property
+    def keyed_table(self) -> TableStatements:
+        """See :class:`ReadModel`."""
+        return self._table
+
+    def make_known(self, key_type: str) -> sql.Composable:
+        """See :class:`ReadModel`."""
+        return self._table.fill("known_on_rows", key_type)
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

@@ -164,6 +164,14 @@ class SideModel(ReadModel):
                 )
         return looked, len(gone)
 
+    @property
+    def keyed_table(self) -> None:
+        """See :class:`ReadModel`."""
+
+    def make_known(self, key_type: str) -> sql.Composable:
+        """See :class:`ReadModel`."""
+        return self._queries().fill("known_beside")
+
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""
         for table in self._tables:

@@ -40,6 +40,11 @@ class TableStatements:
         """The type of each column."""
         self._statements: dict[tuple[str, tuple[str, ...]], sql.SQL] = {}
 
+    @property
+    def identifier(self) -> str:
+        """The name of the table as SQL has it."""
+        return self._table.as_string()
+
     def learn_types(
         self, connection: psycopg.Connection[Any], columns: AbstractSet[str]
     ) -> None:
@@ -65,6 +70,15 @@ class TableStatements:
                 f"the table {self.name} lacks {', '.join(missing)}: add the column, or "
                 "leave it out of the function's result"
             )
+
+    def learn_key_type(self, connection: psycopg.Connection[Any]) -> str:
+        """Return the type of the column of the key, as PostgreSQL has written it.
+
+        Raises:
+            RecordError: there is no such column.
+        """
+        self.learn_types(connection, {self.key})
+        return self._types[self.key]
 
     def digest_rows(
         self,
@@ -122,12 +136,20 @@ class TableStatements:
         self, connection: psycopg.Connection[Any], template: str
     ) -> sql.Composed:
         """Compose a statement about the whole table."""
-        self.learn_types(connection, {self.key})
+        return self.fill(template, self.learn_key_type(connection))
+
+    def fill(self, template: str, key_type: str) -> sql.Composed:
+        """Fill in a template about the whole table.
+
+        Args:
+            template: the query to fill in.
+            key_type: of the column of the key, as PostgreSQL has written it.
+        """
         return self._queries().fill(
             template,
             table=self._table,
             key=sql.Identifier(self.key),
-            key_type=_type(self._types[self.key]),
+            key_type=as_type(key_type),
         )
 
     def list_keys(self) -> sql.Composed:
@@ -160,7 +182,7 @@ class TableStatements:
             **{_COLUMN.format(n): self._types[name] for n, name in written},
         }
         fields = [
-            sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), _type(kind))
+            sql.SQL("u.{0}::{1} as {0}").format(sql.Identifier(name), as_type(kind))
             for name, kind in types.items()
         ]
         incoming = sql.SQL(
@@ -168,7 +190,7 @@ class TableStatements:
             "from unnest({arrays}) as u({names})"
         ).format(
             fields=sql.SQL(", ").join(fields),
-            key_type=_type(self._types[self.key]),
+            key_type=as_type(self._types[self.key]),
             arrays=sql.SQL(", ").join(
                 sql.SQL("{}::text[]").format(sql.Placeholder(name)) for name in types
             ),
@@ -200,6 +222,6 @@ class TableStatements:
         )
 
 
-def _type(name: str) -> sql.SQL:
+def as_type(name: str) -> sql.SQL:
     """A type, as PostgreSQL itself has written it."""
     return sql.SQL(cast("Any", name))

@@ -312,6 +312,7 @@ class TopicDeclarations:
                 check_takes(on_change, ("records", "conn"), told)
                 model.on_change = Handler(on_change, decoder, read_key, "block")
             model.gapless = gapless
+            model.function, model.key_type = function, key_type
             declared.set_model(model, decoder, on_error)
             declared.tables += [ModelTable(*one, beside) for one in keys.items()]
             declared.block, declared.block_seconds = block, block_seconds

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.postgres.database import Database
 
-Kind = Literal["service", "enqueue", "read", "migrate", "none"]
-KINDS: tuple[Kind, ...] = ("service", "enqueue", "read", "migrate", "none")
+Kind = Literal["service", "enqueue", "answer", "read", "migrate", "none"]
+KINDS: tuple[Kind, ...] = ("service", "enqueue", "answer", "read", "migrate", "none")
 
 
 def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
@@ -26,8 +26,10 @@ def list_grants(database: Database, kind: Kind, role: str) -> list[str]:
     Args:
         database: where the tables are.
         kind: ``service`` runs jobs, consumers and the relay; ``enqueue`` only enqueues
-            jobs and sends records; ``read`` reads all but the contents of jobs and
-            records; ``migrate`` owns the tables; ``none`` revokes all rights.
+            jobs and sends records; ``answer`` only asks read models how far they are,
+            and keeps entities for their answers; ``read`` reads all but the contents
+            of jobs and records; ``migrate`` owns the tables; ``none`` revokes all
+            rights.
         role: a role of PostgreSQL.
 
     Raises:

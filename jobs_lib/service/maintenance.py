@@ -1,15 +1,15 @@
 """The upkeep that every service does now and then, in a thread of its own.
 
-It creates and drops the history's days, deletes keys that have been gone for long, and
-reports transactions that have been open for long: until they end, the dead rows of all
-other transactions pile up.
+It creates and drops the history's days, deletes keys that have been gone for long and
+entities that answers need no more, and reports transactions that have been open for
+long: until they end, the dead rows of all other transactions pile up.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
@@ -20,6 +20,7 @@ from jobs_lib.operating.history import maintain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from jobs_lib.consuming.read_model import ReadModel
     from jobs_lib.postgres.database import Database
 
 _HOUR = 3_600.0
@@ -27,7 +28,7 @@ _MINUTE = 60.0
 _JITTER = 0.1
 _GONE_DAYS = 30
 """Much longer than a compacted topic keeps deleted keys."""
-_GONE_ROWS = 10_000
+_ROWS = 10_000
 # A fault that may last, such as a missing privilege, needs no retry each second.
 _AFTER_FAILURE = Retry(first=5.0, cap=_HOUR)
 
@@ -40,6 +41,8 @@ class Maintenance:
         keep: for how many days finished jobs are kept, over all types.
         interval: seconds between two looks for old transactions.
         limits: the age from which a transaction is old. Defaults to ``Limits()``.
+        models: the read models of this service.
+        answer_seconds: for how long an entity is kept for answers at least.
     """
 
     def __init__(
@@ -49,11 +52,15 @@ class Maintenance:
         *,
         interval: float = _MINUTE,
         limits: Limits | None = None,
+        models: Iterable[ReadModel] = (),
+        answer_seconds: float = 300.0,
     ) -> None:
         self._database = database
         self._keep = frozenset(keep)
         self._interval = interval
         self._limits = limits or Limits()
+        self._models = tuple(models)
+        self._answer_seconds = answer_seconds
         self._maintain_at = 0.0
         self._loop = Loop("maintenance", self._work, retry=_AFTER_FAILURE)
 
@@ -70,20 +77,26 @@ class Maintenance:
             self._report_old_transactions()
             if time.monotonic() >= self._maintain_at:
                 maintain(self._database, self._keep)
-                self._forget_gone_keys()
+                self._forget("forget_gone_keys", {"days": _GONE_DAYS})
+                self._forget("forget_expired", {"seconds": self._answer_seconds})
+                self._forget_reached()
                 self._maintain_at = time.monotonic() + _vary(_HOUR)
             yield
             self._loop.stopping.wait(_vary(self._interval))
 
-    def _forget_gone_keys(self) -> None:
-        query = self._database.queries["forget_gone_keys"]
+    def _forget(self, name: str, values: dict[str, Any]) -> None:
+        """Delete rows in batches, by a query that counts those that it deletes."""
+        query = self._database.queries[name]
         with self._database.connect("maintenance") as connection:
-            forgotten = _GONE_ROWS
-            while forgotten == _GONE_ROWS and not self._loop.stopping.is_set():
-                row = connection.execute(
-                    query, {"days": _GONE_DAYS, "rows": _GONE_ROWS}
-                ).fetchone()
+            forgotten = _ROWS
+            while forgotten == _ROWS and not self._loop.stopping.is_set():
+                row = connection.execute(query, {**values, "rows": _ROWS}).fetchone()
                 forgotten = row[0] if row else 0
+
+    def _forget_reached(self) -> None:
+        with self._database.connect("maintenance") as connection:
+            for model in self._models:
+                model.forget_reached(connection)
 
     def _report_old_transactions(self) -> None:
         with self._database.connect("maintenance") as connection:

@@ -207,7 +207,13 @@ class Service:
         At the end, then, the members leave their groups first, and Kafka hands the
         partitions over while the workers still settle.
         """
-        yield Maintenance(self.database, self._kept_days())
+        consumers = self.app.consumers if "consumers" in self.parts else []
+        yield Maintenance(
+            self.database,
+            self._kept_days(),
+            models=[one.model for one in consumers if one.model is not None],
+            answer_seconds=self.settings.answer_seconds,
+        )
         if self._metrics is not None:
             yield self._metrics
         if self.positions is not None:

@@ -62,6 +62,23 @@ rights (kind, class, oid, name, privilege, columns) as (
     -- Tables that are not upgraded to this release yet may lack some columns.
     where w.columns is null or w.columns <@ r.columns
     union all
+    -- A role that answers from read models sees how far they are, and shares the entities
+    -- that updates have returned.
+    select 'answer', 'table', r.oid, r.name, w.privilege, w.columns
+    from relations r
+    join (values
+        ('answers', 'select', null::text[]),
+        ('answers', 'insert', null),
+        ('answers', 'update', null),
+        ('answers', 'delete', null),
+        ('offsets', 'select', array[
+            'consumer_group', 'topic', 'partition', 'next_offset', 'topic_id',
+            'appended_at', 'failed_offset'
+        ]),
+        ('model_keys', 'select', array['model', 'key', 'version', 'is_gone'])
+    ) as w(name, privilege, columns) on w.name = r.name
+    where w.columns is null or w.columns <@ r.columns
+    union all
     -- Only services may call functions with their owner's rights; nobody calls triggers.
     select k.kind, 'routine', p.oid, p.proname, 'execute', null
     from pg_proc p
@@ -75,7 +92,7 @@ rights (kind, class, oid, name, privilege, columns) as (
     select k.kind, 'schema', n.oid, n.nspname, 'usage', null
     from pg_namespace n
     join place on place.schema = n.nspname
-    cross join (values ('service'), ('enqueue'), ('read')) as k(kind)
+    cross join (values ('service'), ('enqueue'), ('answer'), ('read')) as k(kind)
 ),
 needs as (
     select g.role, r.*, case r.class
@@ -100,11 +117,13 @@ noted as (
     select g.role, g.kind
     from {schema}.grantees g
     join pg_roles r on r.rolname = g.role
-    join pg_class c on c.relname = case g.kind when 'read' then 'processes' else 'jobs' end
+    join pg_class c on c.relname = case g.kind
+        when 'read' then 'processes' when 'answer' then 'answers' else 'jobs' end
     join pg_namespace n on n.oid = c.relnamespace
     join place on place.schema = n.nspname
     where has_schema_privilege(r.oid, n.oid, 'usage') and case g.kind
         when 'service' then has_table_privilege(r.oid, c.oid, 'delete')
+        when 'answer' then has_table_privilege(r.oid, c.oid, 'insert')
         when 'read' then has_table_privilege(r.oid, c.oid, 'select')
         else has_column_privilege(r.oid, c.oid, 'payload', 'insert')
     end

@@ -1,0 +1,157 @@
+-- Answers from read models: what they are worth, and entities that updates have returned.
+-- Callers of any driver run these: all parameters are text, and so are all results.
+
+-- name: read_valid_since
+-- How far the read model is, by partition: everything before `next_offset` is in it. Where
+-- that is null, nothing of this topic is, and the time is one of an earlier topic.
+select o.partition::text, o.next_offset::text,
+    case when o.next_offset is not null
+        then floor(extract(epoch from o.appended_at) * 1000)::bigint::text end
+from {schema}.offsets o
+where o.consumer_group = %(group)s::text and o.topic = %(topic)s::text
+    -- A topic that was made anew with fewer partitions leaves the rows of the others.
+    -- Every topic has the partition 0.
+    and not exists (
+        select from {schema}.offsets f
+        where f.consumer_group = o.consumer_group and f.topic = o.topic
+            and f.partition = 0 and f.topic_id <> o.topic_id
+    )
+order by o.partition
+
+-- template: known_on_rows
+-- The versions that the read model has of the keys in `wanted`, and whether it has them
+-- as ends.
+select w.key, greatest(t.version, k.version) as version, t.{key} is null as is_gone
+from wanted w
+left join {table} t on t.{key} = w.key::{key_type}
+left join {schema}.model_keys k on k.model = %(model)s::text and k.key = w.key
+where greatest(t.version, k.version) is not null
+
+-- template: known_beside
+-- The same where the versions are beside the tables.
+select w.key, k.version, k.is_gone
+from wanted w
+join {schema}.model_keys k on k.model = %(model)s::text and k.key = w.key
+where k.version is not null
+
+-- template: read_known
+-- One row, without a version if the read model has none of the key.
+with wanted as (
+    select %(key)s::text as key
+), known as (
+    {known}
+)
+select k.version::text, k.is_gone::text, current_setting('transaction_isolation')
+from wanted w left join known k on k.key = w.key
+
+-- part: has_expired
+-- Whether the entry a is old enough, and the read model has caught up with the time at
+-- which it was put: no partition that was read, or that stands still, is behind that.
+(
+    a.put_at < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+    and not exists (
+        select from {schema}.offsets o
+        where o.consumer_group = a.consumer_group and o.topic = a.topic
+            and (o.next_offset is not null or o.failed_offset is not null)
+            and coalesce(o.appended_at, '-infinity') < a.put_at
+    )
+)
+
+-- template: read_newer
+-- The entries, and those given, whose version the read model does not have yet. The
+-- values of those that are given stay with the caller.
+with stored as (
+    select a.key, a.version, a.value
+    from {schema}.answers a
+    where a.model = %(model)s::text and not {has_expired}
+), given as (
+    select g.key, g.version
+    from unnest(%(keys)s::text[], %(versions)s::bigint[]) as g(key, version)
+), wanted as (
+    select s.key from stored s union select g.key from given g
+), known as (
+    {known}
+)
+select one.key, one.version::text, one.is_stored, one.value
+from (
+    select s.key, s.version, 'true' as is_stored, s.value from stored s
+    union all
+    select g.key, g.version, 'false', null from given g
+) one
+where not exists (
+    select from known k where k.key = one.key and k.version >= one.version
+)
+
+-- template: put_answer
+-- Put an entry, unless there is one of an equal or newer version. Some of the others go
+-- with it: those of versions that the read model has, those that have expired, and the
+-- oldest ones of too many.
+with others as (
+    select a.key, a.version, {has_expired} as has_expired,
+        row_number() over newest as place, sum(a.bytes) over newest as bytes
+    from {schema}.answers a
+    where a.model = %(model)s::text and a.key <> %(key)s::text
+    window newest as (order by a.put_at desc, a.key)
+), wanted as (
+    select o.key from others o
+), known as (
+    {known}
+), useless as (
+    select o.key, o.version
+    from others o left join known k on k.key = o.key
+    where (
+            o.has_expired or k.version >= o.version
+            or o.place >= %(most)s::int
+            or o.bytes + %(bytes)s::int > %(most_bytes)s::int
+        )
+        -- Under a stricter isolation, an entry that another transaction has removed
+        -- meanwhile would make this one fail.
+        and current_setting('transaction_isolation') = 'read committed'
+    order by o.place desc
+    limit 100
+), removed as (
+    delete from {schema}.answers where ctid = any (array(
+        select a.ctid
+        from {schema}.answers a join useless u on u.key = a.key and u.version = a.version
+        where a.model = %(model)s::text
+        for update of a skip locked
+    ))
+)
+insert into {schema}.answers as a (
+    model, key, version, value, bytes, consumer_group, topic
+)
+select %(model)s::text, %(key)s::text, %(version)s::bigint, %(value)s::text,
+    %(bytes)s::int, %(group)s::text, %(topic)s::text
+-- Of the table's type: a key that cannot be one would fail everybody who reads it later.
+where %(key)s::text::{key_type} is not null
+on conflict (model, key) do update set version = excluded.version,
+    value = excluded.value, bytes = excluded.bytes, topic = excluded.topic,
+    consumer_group = excluded.consumer_group, put_at = excluded.put_at
+where a.version < excluded.version
+returning 'true'
+
+-- template: forget_reached
+-- Entries whose versions the read model has, also where no later put removes them.
+with wanted as (
+    select a.key from {schema}.answers a where a.model = %(model)s::text
+), known as (
+    {known}
+)
+delete from {schema}.answers where ctid = any (array(
+    select a.ctid
+    from {schema}.answers a join known k on k.key = a.key
+    where a.model = %(model)s::text and k.version >= a.version
+    for update of a skip locked
+))
+
+-- name: forget_expired
+with forgotten as (
+    delete from {schema}.answers where ctid = any (array(
+        select a.ctid from {schema}.answers a
+        where {has_expired}
+        limit %(rows)s
+        for update skip locked
+    ))
+    returning key
+)
+select count(*) from forgotten
