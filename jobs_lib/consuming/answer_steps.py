@@ -13,7 +13,6 @@ from jobs_lib.consuming.answer_checks import check_fits
 from jobs_lib.consuming.arrays import write_array
 from jobs_lib.consuming.keys import encode_key, read_written
 from jobs_lib.consuming.merging import EntityState, choose_newest
-from jobs_lib.consuming.table_statements import as_type
 from jobs_lib.errors import AnswerError
 from jobs_lib.partitioner import choose_partition
 
@@ -77,7 +76,6 @@ class AnswerSteps:
     ) -> None:
         self._declared = declared
         self._model = model
-        self._queries = queries
         self._settings = settings
         self._statements = Statements(queries)
         self._composed: dict[str, Statement] = {}
@@ -178,11 +176,7 @@ class AnswerSteps:
         for key in keys:
             check_fits(key, self._key_type, self._model.name)
         if template not in self._composed:
-            query = self._queries().fill(
-                template,
-                known=self._model.make_known(self._key_type),
-                key_type=as_type(self._key_type),
-            )
+            query = self._model.fill_known(template, self._key_type)
             self._composed[template] = Statement(query)
         return self._composed[template]
 

@@ -14,7 +14,7 @@ from jobs_lib.consuming.changes import find_missing, read_changes
 from jobs_lib.consuming.keys import KnownKey
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.subscription import BlockError
-from jobs_lib.consuming.table_statements import TableStatements
+from jobs_lib.consuming.table_statements import TableStatements, as_type
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -285,10 +285,11 @@ class ReadModel(ABC):
         """The table whose rows have the versions; None if these are beside it."""
 
     @abstractmethod
-    def make_known(self, key_type: str) -> sql.Composable:
-        """Make a query of the versions that it has of the keys in a CTE ``wanted``.
+    def fill_known(self, template: str, key_type: str) -> sql.Composed:
+        """Fill in a template about the versions that it has of keys.
 
         Args:
+            template: the query to fill in.
             key_type: of the key's column of :attr:`keyed_table`, as SQL has it.
         """
 
@@ -296,7 +297,7 @@ class ReadModel(ABC):
         """Delete the entities that were kept for answers and whose versions it has."""
         table = self.keyed_table
         key_type = "text" if table is None else table.learn_key_type(connection)
-        query = self._queries().fill("forget_reached", known=self.make_known(key_type))
+        query = self.fill_known("forget_reached", key_type)
         connection.execute(query, {"model": self._name})
 
     @abstractmethod
@@ -411,9 +412,14 @@ class RowModel(ReadModel):
         """See :class:`ReadModel`."""
         return self._table
 
-    def make_known(self, key_type: str) -> sql.Composable:
+    def fill_known(self, template: str, key_type: str) -> sql.Composed:
         """See :class:`ReadModel`."""
-        return self._table.fill("known_on_rows", key_type)
+        return self._queries().fill(
+            template,
+            known=self._table.fill("known_on_rows", key_type),
+            is_gone=self._table.fill("gone_on_rows", key_type),
+            key_type=as_type(key_type),
+        )
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

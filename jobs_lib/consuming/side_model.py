@@ -10,7 +10,7 @@ from psycopg import sql
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
-from jobs_lib.consuming.table_statements import TableStatements
+from jobs_lib.consuming.table_statements import TableStatements, as_type
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -168,9 +168,15 @@ class SideModel(ReadModel):
     def keyed_table(self) -> None:
         """See :class:`ReadModel`."""
 
-    def make_known(self, key_type: str) -> sql.Composable:
+    def fill_known(self, template: str, key_type: str) -> sql.Composed:
         """See :class:`ReadModel`."""
-        return self._queries().fill("known_beside")
+        queries = self._queries()
+        return queries.fill(
+            template,
+            known=queries.fill("known_beside"),
+            is_gone=queries.fill("gone_beside"),
+            key_type=as_type(key_type),
+        )
 
     def explain(self, error: BaseException) -> BaseException:
         """See :class:`ReadModel`."""

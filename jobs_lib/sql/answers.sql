@@ -19,30 +19,36 @@ where o.consumer_group = %(group)s::text and o.topic = %(topic)s::text
 order by o.partition
 
 -- template: known_on_rows
--- The versions that the read model has of the keys in `wanted`, and whether it has them
--- as ends.
-select w.key, greatest(t.version, k.version) as version, t.{key} is null as is_gone
-from wanted w
-left join {table} t on t.{key} = w.key::{key_type}
-left join {schema}.model_keys k on k.model = %(model)s::text and k.key = w.key
-where greatest(t.version, k.version) is not null
+-- The version that the read model has of the key of a: one look into an index for each.
+-- A join would be planned for few keys, and be slow for a thousand.
+greatest(
+    (select max(t.version) from {table} t where t.{key} = a.key::{key_type}),
+    (
+        select k.version from {schema}.model_keys k
+        where k.model = %(model)s::text and k.key = a.key
+    )
+)
+
+-- template: gone_on_rows
+-- Whether it has that version as an end.
+not exists (select from {table} t where t.{key} = a.key::{key_type})
 
 -- template: known_beside
 -- The same where the versions are beside the tables.
-select w.key, k.version, k.is_gone
-from wanted w
-join {schema}.model_keys k on k.model = %(model)s::text and k.key = w.key
-where k.version is not null
+(
+    select k.version from {schema}.model_keys k
+    where k.model = %(model)s::text and k.key = a.key
+)
+
+-- template: gone_beside
+(
+    select k.is_gone from {schema}.model_keys k
+    where k.model = %(model)s::text and k.key = a.key
+)
 
 -- template: read_known
--- One row, without a version if the read model has none of the key.
-with wanted as (
-    select %(key)s::text as key
-), known as (
-    {known}
-)
-select k.version::text, k.is_gone::text, current_setting('transaction_isolation')
-from wanted w left join known k on k.key = w.key
+select ({known})::text, ({is_gone})::text, current_setting('transaction_isolation')
+from (select %(key)s::text as key) a
 
 -- part: has_expired
 -- Whether the entry a is old enough, and the read model has caught up with the time at
@@ -60,48 +66,33 @@ from wanted w left join known k on k.key = w.key
 -- template: read_newer
 -- The entries, and those given, whose version the read model does not have yet. The
 -- values of those that are given stay with the caller.
-with stored as (
-    select a.key, a.version, a.value
+select a.key, a.version::text, a.is_stored, a.value
+from (
+    select a.key, a.version, 'true', a.value
     from {schema}.answers a
     where a.model = %(model)s::text and not {has_expired}
-), given as (
-    select g.key, g.version
-    from unnest(%(keys)s::text[], %(versions)s::bigint[]) as g(key, version)
-), wanted as (
-    select s.key from stored s union select g.key from given g
-), known as (
-    {known}
-)
-select one.key, one.version::text, one.is_stored, one.value
-from (
-    select s.key, s.version, 'true' as is_stored, s.value from stored s
     union all
-    select g.key, g.version, 'false', null from given g
-) one
-where not exists (
-    select from known k where k.key = one.key and k.version >= one.version
-)
+    select g.key, g.version, 'false', null
+    from unnest(%(keys)s::text[], %(versions)s::bigint[]) as g(key, version)
+) a(key, version, is_stored, value)
+where coalesce({known} < a.version, true)
 
 -- template: put_answer
 -- Put an entry, unless there is one of an equal or newer version. Some of the others go
 -- with it: those of versions that the read model has, those that have expired, and the
 -- oldest ones of too many.
 with others as (
-    select a.key, a.version, {has_expired} as has_expired,
+    select a.key, a.version,
+        {has_expired} or coalesce({known} >= a.version, false) as serves_nobody,
         row_number() over newest as place, sum(a.bytes) over newest as bytes
     from {schema}.answers a
     where a.model = %(model)s::text and a.key <> %(key)s::text
     window newest as (order by a.put_at desc, a.key)
-), wanted as (
-    select o.key from others o
-), known as (
-    {known}
 ), useless as (
     select o.key, o.version
-    from others o left join known k on k.key = o.key
+    from others o
     where (
-            o.has_expired or k.version >= o.version
-            or o.place >= %(most)s::int
+            o.serves_nobody or o.place >= %(most)s::int
             or o.bytes + %(bytes)s::int > %(most_bytes)s::int
         )
         -- Under a stricter isolation, an entry that another transaction has removed
@@ -132,16 +123,10 @@ returning 'true'
 
 -- template: forget_reached
 -- Entries whose versions the read model has, also where no later put removes them.
-with wanted as (
-    select a.key from {schema}.answers a where a.model = %(model)s::text
-), known as (
-    {known}
-)
 delete from {schema}.answers where ctid = any (array(
-    select a.ctid
-    from {schema}.answers a join known k on k.key = a.key
-    where a.model = %(model)s::text and k.version >= a.version
-    for update of a skip locked
+    select a.ctid from {schema}.answers a
+    where a.model = %(model)s::text and {known} >= a.version
+    for update skip locked
 ))
 
 -- name: forget_expired

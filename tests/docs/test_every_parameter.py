@@ -11,6 +11,7 @@ import pytest
 
 import jobs_lib
 from jobs_lib import Cancel, Discard, JobsError, Settings, testing
+from jobs_lib.consuming.answers import Answers
 from jobs_lib.django import declare_tasks
 from jobs_lib.jobs.options import Options
 from jobs_lib.jobs.type import JobType
@@ -43,6 +44,10 @@ PAGES = {
         *("Topic.send", "Topic.send_many", "Topic.tombstone", "Topic.send_current"),
     ],
     "periodic.md": ["App.periodic"],
+    "read-your-writes.md": [
+        *("App.answers", "Answers.valid_since", "Answers.wait_for", "Answers.put"),
+        *("Answers.newer", "Answers.merge", "EntityState"),
+    ],
     "schemas.md": ["App.load_schemas", "App.close_registry"],
     "testing.md": [
         *("Jobs.drain", "Jobs.travel", "Jobs.enqueued", "Jobs.assert_enqueued"),
@@ -69,8 +74,8 @@ ELSEWHERE = {
 GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
 """Parameters that no caller names: the function or class below a decorator."""
 MADE_BY_THE_LIBRARY = {
-    "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox", "Record", "Sent",
-    "Topic",
+    "Answers", "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox",
+    "Record", "Sent", "Topic",
 }  # fmt: skip
 """Classes of objects that an application gets and never makes."""
 
@@ -87,7 +92,7 @@ def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "options", Options
     public = [getattr(jobs_lib, name) for name in jobs_lib.__all__]
     public += [getattr(testing, name) for name in testing.__all__]
-    for thing in [*public, Topic, JobType]:
+    for thing in [*public, Topic, JobType, Answers]:
         if inspect.isfunction(thing):
             yield thing.__name__, thing
         if not inspect.isclass(thing) or is_only_caught(thing):

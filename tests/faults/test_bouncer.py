@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from alembic.config import Config
 from click.testing import CliRunner
 from psycopg.rows import class_row
 
-from jobs_lib import ConfigurationError, exponential, reexport
+from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating.read_models import list_read_models
@@ -484,6 +485,28 @@ def test_a_failed_enqueue_without_the_setting_names_it(bounced):
         other.jobs["notify"].enqueue(other)
     one.close()
     other.close()
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("J21", "W74")
+@pytest.mark.usefixtures("unspoilt")
+def test_read_models_answer_behind_pgbouncer(bounced, admin):
+    app = make_app(bounced, pgbouncer=True)
+    admin.execute("create table item_rm (id int primary key, version bigint)")
+    app.read_model("items", table="item_rm", key="id", group="g", key_type=int)(
+        lambda record: {}
+    )
+    items = app.answers("item_rm")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(items.wait_for, app, key=1, version=1, timeout=30)
+        for version in range(_TIMES):
+            assert items.put(app, key=2, version=version, entity={})
+            assert items.newer(app) == [EntityState(2, version, {})]
+            items.valid_since(app)
+        assert not waiting.done()
+        admin.execute("insert into item_rm values (1, 1)")
+        assert waiting.result() is not None
+    app.close()
 
 
 @needs_pgbouncer

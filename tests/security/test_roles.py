@@ -205,6 +205,48 @@ def test_a_role_that_enqueues_captures_changes_of_its_own_tables(
     assert count(admin, "outbox") == 1
 
 
+@pytest.mark.guarantee("FS10", "O8", "FS14")
+def test_a_role_that_answers_asks_and_keeps_entities_and_can_do_no_more(
+    database_url, make_role, admin
+):
+    url = make_role(database_url, "answer")
+    admin.execute("create table item_rm (id int primary key, version bigint)")
+    admin.execute("insert into item_rm values (1, 5)")
+    admin.execute(f"grant select on item_rm to {role_of(url)}")
+    app = make_app(url)
+    app.read_model("a", table="item_rm", key="id", group="g")(lambda record: {})
+    side = app.read_model("b", table="b_rm", key="id", group="g", versions="side")
+    side(lambda record: {})
+    for table, reached in (("item_rm", True), ("b_rm", False)):
+        answers = app.answers(table)
+        answers.valid_since(app)
+        answers.wait_for(app, key="1", version=1, timeout=0)
+        # The second put removes what the first one has kept, where it is reached.
+        for key in "12":
+            assert answers.put(app, key=key, version=5, entity={})
+        kept = ["2"] if reached else ["1", "2"]
+        assert [state.key for state in answers.newer(app)] == kept
+    app.close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (
+            "select id from jobs_lib.jobs",
+            "select jobs_lib.enqueue('work')",
+            "insert into jobs_lib.outbox (shard, topic) values (0, 't')",
+            "update jobs_lib.offsets set next_offset = 1",
+            "select failure from jobs_lib.offsets",
+            "delete from jobs_lib.model_keys",
+            "insert into item_rm values (2)",
+        ):
+            with pytest.raises(DENIED):
+                connection.execute(statement)
+    for kind in ("read", "enqueue"):
+        with (
+            psycopg.connect(make_role(database_url, kind)) as connection,
+            pytest.raises(DENIED),
+        ):
+            connection.execute("select value from jobs_lib.answers")
+
+
 @pytest.mark.guarantee("FS10", "O8")
 def test_a_service_runs_with_its_own_rights(
     database_url, make_role, admin, topic, bootstrap_servers, wait_for
@@ -357,9 +399,13 @@ def test_objects_of_a_later_migration_are_granted_with_it(
     service = make_role(database_url, "service")
     reader = make_role(database_url, "read")
     enqueuer = make_role(database_url, "enqueue")
+    answerer = make_role(database_url, "answer")
     stranger = make_role(database_url)
+    # As where a table is made anew.
     added = """
     create table newer (id bigint generated always as identity, payload jsonb);
+    alter table answers rename to answers_before;
+    create table answers (like answers_before including all);
     create function of_next_release() returns bigint language sql security definer
     as $$ select count(*) from newer $$;
     """
@@ -371,8 +417,9 @@ def test_objects_of_a_later_migration_are_granted_with_it(
         "select id from jobs_lib.newer": "sr",
         "select payload from jobs_lib.newer": "s",
         "select jobs_lib.enqueue('work')": "se",
+        "delete from jobs_lib.answers": "sa",
     }
-    who = {"s": service, "r": reader, "e": enqueuer, "x": stranger}
+    who = {"s": service, "r": reader, "e": enqueuer, "a": answerer, "x": stranger}
     for statement, allowed in tries.items():
         for letter, url in who.items():
             with psycopg.connect(url, autocommit=True) as connection:
@@ -414,7 +461,7 @@ def test_a_service_role_that_was_made_an_enqueuer_gets_no_service_rights_back(
 
 
 @pytest.mark.guarantee("FS14")
-@pytest.mark.parametrize("kind", ["enqueue", "read"])
+@pytest.mark.parametrize("kind", ["enqueue", "answer", "read"])
 def test_a_new_role_of_a_services_name_is_no_service(
     database_url, make_role, tmp_path, kind
 ):

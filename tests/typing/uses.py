@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 import psycopg
 
-from jobs_lib import App, Discard, Exact, Job, Record, Snooze, exponential, reexport
+from jobs_lib import (
+    App,
+    Discard,
+    EntityState,
+    Exact,
+    Job,
+    Record,
+    Snooze,
+    exponential,
+    reexport,
+)
+from jobs_lib.consuming.answer_steps import ValidSince
 from jobs_lib.outbox.topic import Topic
 
 if TYPE_CHECKING:
@@ -222,6 +233,23 @@ def numbered(record: Record[Any, int]) -> dict[str, Any]:
 @app.read_model("s", table="t", key="k", group="g", value=AircraftState)  # error
 def not_a_row(record: Record[AircraftState]) -> int:
     return record.value.version
+
+
+answers = app.answers(row)
+since = answers.valid_since(conn).at
+assert_type(answers.put(conn, key="N1", version=1, entity={"v": 1}), bool)
+answers.put(conn, key="N1", version="1", entity={})  # error
+answers.put(conn, key=1.5, version=1, entity={})  # error
+states_of_others = [EntityState("N1", 1, None)]
+assert_type(answers.newer(conn, given=states_of_others), list[EntityState])
+answers.merge([{"tail": "N1"}], answers.newer(conn), belongs=lambda row: row["v"] > 1)
+version: int = answers.wait_for(conn, key="N1", version=1).version  # error
+
+
+async def ask(connection: AsyncConnection[Any]) -> None:
+    found = await answers.wait_for(connection, key="N1", version=1, timeout=0.5)
+    assert_type(found.is_gone if found is not None else False, bool)
+    assert_type(answers.valid_since(connection), ValidSince)  # error
 
 
 @app.entity(states, source="aircraft", key="tail")
