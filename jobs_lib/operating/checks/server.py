@@ -36,7 +36,7 @@ def check_privileges(target: Target) -> Iterator[Finding]:
             "error",
             "privileges",
             f"the role {role} lacks {names(lacking)}",
-            f"jobs-lib grants service {shlex.quote(role)} --apply, or enqueue, answer, read",
+            f"jobs-lib grants service {shlex.quote(role)} --apply, or another kind",
         )
 
 
