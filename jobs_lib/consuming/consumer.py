@@ -394,12 +394,13 @@ class Consumer:
     def _note_reached(self, positions: Mapping[Partition, int]) -> None:
         """Let Kafka be told how far partitions are read that have no more records.
 
-        A transaction ends with a marker behind its last record. Kafka's tools, and
-        others that wait for this group, would see one offset too few for ever.
+        A transaction ends with a marker behind its last record, and of some partitions
+        nothing but markers is left. Kafka's tools, and others that wait for this group,
+        would see some offsets too few for ever.
         """
         with self._changed:
             for partition, (stored, place) in self.measures.note(positions).items():
-                if stored is None or stored >= place:
+                if stored is not None and stored >= place:
                     continue
                 if self._told.get(partition) != place:
                     self._untold[partition] = place

@@ -34,7 +34,7 @@ class Probes:
     def __init__(
         self,
         port: int,
-        is_ready: Callable[[], bool],
+        find_unready: Callable[[], str | None],
         find_silent: Callable[[], list[str]] = list,
         render: Callable[[], tuple[str, bytes]] | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class Probes:
 
         Args:
             port: on all addresses, IPv6 too, because the node sends the questions.
-            is_ready: whether ``/readyz`` answers 200; otherwise it answers 503.
+            find_unready: finds why ``/readyz`` answers 503; None lets it answer 200.
             find_silent: finds threads that stand still; then ``/livez`` answers 503.
             render: makes the content type and the text of ``/metrics``; None if there
                 are no metrics.
@@ -57,7 +57,7 @@ class Probes:
                 f"port {port} for the probes is not available: {error.strerror}. Set "
                 "JOBS_LIB_PROBES_PORT to another one"
             ) from None
-        self._server = _Server(listener, is_ready, find_silent, render)
+        self._server = _Server(listener, find_unready, find_silent, render)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_TICK,),
@@ -85,14 +85,14 @@ class _Server(ThreadingHTTPServer):
     def __init__(
         self,
         listener: socket.socket,
-        is_ready: Callable[[], bool],
+        find_unready: Callable[[], str | None],
         find_silent: Callable[[], list[str]],
         render: Callable[[], tuple[str, bytes]] | None,
     ) -> None:
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()  # the base class has made one, for IPv4 alone
         self.socket = listener
-        self.is_ready = is_ready
+        self.find_unready = find_unready
         self.find_silent = find_silent
         self.render = render
         self._free = threading.BoundedSemaphore(_AT_ONCE)
@@ -129,8 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
             told = f"these threads stand still: {', '.join(silent)}"
             self._answer(*((503, told) if silent else (200, "live")))
         elif path == "/readyz":
-            ready = self._is_ready()
-            self._answer(*((200, "ready") if ready else (503, "starting or stopping")))
+            why = self._find_unready()
+            self._answer(*((200, "ready") if why is None else (503, why)))
         elif path == "/metrics" and self.server.render is not None:
             content_type, body = self.server.render()
             self._send(200, content_type, body)
@@ -141,12 +141,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _is_ready(self) -> bool:
+    def _find_unready(self) -> str | None:
         try:
-            return self.server.is_ready()
+            return self.server.find_unready()
         except Exception as error:
             telemetry.emit("loop.failed", loop="probes", error=error)
-            return False
+            return "it failed to find out"
 
     def _answer(self, status: int, text: str) -> None:
         self._send(status, "text/plain; charset=utf-8", text.encode())

@@ -26,6 +26,7 @@ from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
 from jobs_lib.postgres.revisions import latest_version
+from jobs_lib.service.filling import Filling
 from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
 from jobs_lib.service.parts import PartMaker
@@ -115,8 +116,23 @@ class Service:
         longest = max(settings.poll_interval, settings.relay_poll_interval)
         silent = max(SILENT, 4 * settings.database_timeout, 20 * longest)
         self._liveness = Liveness(self._find_pulses, silent)
-        self.is_ready = False
+        self._is_running = False
         """Whether all parts have started, and none has been asked to stop."""
+        consumes = "consumers" in self.parts
+        self._filling = Filling(
+            self.settings, self.database, app.consumers if consumes else ()
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all parts run, and new read models have been filled."""
+        return self.find_unready() is None
+
+    def find_unready(self) -> str | None:
+        """Find out why it is not ready, as ``/readyz`` says it; None if it is."""
+        if not self._is_running:
+            return "starting or stopping"
+        return self._filling.explain()
 
     def start(self) -> None:
         """Start every part and return.
@@ -180,7 +196,7 @@ class Service:
         self._owners = owners[::-1]
         for part in self._list_parts(ticks=executes and bool(self.app.schedules)):
             self._start_part(part)
-        self.is_ready = True
+        self._is_running = True
 
     def _check_surroundings(self) -> tuple[UUID, int]:
         """Check the database, Kafka and the app; return identity and shards."""
@@ -255,7 +271,7 @@ class Service:
         without counting an attempt, and can commit nothing any more.
         """
         deadline = time.monotonic() + self.settings.shutdown_timeout
-        self.is_ready = False
+        self._is_running = False
         unfinished = self._quiesce(self.settings.shutdown_timeout)
         if unfinished:
             telemetry.emit("jobs.released", ids=unfinished)
@@ -314,13 +330,13 @@ class Service:
 
     def _fail(self, error: JobsError) -> None:
         """Stop for good: a person has to change something before the next start."""
-        self.is_ready = False  # inside a web server nobody waits for its end
+        self._is_running = False  # inside a web server nobody waits for its end
         self.failure = error
         self._stopping.set()
 
     def _find_pulses(self) -> list[Pulse]:
         """The threads that must be alive now: none during the start and the stop."""
-        if not self.is_ready or self._stopping.is_set():
+        if not self._is_running or self._stopping.is_set():
             return []
         pulses = [pulse for one in self._owners for pulse in one.worker.pulses]
         return pulses + [one.member.pulse for one in self._owners if one.member]
@@ -330,7 +346,7 @@ class Service:
         share, _ = read_share() or (1, 1)
         return Probes(
             self.settings.probes_port + share - 1,
-            lambda: self.is_ready,
+            self.find_unready,
             self._liveness.find_silent,
             self._metrics.render if self._metrics is not None else None,
         )

@@ -31,10 +31,10 @@ def has_ipv6() -> bool:
 
 
 @contextlib.contextmanager
-def answering(is_ready=lambda: True):
+def answering(find_unready=lambda: None):
     """Answer probes on some free port; yield the port."""
     # For port 0 the kernel chooses a port that is free for all addresses.
-    one = Probes(0, is_ready)
+    one = Probes(0, find_unready)
     one.start()
     try:
         yield one._server.socket.getsockname()[1]
@@ -61,11 +61,11 @@ def is_heard(port: int) -> bool:
 
 
 def test_the_probes_answer_live_and_ready():
-    ready: list[int] = []
-    with answering(lambda: bool(ready)) as port:
+    reasons = ["starting or stopping"]
+    with answering(lambda: reasons[0] if reasons else None) as port:
         assert ask(port, "/livez") == (200, "live")
         assert ask(port, "/readyz") == (503, "starting or stopping")
-        ready.append(1)
+        reasons.clear()
         assert ask(port, "/readyz?verbose") == (200, "ready")
         assert ask(port, "/readyz", method="HEAD") == (200, "")
         assert ask(port, "/other")[0] == 404
@@ -123,10 +123,10 @@ def test_a_crowd_of_silent_clients_is_dropped_and_leaves_no_thread(
 
 
 def test_a_readiness_check_that_raises_is_reported_and_not_ready():
-    def is_ready() -> bool:
+    def find_unready() -> str | None:
         raise RuntimeError("no answer")
 
-    with heard("loop.failed") as failed, answering(is_ready) as port:
+    with heard("loop.failed") as failed, answering(find_unready) as port:
         assert ask(port, "/readyz")[0] == 503
         assert ask(port, "/livez") == (200, "live")
     ((_, fields),) = failed
@@ -138,8 +138,8 @@ def test_a_port_that_is_taken_is_refused_and_one_that_was_stopped_is_free():
         answering() as port,
         pytest.raises(ConfigurationError, match=rf"port {port} .*another one"),
     ):
-        Probes(port, lambda: True)
-    never_started = Probes(port, lambda: True)
+        Probes(port, lambda: None)
+    never_started = Probes(port, lambda: None)
     never_started.stop()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((V4, port))

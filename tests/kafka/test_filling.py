@@ -1,0 +1,105 @@
+"""A process is not ready while a new read model lacks what its topic has."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import Producer
+
+from jobs_lib.kafka.places import find_places
+from jobs_lib.service.filling import Filling
+from tests.support.apps import make_app, running
+from tests.support.records import make_producer
+
+
+@pytest.fixture
+def name(topic, bootstrap_servers):
+    """A topic with ten states, and with a partition that has nothing but a marker."""
+    name = topic(2, config={"cleanup.policy": "compact"})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
+    )
+    producer.init_transactions(30)
+    for partition, ends in ((0, "commit_transaction"), (1, "abort_transaction")):
+        producer.begin_transaction()
+        for n in range(10):
+            producer.produce(name, b'{"n": 1}', f"k{n}", partition=partition)
+        assert producer.flush(30) == 0
+        getattr(producer, ends)(30)
+    return name
+
+
+@pytest.fixture
+def declare(database_url, bootstrap_servers, admin, name):
+    """A function that makes an app with a read model, whose function waits."""
+    admin.execute("create table model (id text primary key, version bigint, n int)")
+
+    def declare(may_go_on: threading.Event):
+        app = make_app(
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            heartbeat_interval=0.2,
+        )
+
+        @app.read_model(name, table="model", key="id", group=name)
+        def row(record):
+            may_go_on.wait(30)
+            return record.value
+
+        return app
+
+    return declare
+
+
+@pytest.mark.guarantee("W65")
+def test_a_process_is_ready_once_a_new_read_model_has_reached_the_end(
+    declare, name, gate, admin, wait_for
+):
+    with running(declare(gate), "consumers") as first:
+        told = f"{name} is read for the first time: "
+        wait_for(lambda: (first.find_unready() or "").startswith(told), what="it waits")
+        assert not first.is_ready
+        assert (first.find_unready() or "").endswith(" offsets left")
+        gate.set()
+        wait_for(lambda: first.is_ready, timeout=60, what="it has reached the end")
+        assert admin.execute("select from model").rowcount == 10
+        assert first.find_unready() is None
+
+
+@pytest.mark.guarantee("W65")
+def test_a_read_model_that_was_filled_once_is_new_no_more(
+    declare, name, gate, bootstrap_servers, wait_for
+):
+    gate.set()
+    with running(declare(gate), "consumers") as first:
+        wait_for(lambda: first.is_ready, timeout=60, what="it has reached the end")
+    held = threading.Event()
+    producer = make_producer(bootstrap_servers)
+    producer.produce(name, b'{"n": 2}', "k1", partition=0)
+    assert producer.flush(30) == 0
+    try:
+        with running(declare(held), "consumers") as second:
+            wait_for(lambda: second.is_ready, what="it is ready at once")
+            assert find_places(second.settings, name, "end")[0] > 10
+    finally:
+        held.set()
+
+
+@pytest.mark.guarantee("W65")
+def test_what_keeps_a_process_from_knowing_is_the_answer(declare, gate, name):
+    app = declare(gate)
+    away = app.settings.model_copy(update={"kafka_bootstrap_servers": "127.0.0.1:1"})
+    filling = Filling(away, app.database(), app.consumers)
+    assert "no Kafka broker at 127.0.0.1:1 answers" in (filling.explain() or "")
+
+
+def test_handlers_keep_no_process_from_being_ready(declare, gate, name):
+    app = declare(gate)
+    app.consumers.clear()
+
+    @app.consumer(name, group=name)
+    def handle(record, conn):
+        raise AssertionError
+
+    assert Filling(app.settings, app.database(), app.consumers).explain() is None
