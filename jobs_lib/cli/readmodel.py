@@ -276,6 +276,46 @@ def readmodel_keys(
     click.echo(f"{write_keys(side, file)} keys are in {file}")
 
 
+@readmodel.command("switch")
+@app_argument
+@click.argument("table")
+@click.argument("version", type=click.IntRange(1))
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until the version has caught up.",
+)
+def readmodel_switch(app: str, table: str, version: int, wait: float) -> None:
+    """Let readers of TABLE see another VERSION of it, from one moment to the next.
+
+    The version before is kept up to date under another name, until it is dropped.
+    """
+    from jobs_lib.operating.switching import switch
+
+    done = switch(load_app(app), table, version, patience=wait)
+    click.echo(
+        f"readers of {table} see version {done.after} in the place of {done.before}; "
+        f"they may have waited for {done.seconds * 1000:.0f} ms"
+    )
+
+
+@readmodel.command("drop")
+@app_argument
+@click.argument("table")
+@click.argument("version", type=click.IntRange(1))
+def readmodel_drop(app: str, table: str, version: int) -> None:
+    """Drop the tables of a VERSION of TABLE that readers do not see.
+
+    The app must not declare it any more, and no pod keep it.
+    """
+    from jobs_lib.operating.switching import drop_version
+
+    places = drop_version(load_app(app), table, version)
+    click.echo(f"dropped {', '.join(places)}")
+
+
 def _show_progress(parts: list[Part]) -> None:
     left = sum(max(0, part.end - part.at) for part in parts)
     click.echo(f"{left} records are left in {len(parts)} partitions", err=True)

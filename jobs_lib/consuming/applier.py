@@ -133,7 +133,8 @@ class Applier:
         last, following = read_timestamp(block[-1]), get_offset(block[-1]) + 1
         try:
             missing = model.find_missing(connection, changes) if model.gapless else None
-            if model.on_change is None:
+            first = get_offset(block[0])
+            if model.on_change is None or not progress.effects.reach(first, following):
                 with self._offsets.advancing(
                     connection, progress, following, last, meanwhile
                 ):
@@ -141,7 +142,12 @@ class Applier:
             else:
                 mark = self._offsets.begin(connection)
                 model.write_and_tell(
-                    connection, changes, progress.topic_id, block, self._group
+                    connection,
+                    changes,
+                    progress.topic_id,
+                    block,
+                    self._group,
+                    progress.effects,
                 )
                 self._offsets.advance(connection, progress, following, last, mark)
         except BlockError:

@@ -19,11 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
+from jobs_lib.consuming import versions
 from jobs_lib.consuming.applier import Applier
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
-from jobs_lib.consuming.progress import Ahead, Progress, get_offset
+from jobs_lib.consuming.progress import ALL, Ahead, Progress, get_offset
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.recovery import Recovery
 from jobs_lib.consuming.subscription import BlockError
@@ -160,6 +161,10 @@ class Consumer:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
             highest = self._offsets.read_highest(connection, list(parts))
+            # The tables' names may be others since somebody had the partitions.
+            declared = self._declared.values()
+            versions.place(connection, self._database.queries, declared)
+            effects = self._offsets.read_effects(connection, declared)
         with self._changed:
             for partition, epoch in parts.items():
                 at = stored.get(partition)
@@ -168,6 +173,7 @@ class Consumer:
                     epoch,
                     at,
                     highest.get(partition),
+                    effects.get(partition, ALL),
                     topic_id=ids.get(partition[0]),
                     most=self._declared[partition[0]].block or self._block,
                     reads_ahead=self._declared[partition[0]].reads_ahead,

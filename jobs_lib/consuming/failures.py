@@ -128,6 +128,10 @@ class Failures:
             index: of the record that has failed; None if that is not known.
             error: says why.
         """
+        if connection is not None and not self._offsets.owns(connection, progress):
+            # Another owner may have changed what the record needs.
+            progress.leaving = True
+            return
         has_failed = progress.failed == get_offset(block[0])
         if not progress.note_failure(block, index):
             return

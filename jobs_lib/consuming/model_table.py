@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psycopg import sql
 
+from jobs_lib.consuming.versions import LONGEST, SUFFIX
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.postgres.queries import load_queries
 
@@ -30,13 +31,9 @@ if TYPE_CHECKING:
 
     from jobs_lib.outbox.capture import Executor
 
-SUFFIX = "_rm"
-"""The end of the name of each such table: it tells everybody who writes it."""
 VERSION = "version"
 MARK = "read model of jobs_lib; key: "
 """The start of the table's comment; the name of the key follows."""
-_LONGEST = 63
-"""The bytes of a name in PostgreSQL, which cuts longer ones."""
 _EVERYBODY = "public"
 
 
@@ -180,7 +177,7 @@ def _check_columns(what: str, key: object, key_type: object, columns: object) ->
         if not _is_name(column):
             raise ConfigurationError(
                 f"{column!r} is no name for a column of {what}: give a text of 1 to "
-                f"{_LONGEST} bytes"
+                f"{LONGEST} bytes"
             )
         if column == VERSION:
             raise ConfigurationError(
@@ -216,6 +213,6 @@ def _check_roles(what: str, writer: object, readers: object) -> list[str]:
 def _is_name(name: object) -> bool:
     return (
         isinstance(name, str)
-        and 0 < len(name.encode(errors="replace")) <= _LONGEST
+        and 0 < len(name.encode(errors="replace")) <= LONGEST
         and "\0" not in name
     )

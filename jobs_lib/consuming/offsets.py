@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import psycopg
+
+from jobs_lib.consuming.progress import Effects
 from jobs_lib.postgres.database import fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
-    import psycopg
-
     from jobs_lib.consuming.progress import Progress
+    from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import Partition
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.postgres.session import Session
@@ -83,6 +86,32 @@ class Offsets:
                 self._queries["read_highest"], self._name(partitions)
             ).fetchall()
         return {(topic, number): at for topic, number, at in rows if at is not None}
+
+    def read_effects(
+        self, connection: psycopg.Connection[Any], declared: Iterable[Subscription]
+    ) -> dict[Partition, Effects]:
+        """Read which records of read models have effects elsewhere.
+
+        Partitions of which all records have some are left out.
+        """
+        topics = {
+            one.topic: one.is_current
+            for one in declared
+            if one.model is not None and one.model.on_change is not None
+        }
+        if not topics:
+            return {}
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries["read_effects"],
+                {"group": self._group, "topics": [*topics]},
+            ).fetchall()
+        return {
+            (topic, number): Effects(
+                begin or 0, math.inf if topics[topic] else until or 0
+            )
+            for topic, number, begin, until in rows
+        }
 
     def begin(self, connection: Session[Any]) -> str:
         """Begin a transaction; returns the mark by which the server knows it again."""
@@ -219,6 +248,18 @@ class Offsets:
             {**self._place(progress), "offset": offset, "error": error},
         )
         self.advance(connection, progress, offset + 1, appended_at, mark)
+
+    def owns(self, connection: Session[Any], progress: Progress) -> bool:
+        """Whether a partition is still this process's; True if nobody can tell."""
+        owned = {"owner": self._owner, "epoch": progress.epoch}
+        try:
+            with connection.transaction():
+                row = connection.execute(
+                    self._queries["owns_partition"], {**self._place(progress), **owned}
+                ).fetchone()
+        except psycopg.Error:
+            return True
+        return row is None or bool(row[0])
 
     def note_failure(
         self, connection: Session[Any], progress: Progress, offset: int, error: str

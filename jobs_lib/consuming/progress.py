@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -35,6 +36,28 @@ class Ahead(NamedTuple):
     """What it does to a read model, or why it cannot be read."""
 
 
+class Effects(NamedTuple):
+    """Which records of a partition have effects elsewhere: those from ``begin`` on."""
+
+    begin: int = 0
+    end: float = math.inf
+    """The offset of the first one behind them."""
+
+    def reach(self, first: int, following: int) -> bool:
+        """Whether records between these offsets have any."""
+        return first < self.end and following > self.begin
+
+    def cut(self, block: list[Message]) -> list[Message]:
+        """Cut a block where effects begin or end: of each key only the last tells."""
+        first = get_offset(block[0])
+        mark = next((one for one in self if first < one), math.inf)
+        return [one for one in block if get_offset(one) < mark]
+
+
+ALL = Effects()
+NONE = Effects(0, 0)
+
+
 @dataclass(slots=True, eq=False)
 class Progress:
     """One owned partition.
@@ -49,6 +72,7 @@ class Progress:
     """The offset in the database; None if nothing was applied yet."""
     highest: int | None = None
     """The highest offset that was ever stored: records below it come again."""
+    effects: Effects = ALL
     topic_id: UUID | None = None
     """The topic, as Kafka names it for ever; None if the brokers do not say."""
     waiting: deque[Message] = field(default_factory=deque)
@@ -194,7 +218,7 @@ class Progress:
             block.append(message)
             if len(block) == size:
                 break
-        return block
+        return block if self.effects is ALL else self.effects.cut(block)
 
     def note_failure(self, block: list[Message], index: int | None) -> bool:
         """Note a failed block; returns whether its first record is known to fail.

@@ -15,6 +15,7 @@ from jobs_lib.consuming.keys import KnownKey
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.consuming.table_statements import TableStatements, as_type
+from jobs_lib.consuming.versions import name_model
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.changes import Change, Changes, Missing
     from jobs_lib.consuming.handler import Handler
     from jobs_lib.consuming.keys import KeyReader
+    from jobs_lib.consuming.progress import Effects
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.postgres.session import Session
     from jobs_lib.schemas.codec import Decoder
@@ -95,8 +97,12 @@ class ReadModel(ABC):
 
     @property
     def name(self) -> str:
-        """By which the database knows the keys of the model: its first table."""
+        """By which the database knows the keys of the model, for good."""
         return self._name
+
+    @abstractmethod
+    def place(self, places: Mapping[str, str]) -> None:
+        """Give the tables the names that they have now, by those that readers know."""
 
     def make_anew(self) -> Self:
         """Make another one that re-synchronises the tables, and does nothing else."""
@@ -190,6 +196,7 @@ class ReadModel(ABC):
         topic_id: UUID | None,
         messages: Sequence[Message],
         group: str,
+        effects: Effects,
     ) -> None:
         """Write the changes, and call ``on_change`` with the records that changed rows.
 
@@ -202,6 +209,7 @@ class ReadModel(ABC):
             topic_id: as for :meth:`write`.
             messages: of the block.
             group: the consumer group.
+            effects: which records have effects.
 
         Raises:
             BlockError: ``on_change`` has failed.
@@ -215,7 +223,9 @@ class ReadModel(ABC):
         changed = [
             record
             for key, record in records.items()
-            if record.cause != _REEXPORT and before.get(key) != after.get(key)
+            if record.cause != _REEXPORT
+            and effects.begin <= record.offset < effects.end
+            and before.get(key) != after.get(key)
         ]
         if not changed:
             return
@@ -316,10 +326,16 @@ class RowModel(ReadModel):
         decoder: Decoder,
         queries: Callable[[], Queries],
         read_key: KeyReader = read_text,
+        version: int = 1,
     ) -> None:
         """Prepare; ``key`` is the column of ``table`` for the record's key."""
-        super().__init__(table, row_of, decoder, queries, read_key)
+        name = name_model(table, version)
+        super().__init__(name, row_of, decoder, queries, read_key)
         self._table = TableStatements(table, key, queries)
+
+    def place(self, places: Mapping[str, str]) -> None:
+        """See :class:`ReadModel`."""
+        self._table.move(places[self._table.name])
 
     def learn_types(
         self, connection: psycopg.Connection[Any], changes: Changes

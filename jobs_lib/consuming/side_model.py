@@ -11,6 +11,7 @@ from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.table_statements import TableStatements, as_type
+from jobs_lib.consuming.versions import name_model
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class SideModel(ReadModel):
         decoder: Decoder,
         queries: Callable[[], Queries],
         read_key: KeyReader = read_text,
+        version: int = 1,
     ) -> None:
         """Prepare; ``tables`` has the column for the record's key of each table."""
 
@@ -59,8 +61,14 @@ class SideModel(ReadModel):
                 )
             return made
 
-        super().__init__(next(iter(tables)), make, decoder, queries, read_key)
+        name = name_model(next(iter(tables)), version)
+        super().__init__(name, make, decoder, queries, read_key)
         self._tables = [TableStatements(*one, queries) for one in tables.items()]
+
+    def place(self, places: Mapping[str, str]) -> None:
+        """See :class:`ReadModel`."""
+        for table in self._tables:
+            table.move(places[table.name])
 
     def learn_types(
         self, connection: psycopg.Connection[Any], changes: Changes

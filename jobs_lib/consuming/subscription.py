@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobs_lib.consuming.handler import Handler, refuse_value
 from jobs_lib.consuming.routing import CE_TYPE, TypePlace
+from jobs_lib.consuming.versions import Version, name_table
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, name_in_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     # Only for types: declaring consumers must not import either of the two.
     import psycopg
@@ -53,7 +54,12 @@ class Subscription:
         self._settings = settings
         self.model: ReadModel | None = None
         self.tables: list[ModelTable] = []
-        """The tables of a read model."""
+        """The tables of a read model, by the names that they have now."""
+        self.plain_tables: list[str] = []
+        """The same by the names that readers know."""
+        self.version = Version(1, group, is_said=False)
+        self.is_current = True
+        """Whether readers see this version of a read model."""
         self.on_gap: OnGap = "stop"
         """What to do where records are gone."""
         self.on_error: OnError = "stop"
@@ -79,6 +85,11 @@ class Subscription:
     def group(self) -> str:
         """The group's name in Kafka."""
         return name_in_kafka(self._settings(), self._group)
+
+    @cached_property
+    def first_group(self) -> str:
+        """The name in Kafka of the group of the read model's first version."""
+        return name_in_kafka(self._settings(), self.version.group)
 
     def is_of(self, topic: str | Exact, group: str | Exact) -> bool:
         """Whether it was declared with this topic and this group."""
@@ -179,6 +190,31 @@ class Subscription:
         self.model = model
         self._decoder = decoder
 
+    def set_tables(self, tables: Iterable[ModelTable], version: Version) -> None:
+        """Note the tables of the read model, and which version of them it keeps."""
+        self.tables = [*tables]
+        self.plain_tables = [one.name for one in self.tables]
+        self.version = version
+
+    @property
+    def first_table(self) -> str:
+        """The read model's first table, by the name that readers know."""
+        return self.plain_tables[0]
+
+    def place(self, current: int) -> None:
+        """Give the tables the names that they have while this version is current."""
+        assert self.model is not None
+        self.is_current = current == self.version.number
+        places = {
+            name: name if self.is_current else name_table(name, self.version.number)
+            for name in self.plain_tables
+        }
+        self.model.place(places)
+        self.tables = [
+            one._replace(name=place)
+            for one, place in zip(self.tables, places.values(), strict=True)
+        ]
+
     def copy_model(self, other: Subscription) -> None:
         """Keep the tables of another one again, without effects elsewhere."""
         assert other.model is not None
@@ -186,6 +222,8 @@ class Subscription:
         self._decoder = other._decoder
         self.on_error = other.on_error
         self.block, self.block_seconds = other.block, other.block_seconds
+        self.tables, self.plain_tables = other.tables, other.plain_tables
+        self.version, self.is_current = other.version, other.is_current
 
     @property
     def is_read_model(self) -> bool:

@@ -79,7 +79,7 @@ class FoundTable:
                 f"the table {self.name} of a read model is not in this database, or "
                 "not in the search path",
                 "make it in a migration by create_read_model, or by the SQL that "
-                "`jobs-lib read-model` prints",
+                "`jobs-lib readmodel create` prints",
             )
             return
         if not self.has_key:

@@ -26,7 +26,7 @@ class TableStatements:
     """A table that one read model writes.
 
     Args:
-        name: ``table`` or ``schema.table``.
+        name: ``table`` or ``schema.table``, as readers know it.
         key: the column for the records' key.
         queries: the statements, found at the first use.
     """
@@ -34,8 +34,13 @@ class TableStatements:
     def __init__(self, name: str, key: str, queries: Callable[[], Queries]) -> None:
         self.name = name
         self.key = key
-        self._table = sql.Identifier(*name.split("."))
         self._queries = queries
+        self._stand_at(name)
+
+    def _stand_at(self, place: str) -> None:
+        self.place = place
+        """The name that it has now."""
+        self._table = sql.Identifier(*place.split("."))
         self._types: dict[str, str] = {}
         """The type of each column."""
         self._statements: dict[tuple[str, tuple[str, ...]], sql.SQL] = {}
@@ -44,6 +49,11 @@ class TableStatements:
     def identifier(self) -> str:
         """The name of the table as SQL has it."""
         return self._table.as_string()
+
+    def move(self, place: str) -> None:
+        """Give the table the name that it has now; no block may be under way."""
+        if place != self.place:
+            self._stand_at(place)
 
     def learn_types(
         self, connection: psycopg.Connection[Any], columns: AbstractSet[str]
@@ -64,11 +74,11 @@ class TableStatements:
         self._statements.clear()
         self._types = dict(rows)
         if not self._types:
-            raise RecordError(f"there is no table {self.name}: create it")
+            raise RecordError(f"there is no table {self.place}: create it")
         if missing := sorted(wanted - self._types.keys()):
             raise RecordError(
-                f"the table {self.name} lacks {', '.join(missing)}: add the column, or "
-                "leave it out of the function's result"
+                f"the table {self.place} lacks {', '.join(missing)}: add the column, "
+                "or leave it out of the function's result"
             )
 
     def learn_key_type(self, connection: psycopg.Connection[Any]) -> str:
@@ -105,7 +115,7 @@ class TableStatements:
             return error
         refused = error.diag.column_name or error.diag.constraint_name
         return RecordError(
-            f"a row for the table {error.diag.table_name or self.name} is refused: "
+            f"a row for the table {error.diag.table_name or self.place} is refused: "
             f"{type(error).__name__}" + (f" ({refused})" if refused else "")
         )
 

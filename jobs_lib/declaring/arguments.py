@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from jobs_lib.backoff import Retry, is_number
+from jobs_lib.consuming.versions import LONGEST, name_table
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.job import Cancel, Discard
 from jobs_lib.jobs.limit import MOST, MOST_WORKERS, Limit, Workers
@@ -166,6 +167,29 @@ def check_tables(
     for name, column in tables.items():
         check_texts(what, table=name, key=column)
     return dict(tables), True
+
+
+def check_version(version: object, tables: Iterable[str], what: str) -> int:
+    """Check the version of a read model; None stands for the first one.
+
+    Raises:
+        ConfigurationError: it is none, or makes the name of a table too long.
+    """
+    if version is None:
+        return 1
+    if type(version) is not int or version < 1:
+        raise ConfigurationError(
+            f"the version of {what} is {version!r}: give a number from 1 on"
+        )
+    for table in tables:
+        name = name_table(table, version).rpartition(".")[2]
+        if len(name.encode()) > LONGEST:
+            raise ConfigurationError(
+                f"version {version} of {what} would be named {name!r} beside another "
+                f"version, and PostgreSQL cuts names after {LONGEST} bytes: give the "
+                "table a shorter name"
+            )
+    return version
 
 
 def check_rate(given: object, name: str) -> None:

@@ -8,12 +8,14 @@ from jobs_lib.consuming.handler import Handler
 from jobs_lib.consuming.keys import choose_reader
 from jobs_lib.consuming.routing import choose_place
 from jobs_lib.consuming.subscription import Subscription
+from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
     check_partitions,
     check_per,
     check_seconds,
     check_tables,
+    check_version,
 )
 from jobs_lib.declaring.functions import check_function, check_plain, check_takes
 from jobs_lib.declaring.names import check_name, check_topic_name
@@ -236,6 +238,7 @@ class TopicDeclarations:
         gapless: bool = False,
         on_change: OnChange[V, K] | None = None,
         on_error: Literal["stop", "skip"] = "stop",
+        version: int | None = None,
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -275,6 +278,10 @@ class TopicDeclarations:
             on_error: what to do with a record that cannot be read or written:
                 ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
                 into the table ``skipped``, and the rest goes on.
+            version: of the read model, from 1 on. A second one beside the first fills
+                tables of other names from the topic's start, in a group of its own and
+                without ``on_change``, until ``jobs-lib readmodel switch`` gives it the
+                names. Defaults to 1.
 
         Raises:
             ConfigurationError: the arguments do not go together.
@@ -287,6 +294,7 @@ class TopicDeclarations:
         if not isinstance(gapless, bool):
             raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
         keys, beside = check_tables(table, key, tables, versions, what)
+        number = check_version(version, keys, what)
         # Not before there is a table to write: they load psycopg.
         from jobs_lib.consuming.read_model import RowModel
         from jobs_lib.consuming.side_model import SideModel, put_in
@@ -297,8 +305,9 @@ class TopicDeclarations:
         def declare(function: RowOf[V, K]) -> RowOf[V, K]:
             check_plain(function, what)
             check_takes(function, ("record",), what)
-            declared = self._declare_consumer(topic, group)
-            more = decoder, self._queries, read_key
+            own = name_group(group, number)
+            declared = self._declare_consumer(topic, own)
+            more = decoder, self._queries, read_key, number
             if not beside:
                 ((name, column),) = keys.items()
                 model: ReadModel = RowModel(function, name, column, *more)
@@ -314,7 +323,10 @@ class TopicDeclarations:
             model.gapless = gapless
             model.function, model.key_type = function, key_type
             declared.set_model(model, decoder, on_error)
-            declared.tables += [ModelTable(*one, beside) for one in keys.items()]
+            declared.set_tables(
+                [ModelTable(*one, beside) for one in keys.items()],
+                Version(number, group, is_said=version is not None),
+            )
             declared.block, declared.block_seconds = block, block_seconds
             return function
 

@@ -27,7 +27,7 @@ from jobs_lib.kafka.client import (
 from jobs_lib.kafka.refusal import find_refusal, missing_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from jobs_lib.settings import Settings
 
@@ -112,6 +112,36 @@ def read_committed(
         for one in found
         if one.topic == topic and one.offset >= 0
     }
+
+
+def count_left(
+    settings: Settings,
+    group: str,
+    topic: str,
+    stored: Mapping[int, int | None],
+    ends: Mapping[int, int],
+) -> int:
+    """Count the offsets before some ends that a group has not passed.
+
+    Args:
+        settings: where Kafka is.
+        group: of consumers that store their offsets.
+        topic: the topic's name in Kafka.
+        stored: the offsets that they have stored, by partition.
+        ends: of the partitions.
+
+    Raises:
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers.
+    """
+    starts = find_places(settings, topic, "start")
+    # Kafka is also told of places behind which no record is left.
+    told = read_committed(settings, group, topic)
+    return sum(
+        max(0, end - max(start, stored.get(number) or 0, told.get(number, 0)))
+        for number, start in starts.items()
+        if (end := ends.get(number)) is not None
+    )
 
 
 def keeps_all_keys(settings: Settings, topic: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jobs_lib.consuming import versions
 from jobs_lib.kafka.places import find_places
 from jobs_lib.operating.session import bounded
 from jobs_lib.postgres.database import Database
@@ -18,6 +19,10 @@ class ModelPart:
     """How far a read model is in a partition of its topic."""
 
     table: str
+    """Its first table, by the name that it has now."""
+    version: int
+    current: bool
+    """Whether readers see this version of the read model."""
     group: str
     topic: str
     partition: int
@@ -36,6 +41,20 @@ class ModelPart:
     """Offsets that a re-synchronisation has still to read; None if there is none."""
 
 
+def place_tables(app: App) -> Database:
+    """Give the tables of an app's read models the names that they have now.
+
+    Returns the database.
+
+    Raises:
+        UnavailableError: it does not answer.
+    """
+    database = Database.of(app.settings)
+    with database.connect("versions") as connection:
+        versions.place(connection, database.queries, app.consumers)
+    return database
+
+
 def list_read_models(app: App) -> list[ModelPart]:
     """List the partitions that the read models of an app read, by table.
 
@@ -43,9 +62,9 @@ def list_read_models(app: App) -> list[ModelPart]:
         TopicError: a topic does not exist, or is not visible.
         UnavailableError: the database or Kafka does not answer.
     """
-    database = Database.of(app.settings)
+    database = place_tables(app)
     found: list[ModelPart] = []
-    for declared in sorted(app.consumers, key=lambda one: one.topic):
+    for declared in sorted(app.consumers, key=lambda one: (one.topic, one.group)):
         if declared.model is None:
             continue
         starts = find_places(app.settings, declared.topic, "start")
@@ -65,7 +84,9 @@ def list_read_models(app: App) -> list[ModelPart]:
             at, failed, failure, skipped, until, reached = known.get(number, nothing)
             found.append(
                 ModelPart(
-                    declared.model.name,
+                    declared.tables[0].name,
+                    declared.version.number,
+                    declared.is_current,
                     declared.group,
                     declared.topic,
                     number,

@@ -18,11 +18,25 @@ STATEMENT_SECONDS = 10.0
 LOCK_SECONDS = 5.0
 
 
+class LockedError(OperatingError):
+    """Another transaction holds a lock for longer than a command may wait."""
+
+
 @contextmanager
-def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
+def bounded(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    lock_seconds: float = LOCK_SECONDS,
+) -> Iterator[None]:
     """Open a transaction with limits on how long statements run and wait for locks.
 
+    Args:
+        connection: without a transaction.
+        database: with the statements.
+        lock_seconds: how long a statement waits for a lock.
+
     Raises:
+        LockedError: a statement waited longer; nothing was changed.
         OperatingError: a statement took longer, or the connecting role lacks a right
             for it; nothing was changed.
     """
@@ -32,7 +46,7 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
                 database.queries["bound_statements"],
                 {
                     "statement_ms": str(round(STATEMENT_SECONDS * 1000)),
-                    "lock_ms": str(round(LOCK_SECONDS * 1000)),
+                    "lock_ms": str(round(lock_seconds * 1000)),
                 },
             )
             yield
@@ -42,8 +56,8 @@ def bounded(connection: psycopg.Connection[Any], database: Database) -> Iterator
             "nothing was changed. Connect as another role, or see `jobs-lib grants -h`"
         ) from None
     except psycopg.errors.LockNotAvailable:
-        raise OperatingError(
-            f"waited {LOCK_SECONDS:g} s in vain for another transaction that has these "
+        raise LockedError(
+            f"waited {lock_seconds:g} s in vain for another transaction that has these "
             "rows locked; nothing was changed. Try again, or find the old transaction "
             "with `jobs-lib check`"
         ) from None

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import JobsError
-from jobs_lib.kafka.places import find_places, read_committed
+from jobs_lib.kafka.places import count_left, find_places
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
@@ -76,10 +76,13 @@ class Filling:
 
     def _explain(self, declared: Subscription) -> str | None:
         """Say how far one is; None if it is filled."""
+        # Nobody reads a version that is filled beside another one.
+        if not declared.is_current:
+            return None
         rows = self._ask("read_filling", declared)
         if rows[0][0]:
             return None
-        left = self._count_left(declared, {number: at for _, number, at in rows})
+        left = self._count_left(declared, {n: at for _, n, at in rows if n is not None})
         if left:
             return f"{declared.topic} is read for the first time: {left} offsets left"
         self._ask("note_filled", declared)
@@ -94,23 +97,11 @@ class Filling:
             statement = self._database.queries[query]
             return connection.execute(statement, names).fetchall()
 
-    def _count_left(
-        self, declared: Subscription, stored: dict[int | None, int | None]
-    ) -> int:
+    def _count_left(self, declared: Subscription, stored: dict[int, int | None]) -> int:
         """Count the offsets before the ends that its group has not passed."""
         group, topic = declared.group, declared.topic
-        starts = find_places(self._settings, topic, "start")
         ends = self._ends.get((group, topic))
         if ends is None:
             ends = find_places(self._settings, topic, "end")
             self._ends[group, topic] = ends
-        # Kafka is also told of places behind which no record is left.
-        told = read_committed(self._settings, group, topic)
-        return sum(
-            max(
-                0,
-                end - max(starts[number], stored.get(number) or 0, told.get(number, 0)),
-            )
-            for number, end in ends.items()
-            if number in starts
-        )
+        return count_left(self._settings, group, topic, stored, ends)

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
+from jobs_lib.consuming import versions
 from jobs_lib.consuming.table_faults import find_tables
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
@@ -120,10 +121,12 @@ def check_model_tables(database: Database, app: App, parts: Collection[str]) -> 
             service's role may not write it, or another role may.
     """
     consumers = app.consumers if "consumers" in parts else []
-    tables = [table for one in consumers for table in one.tables]
-    if not tables:
+    if not any(one.is_read_model for one in consumers):
         return
     with database.connect("start") as connection:
+        versions.add(connection, database.queries, consumers)
+        versions.place(connection, database.queries, consumers)
+        tables = [table for one in consumers for table in one.tables]
         found = find_tables(connection, database.queries, tables)
     for table in found:
         for fault in (*table.find_faults(), *table.find_lacking()):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.app import App
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
+from jobs_lib.operating.read_models import place_tables
 from jobs_lib.postgres.database import Database
 from jobs_lib.service.service import Service
 
@@ -24,11 +25,13 @@ _REPORT_SECONDS = 5.0
 
 
 def find_model(app: App, table: str) -> Subscription:
-    """Find the read model of an app that keeps a table.
+    """Find the read model of an app that keeps a table, by the name that it has now.
 
     Raises:
         OperatingError: none does.
+        UnavailableError: the database does not answer.
     """
+    place_tables(app)
     for declared in app.consumers:
         if table in [one.name for one in declared.tables]:
             return declared

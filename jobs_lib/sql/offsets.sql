@@ -87,6 +87,10 @@ with ours as materialized (
     for share
 )
 
+-- name: owns_partition
+{ours}
+select exists (select from ours)
+
 -- part: in_place
 f.consumer_group = %(group)s and f.topic = %(topic)s
     and f.partition = %(partition)s::int

@@ -23,6 +23,7 @@ from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating.read_models import list_read_models
+from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.verification import (
     FileSide,
     TableSide,
@@ -70,7 +71,7 @@ COMMANDS = [
 """In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
-SERVICES += ["readmodel keys", "where"]
+SERVICES += ["readmodel keys", "readmodel switch", "readmodel drop", "where"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -321,6 +322,7 @@ def test_senders_that_hold_all_server_connections_wait_for_no_further_one(
 
 
 @needs_pgbouncer
+@pytest.mark.expects("origins.lost", "fenced")
 @pytest.mark.guarantee("J21")
 def test_relay_read_model_and_re_export_work_behind_pgbouncer(
     bounced, admin, bootstrap_servers, topic, tmp_path, wait_for
@@ -337,11 +339,16 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
             )
             return {str(item.id): item for item in cursor}
 
-    @app.read_model(name, table="model", key="id", group=f"{name}-model")
-    def row(record):
-        return {"name": record.value["name"]}
+    for version in (1, 2):
 
-    admin.execute("create table model (id int primary key, version bigint, name text)")
+        @app.read_model(
+            name, table="model", key="id", group=f"{name}-model", version=version
+        )
+        def row(record):
+            return {"name": record.value["name"]}
+
+    columns = "(id int primary key, version bigint, name text)"
+    admin.execute(f"create table model {columns}; create table model_v2 {columns}")
     admin.execute("create table items (id int primary key, name text, version bigint)")
     admin.execute("insert into items select g, 'old', 1 from generate_series(1, 400) g")
 
@@ -367,6 +374,8 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         assert resync(app, "model") == 0
         assert states("model") == states("items")
         assert {part.partition for part in list_read_models(app)} == {0, 1, 2, 3}
+        assert switch(app, "model", 2).after == 2
+        assert states("model") == states("model_v1") == states("items")
         database = app.database()
         source = TableSide.of(bounced, database.queries, "items", "id", "version")
         write_keys(source, tmp_path / "keys")
@@ -375,6 +384,8 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         for _ in range(_TIMES):
             assert where(app, name, "40").verdict.endswith("with version 2.")
     assert find_refused(failures) == []
+    del app.consumers[0]
+    assert drop_version(app, "model", 1) == ["model_v1"]
 
 
 @needs_pgbouncer

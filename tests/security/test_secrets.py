@@ -44,7 +44,7 @@ COMMANDS = [
     *(f"readmodel {one}" for one in (f"status {APP}", f"replay {APP} guarded")),
     f"readmodel resync {APP} 1",
     f"readmodel verify {APP} 1",
-    "readmodel keys 1",
+    *("readmodel keys 1", f"readmodel switch {APP} 1 2", f"readmodel drop {APP} 1 2"),
     f"jobs enqueue work --app {APP}",
     *("jobs list", "jobs show 1", "jobs explain 1", "jobs cancel 1", "jobs pauses"),
     *("jobs pause type work", "jobs resume type work", "jobs retry --all"),

@@ -1,0 +1,412 @@
+"""Let readers see another version of a read model, and drop the one before."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from jobs_lib.consuming.model_table import identify
+from jobs_lib.consuming.versions import name_model, name_table
+from jobs_lib.errors import OperatingError
+from jobs_lib.kafka.places import count_left, delete_group, find_places
+from jobs_lib.operating.read_models import place_tables
+from jobs_lib.operating.session import LockedError, bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.app import App
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.postgres.database import Database
+
+_PAUSE = 0.2
+_LOCK_SECONDS = 0.5
+"""How long a try may wait for readers that are under way: others wait behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What a switch has done."""
+
+    table: str
+    before: int
+    """The version that readers saw before."""
+    after: int
+    seconds: float
+    """How long readers may have waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    number: int
+    tables: list[str]
+    """By the names that readers know."""
+    group: str
+    topic: str
+    is_current: bool
+
+    def list_places(self) -> dict[str, str]:
+        """List the names that the tables have now."""
+        return {name: self._place(name, self.is_current) for name in self.tables}
+
+    def list_next_places(self, version: int) -> dict[str, str]:
+        """List the names that they have once another version is current."""
+        return {name: self._place(name, self.number == version) for name in self.tables}
+
+    def _place(self, table: str, is_current: bool) -> str:
+        return table if is_current else name_table(table, self.number)
+
+
+class _Behind(Exception):
+    """The version has not applied what the current one has."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(records)
+        self.records = records
+
+
+def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Switched:
+    """Let readers see another version of a read model, from one moment to the next.
+
+    The version must have applied all that the current one has. The tables change their
+    names in one transaction, and consumers of both versions go on within a few
+    heartbeats. The version before is kept up to date, so that readers can be switched
+    back, until :func:`drop_version`.
+
+    Args:
+        app: declares the version.
+        table: the first table of the read model, by the name that readers know.
+        version: that readers see from now on.
+        patience: seconds to wait until the version has caught up, and until no reader
+            holds a lock for long.
+
+    Raises:
+        OperatingError: there is no such version, it is current, it is behind, or
+            something depends on the tables; nothing was changed.
+        UnavailableError: the database or Kafka does not answer.
+    """
+    database = place_tables(app)
+    declared = _find(app, table, version)
+    until = time.monotonic() + patience
+    _await_ends(database, app, declared, until)
+    while True:
+        try:
+            return _try(database, table, version)
+        except _Behind as behind:
+            if time.monotonic() > until:
+                raise _refuse_behind(declared, behind.records) from None
+        except LockedError:
+            if time.monotonic() > until:
+                raise OperatingError(
+                    f"others have held locks on the tables of {table} for "
+                    f"{patience:g} s: find their transactions in pg_stat_activity, or "
+                    "try again when fewer run"
+                ) from None
+        time.sleep(_PAUSE)
+
+
+def drop_version(app: App, table: str, version: int) -> list[str]:
+    """Drop the tables of a version that readers do not see, and what is known of it.
+
+    Args:
+        app: the app, which must not declare it any more.
+        table: the first table of the read model, by the name that readers know.
+        version: to be dropped.
+
+    Returns the tables that were dropped.
+
+    Raises:
+        OperatingError: there is no such version, it is current, or it is still kept;
+            nothing was changed.
+        UnavailableError: the database does not answer.
+    """
+    database = place_tables(app)
+    if any(one.version.number == version for one in _list_declared(app, table)):
+        raise OperatingError(
+            f"the app still declares version {version} of {table}: take the "
+            "declaration out and deploy that first"
+        )
+    with database.connect("drop") as connection, bounded(connection, database):
+        found = _read_versions(connection, database, table)
+        dropped = _choose(found, table, version)
+        if dropped.is_current:
+            raise OperatingError(
+                f"readers see version {version} of {table}: switch to another first"
+            )
+        rows = connection.execute(
+            database.queries["find_readers_of_version"], {"group": dropped.group}
+        ).fetchall()
+        if rows:
+            raise OperatingError(
+                f"these pods still keep version {version} of {table}: "
+                f"{', '.join(pod for (pod,) in rows)}. Deploy the release without it "
+                "first"
+            )
+        places = [*dropped.list_places().values()]
+        for place in reversed(places):
+            connection.execute(
+                sql.SQL("drop table if exists {}").format(identify(place))
+            )
+        connection.execute(
+            database.queries["forget_version"],
+            {
+                "group": dropped.group,
+                "topic": dropped.topic,
+                "name": name_model(table, version),
+                "model": table,
+                "version": version,
+            },
+        )
+    delete_group(app.settings, dropped.group)
+    return places
+
+
+def _list_declared(app: App, table: str) -> list[Subscription]:
+    return [
+        one for one in app.consumers if one.is_read_model and one.first_table == table
+    ]
+
+
+def _find(app: App, table: str, version: int) -> Subscription:
+    known = _list_declared(app, table)
+    for one in known:
+        if one.version.number == version:
+            if one.is_current:
+                raise OperatingError(
+                    f"readers see version {version} of {table} already"
+                )
+            return one
+    numbers = ", ".join(str(one.version.number) for one in known)
+    raise OperatingError(
+        f"the app declares no version {version} of {table!r}; of this table it has: "
+        f"{numbers or 'none'}"
+    )
+
+
+def _await_ends(
+    database: Database, app: App, declared: Subscription, until: float
+) -> None:
+    """Wait until a version has reached the ends that its topic has now."""
+    group, topic = declared.group, declared.topic
+    ends = find_places(app.settings, topic, "end")
+    while True:
+        with database.connect("switch") as connection, bounded(connection, database):
+            rows = connection.execute(
+                database.queries["read_filling"], {"group": group, "topic": topic}
+            ).fetchall()
+        stored = {n: at for _, n, at in rows if n is not None}
+        left = count_left(app.settings, group, topic, stored, ends)
+        if not left:
+            return
+        if time.monotonic() > until:
+            raise _refuse_behind(declared, left)
+        time.sleep(_PAUSE)
+
+
+def _refuse_behind(declared: Subscription, left: int) -> OperatingError:
+    return OperatingError(
+        f"version {declared.version.number} of {declared.first_table} is {left} "
+        "offsets behind: wait until `jobs-lib readmodel status` shows that it has "
+        "caught up, or what stops it"
+    )
+
+
+def _try(database: Database, table: str, version: int) -> Switched:
+    """Switch now, if the version has applied all that the current one has.
+
+    If it has not, the consumers of the current one stop for a heartbeat.
+    """
+    behind = 0
+    with database.connect("switch") as connection, _writing(connection, database):
+        connection.execute(database.queries["stop_resyncs"])
+        found = _read_versions(connection, database, table)
+        new = _choose(found, table, version)
+        old = next(one for one in found.values() if one.is_current)
+        if new is old:
+            raise OperatingError(f"readers see version {version} of {table} already")
+        _refuse_resyncs(connection, database, table, old, new)
+        _refuse_dependents(connection, database, old)
+        # No block of either version is under way from here on.
+        places = [*old.list_places().values(), *new.list_places().values()]
+        connection.execute(
+            sql.SQL("lock table {} in access exclusive mode").format(
+                sql.SQL(", ").join(map(identify, places))
+            )
+        )
+        began = time.monotonic()
+        for one in (old, new):
+            connection.execute(
+                database.queries["lock_consumed"],
+                {"group": one.group, "topic": one.topic},
+            )
+        if old.topic == new.topic:
+            behind = _count_behind(connection, database, old, new)
+        if behind:
+            _release(connection, database, old)
+        else:
+            _copy_readers(connection, database, old, new)
+            _rename(connection, old, new)
+            _make_current(connection, database, table, old, new)
+            for one in (old, new):
+                _release(connection, database, one)
+    if behind:
+        raise _Behind(behind)
+    return Switched(table, old.number, new.number, time.monotonic() - began)
+
+
+@contextmanager
+def _writing(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
+    """Open a transaction that waits for locks only for a moment."""
+    try:
+        with bounded(connection, database, _LOCK_SECONDS):
+            yield
+    except psycopg.errors.UndefinedTable as error:
+        raise OperatingError(
+            f"{error.diag.message_primary}: make the table first, as the one that "
+            "readers see was made"
+        ) from None
+    except psycopg.errors.DuplicateTable as error:
+        raise OperatingError(
+            f"{error.diag.message_primary}: the table before would be named so. Drop "
+            "or rename what has this name"
+        ) from None
+
+
+def _read_versions(
+    connection: psycopg.Connection[Any], database: Database, table: str
+) -> dict[int, _Version]:
+    rows = connection.execute(
+        database.queries["read_versions"], {"model": table}
+    ).fetchall()
+    return {row[0]: _Version(*row) for row in rows}
+
+
+def _choose(found: dict[int, _Version], table: str, version: int) -> _Version:
+    if version not in found:
+        known = ", ".join(map(str, found)) or "none"
+        raise OperatingError(
+            f"the database knows no version {version} of {table!r}, but: {known}. A "
+            "version is known once a process that declares it has started"
+        )
+    return found[version]
+
+
+def _refuse_resyncs(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    table: str,
+    *versions: _Version,
+) -> None:
+    names = [name_model(table, one.number) for one in versions]
+    rows = connection.execute(
+        database.queries["find_resyncs"], {"models": names}
+    ).fetchall()
+    if rows:
+        raise OperatingError(
+            f"a re-synchronisation of {rows[0][0]} goes on, and knows the tables by "
+            "the names that they have now: wait for its end, or end it with --cancel"
+        )
+
+
+def _refuse_dependents(
+    connection: psycopg.Connection[Any], database: Database, old: _Version
+) -> None:
+    tables = [identify(one).as_string() for one in old.list_places().values()]
+    rows = connection.execute(
+        database.queries["find_dependents"], {"tables": tables}
+    ).fetchall()
+    if rows:
+        raise OperatingError(
+            f"{', '.join(one for (one,) in rows)} would go on to use version "
+            f"{old.number}: drop it before the switch, and make it again behind it"
+        )
+
+
+def _count_behind(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    old: _Version,
+    new: _Version,
+) -> int:
+    row = connection.execute(
+        database.queries["find_behind"],
+        {"before": old.group, "group": new.group, "topic": new.topic},
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _copy_readers(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    old: _Version,
+    new: _Version,
+) -> None:
+    """Let everybody read the new tables who may read the old ones."""
+    before, after = old.list_places(), new.list_places()
+    for name in before.keys() & after.keys():
+        found = [
+            connection.execute(
+                database.queries["find_readers"],
+                {"table": identify(places[name]).as_string()},
+            ).fetchone()
+            for places in (before, after)
+        ]
+        (readers, has_policies), (_, has_new) = ((r or ([], False)) for r in found)
+        if has_policies and not has_new:
+            raise OperatingError(
+                f"policies say who may read which rows of {before[name]}, and "
+                f"{after[name]} has none: enable row level security there, too"
+            )
+        for reader in readers:
+            role = sql.SQL("public") if reader is None else sql.Identifier(reader)
+            connection.execute(
+                sql.SQL("grant select on table {} to {}").format(
+                    identify(after[name]), role
+                )
+            )
+
+
+def _rename(connection: psycopg.Connection[Any], old: _Version, new: _Version) -> None:
+    # The old ones first: each name is free then.
+    for one in (old, new):
+        nexts = one.list_next_places(new.number)
+        for name, place in one.list_places().items():
+            connection.execute(
+                sql.SQL("alter table {} rename to {}").format(
+                    identify(place),
+                    sql.Identifier(nexts[name].rpartition(".")[2]),
+                )
+            )
+
+
+def _make_current(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    table: str,
+    old: _Version,
+    new: _Version,
+) -> None:
+    names = {"before": old.group, "group": new.group, "topic": new.topic}
+    model = {"model": table, "version": new.number}
+    connection.execute(database.queries["begin_effects"], names)
+    connection.execute(database.queries["end_current_version"], model)
+    connection.execute(database.queries["begin_current_version"], model)
+    connection.execute(database.queries["note_filled"], names)
+
+
+def _release(
+    connection: psycopg.Connection[Any], database: Database, one: _Version
+) -> None:
+    """Let the consumers take the partitions again, under the tables' new names."""
+    names = {"group": one.group, "topic": one.topic}
+    rows = connection.execute(database.queries["lock_consumed"], names).fetchall()
+    connection.execute(
+        database.queries["release_consumed"],
+        {"group": one.group, "origins": [origin for (origin,) in rows]},
+    )

@@ -1,0 +1,398 @@
+"""A version of a read model is filled beside another one, and takes its place."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from jobs_lib import ConfigurationError
+from jobs_lib.errors import OperatingError
+from jobs_lib.operating.read_models import list_read_models
+from jobs_lib.operating.switching import drop_version, switch
+from jobs_lib.service.resync import find_model
+from tests.support.apps import running
+from tests.support.records import make_producer
+
+pytestmark = pytest.mark.expects("origins.lost", "fenced")
+KEYS = 40
+
+
+@pytest.fixture
+def name(topic, bootstrap_servers):
+    """A topic of two partitions with forty keys."""
+    name = topic(2, config={"cleanup.policy": "compact"})
+    send(bootstrap_servers, name, range(KEYS), 1)
+    return name
+
+
+def send(bootstrap_servers: str, topic: str, keys, version: int) -> None:
+    """Send a state of each key, another one in each version."""
+    producer = make_producer(bootstrap_servers)
+    for n in keys:
+        value = json.dumps({"n": n + 1000 * (version - 1)}).encode()
+        header = ("ce_version", str(version))
+        producer.produce(topic, value, f"k{n}", headers=[header])
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def tables(admin):
+    """The tables of two versions, of which the second has another column."""
+    admin.execute(
+        "create table state_rm (id text primary key, version bigint, n int);"
+        "create table state_v2_rm"
+        " (id text primary key, version bigint, n int, twice int);"
+        "create table effects (of int, key text, record int)"
+    )
+
+
+@pytest.fixture
+def declare(make, tables, name):
+    """A function that makes an app with these versions of a read model."""
+
+    def declare(*versions: int | None, gates=None, side=False, **more):
+        app = make(heartbeat_interval=0.3, stale_after=5.0)
+        for version in versions:
+            number = version or 1
+
+            def tell(records, conn, number=number) -> None:
+                for one in records:
+                    conn.execute(
+                        "insert into effects values (%s, %s, %s)",
+                        (number, one.key, one.version),
+                    )
+
+            def row(record, number=number):
+                if gates and number in gates:
+                    gates[number].wait(30)
+                n = record.value["n"]
+                return {"n": n} if number == 1 else {"n": n, "twice": 2 * n}
+
+            app.read_model(
+                name,
+                table="state_rm",
+                key="id",
+                group=name,
+                version=version,
+                on_change=tell,
+                versions="side" if side else None,
+                **more,
+            )(lambda record, row=row: row(record))
+        return app
+
+    return declare
+
+
+@pytest.fixture
+def read(admin):
+    """A function that reads what a table holds."""
+
+    def read(table: str = "state_rm", columns: str = "id, n"):
+        rows = admin.execute(f"select {columns} from {table}")
+        return {key: tuple(rest) for key, *rest in rows.fetchall()}
+
+    return read
+
+
+FIRST = {f"k{n}": (n,) for n in range(KEYS)}
+SECOND = {f"k{n}": (n, 2 * n) for n in range(KEYS)}
+
+
+def is_filled(read, table: str) -> bool:
+    return {*read(table)} >= FIRST.keys()
+
+
+@pytest.mark.guarantee("W82")
+@pytest.mark.parametrize("side", [False, True], ids=["on the row", "beside"])
+def test_a_version_is_filled_beside_the_current_one_and_takes_its_place(
+    declare, read, admin, name, bootstrap_servers, wait_for, side
+):
+    app = declare(None, 2, side=side)
+    with running(app, "consumers") as service:
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        wait_for(
+            lambda: is_filled(read, "state_rm"), timeout=60, what="so is the first"
+        )
+        wait_for(lambda: service.is_ready, timeout=30, what="it is ready")
+        assert read() == FIRST
+        # Only the version that readers see has effects.
+        assert {of for of, *_ in admin.execute("select of from effects")} == {1}
+        done = switch(app, "state_rm", 2)
+        assert (done.table, done.before, done.after) == ("state_rm", 1, 2)
+        assert read(columns="id, n, twice") == SECOND
+        assert read("state_v1_rm") == FIRST
+        # Both go on: the old one for those who want to go back.
+        send(bootstrap_servers, name, range(KEYS), 2)
+        for place, model in (("state_rm", "state_v2_rm"), ("state_v1_rm", "state_rm")):
+            query = (
+                "select from jobs_lib.model_keys where version = 2 and model = '{1}'"
+                if side
+                else "select from {0} where version = 2"
+            ).format(place, model)
+            wait_for(
+                lambda query=query: admin.execute(query).rowcount == KEYS,
+                timeout=60,
+                what=f"{place} goes on",
+            )
+        parts = {
+            (one.table, one.version, one.current, one.group)
+            for one in list_read_models(app)
+        }
+        assert parts == {
+            ("state_rm", 2, True, f"{name}.v2"),
+            ("state_v1_rm", 1, False, name),
+        }
+        assert find_model(app, "state_v1_rm").version.number == 1
+        effects = admin.execute(
+            "select of, record, count(*) from effects group by 1, 2"
+        )
+        assert sorted(effects.fetchall()) == [(1, 1, KEYS), (2, 2, KEYS)]
+        switch(app, "state_rm", 1)
+        now = {key: n + 1000 for key, (n,) in FIRST.items()}
+        assert read() == {key: (n,) for key, n in now.items()}
+        found = read("state_v2_rm", "id, n, twice")
+        assert found == {key: (n, 2 * n) for key, n in now.items()}
+
+
+@pytest.mark.guarantee("W82")
+def test_no_reader_sees_a_gap_and_each_record_has_its_effect_once(
+    declare, read, admin, connect, name, bootstrap_servers, wait_for
+):
+    app = declare(1, 2)
+    stop, seen, errors = threading.Event(), [], []
+
+    def look() -> None:
+        with connect() as connection:
+            connection.autocommit = True
+            try:
+                while not stop.is_set():
+                    row = connection.execute(
+                        "select count(*), count(to_jsonb(s) ->> 'twice')"
+                        " from state_rm s"
+                    ).fetchone()
+                    seen.append(row)
+            except Exception as error:
+                errors.append(error)
+
+    versions = iter(range(2, 10_000))
+
+    def write() -> None:
+        while not stop.is_set():
+            send(bootstrap_servers, name, range(KEYS), next(versions))
+
+    with running(app, "consumers"):
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        wait_for(
+            lambda: is_filled(read, "state_rm"), timeout=60, what="so is the first"
+        )
+        threads = [threading.Thread(target=look), threading.Thread(target=write)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for(lambda: seen, what="the reader reads")
+            for version in (2, 1, 2):
+                switch(app, "state_rm", version)
+                before = len(seen)
+                wait_for(lambda n=before: len(seen) > n + 1, what="it reads on")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        last = next(versions) - 1
+        query = "select count(*) from {} where version = %s"
+        for table in ("state_rm", "state_v1_rm"):
+            wait_for(
+                lambda table=table: (
+                    admin.execute(query.format(table), (last,)).fetchone() == (KEYS,)
+                ),
+                timeout=60,
+                what=f"{table} has the last records",
+            )
+    assert not errors
+    # All keys at any time, and of one version: never a mixture.
+    assert {*seen} == {(KEYS, 0), (KEYS, KEYS)}
+    found = admin.execute(
+        "select key, record, count(*) from effects group by 1, 2 having count(*) > 1"
+    ).fetchall()
+    assert found == [], "an effect that came twice"
+    ends = admin.execute("select max(record), count(distinct key) from effects")
+    assert ends.fetchone() == (last, KEYS)
+    # Blocks tell of the last record of each key alone; the last of all is never passed.
+    row = admin.execute("select count(*) from effects where record = %s", (last,))
+    assert row.fetchone() == (KEYS,)
+
+
+@pytest.mark.guarantee("W82")
+def test_the_old_version_tells_what_lies_before_the_mark_of_the_new_one(
+    declare, read, admin, name, bootstrap_servers, wait_for, gate
+):
+    gates = {1: threading.Event()}
+    gates[1].set()
+    app = declare(1, 2, gates=gates)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        # From here on the first version is held up, and the second one is not.
+        gates[1].clear()
+        send(bootstrap_servers, name, range(KEYS), 2)
+        query = "select count(*) from state_v2_rm where version = 2"
+        wait_for(
+            lambda: admin.execute(query).fetchone() == (KEYS,),
+            timeout=60,
+            what="the second one is ahead",
+        )
+        switch(app, "state_rm", 2)
+        send(bootstrap_servers, name, range(KEYS), 3)
+        gates[1].set()
+        effects = "select of, record, count(*) from effects group by 1, 2"
+        wait_for(
+            lambda: (
+                sorted(admin.execute(effects).fetchall())
+                == [(1, 1, KEYS), (1, 2, KEYS), (2, 3, KEYS)]
+            ),
+            timeout=60,
+            what="each record has had its effect",
+        )
+
+
+@pytest.mark.guarantee("W82")
+def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
+    declare, read, admin, connect, gate, wait_for
+):
+    app = declare(1, 2, gates={2: gate})
+
+    def refused(match: str, version: int = 2, patience: float = 0.5) -> None:
+        with pytest.raises(OperatingError, match=match):
+            switch(app, "state_rm", version, patience=patience)
+        assert read() == FIRST
+
+    with running(app, "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+        refused("version 2 of state_rm is 40 offsets behind: wait until")
+        refused("readers see version 1 of state_rm already", version=1)
+        refused("no version 3 of 'state_rm'; of this table it has: 1, 2", version=3)
+        gate.set()
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        admin.execute("create view seen as select * from state_rm")
+        refused("the view seen would go on to use version 1", patience=20)
+        admin.execute(
+            "drop view seen; create table refers (id text references state_rm)"
+        )
+        refused("the foreign key refers_id_fkey of refers would", patience=20)
+        admin.execute(
+            "drop table refers; insert into jobs_lib.resyncs (model, topic,"
+            " consumer_group, begins) values ('state_v2_rm', 't', 'g', '')"
+        )
+        refused("a re-synchronisation of state_v2_rm goes on", patience=20)
+        admin.execute(
+            "delete from jobs_lib.resyncs; create table state_v1_rm (id text)"
+        )
+        refused('"state_v1_rm" already exists', patience=20)
+        admin.execute(
+            "drop table state_v1_rm; alter table state_rm enable row level security"
+        )
+        refused("policies say who may read which rows of state_rm", patience=20)
+        admin.execute("alter table state_rm disable row level security")
+        with connect() as reader:
+            reader.execute("select from state_rm")
+            refused(
+                "others have held locks on the tables of state_rm for 2 s", patience=2
+            )
+        with pytest.raises(OperatingError, match="still declares version 1"):
+            drop_version(app, "state_rm", 1)
+        with pytest.raises(
+            OperatingError, match="no version 7 of 'state_rm', but: 1, 2"
+        ):
+            drop_version(app, "state_rm", 7)
+        switch(app, "state_rm", 2)
+        assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_a_version_is_dropped_once_nobody_keeps_it(
+    declare, read, admin, name, wait_for
+):
+    both, second = declare(1, 2), declare(2)
+    with running(both, "consumers"):
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        with pytest.raises(OperatingError, match="readers see version 1 of state_rm"):
+            drop_version(second, "state_rm", 1)
+        switch(both, "state_rm", 2)
+        owned = "select from jobs_lib.origins where role = %s and owner is not null"
+        role = (f"consume:{name}",)
+        wait_for(lambda: admin.execute(owned, role).rowcount == 2, what="it is kept")
+        with pytest.raises(OperatingError, match="these pods still keep version 1"):
+            drop_version(second, "state_rm", 1)
+    with running(second, "consumers"):
+        assert drop_version(second, "state_rm", 1) == ["state_v1_rm"]
+        assert read(columns="id, n, twice") == SECOND
+    assert admin.execute("select to_regclass('state_v1_rm')").fetchone() == (None,)
+    for table in ("offsets", "filled_topics", "read_models"):
+        groups = admin.execute(f"select consumer_group from jobs_lib.{table}")
+        assert {*groups} == {(f"{name}.v2",)}
+
+
+@pytest.mark.guarantee("W82")
+def test_readers_of_the_old_tables_may_read_the_new_ones(
+    declare, read, admin, wait_for
+):
+    role = f"reader_{id(declare)}"
+    admin.execute(f'create role "{role}"; grant select on state_rm to "{role}", public')
+    app = declare(1, 2)
+    try:
+        with running(app, "consumers"):
+            wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="full")
+            switch(app, "state_rm", 2)
+        admin.execute("revoke select on state_rm from public")
+        found = admin.execute(
+            "select has_table_privilege(%s, 'state_rm', 'select')", (role,)
+        )
+        assert found.fetchone() == (True,)
+    finally:
+        admin.execute(f'drop owned by "{role}"; drop role "{role}"')
+
+
+@pytest.mark.guarantee("W82")
+def test_a_second_version_alone_stays_beside_a_first_one_that_has_run(
+    declare, read, admin, wait_for
+):
+    with running(declare(None), "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+    with running(declare(2), "consumers"):
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        assert read() == FIRST
+
+
+@pytest.mark.guarantee("W82")
+def test_a_second_version_is_current_where_there_never_was_a_first_one(
+    declare, read, admin, wait_for
+):
+    admin.execute("drop table state_rm; alter table state_v2_rm rename to state_rm")
+    with running(declare(2), "consumers"):
+        wait_for(
+            lambda: read(columns="id, n, twice") == SECOND,
+            timeout=60,
+            what="readers see it",
+        )
+
+
+def test_a_version_whose_table_is_missing_is_refused_at_the_start(declare, admin):
+    admin.execute("drop table state_v2_rm")
+    with (
+        pytest.raises(ConfigurationError, match=r"state_v2_rm .* not in this database"),
+        running(declare(1, 2), "consumers"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("version", [0, True, "2", 1.0])
+def test_what_is_no_version_is_refused(declare, version):
+    with pytest.raises(ConfigurationError, match="give a number from 1 on"):
+        declare(version)
+
+
+def test_a_version_whose_tables_name_would_be_cut_is_refused(make):
+    with pytest.raises(ConfigurationError, match="cuts names after 63 bytes"):
+        make().read_model("t", group="g", table="a" * 61, key="id", version=2)
