@@ -9,6 +9,7 @@ import pytest
 
 from jobs_lib import ConfigurationError
 from jobs_lib.errors import OperatingError
+from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.service.resync import find_model
@@ -308,6 +309,45 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
             drop_version(app, "state_rm", 7)
         switch(app, "state_rm", 2)
         assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_a_version_that_falls_behind_in_the_last_moment_is_waited_for(
+    declare, read, gate, wait_for, monkeypatch
+):
+    app = declare(1, 2, gates={2: gate})
+    monkeypatch.setattr(switching, "_await_ends", lambda *_: None)
+    with running(app, "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+        with pytest.raises(OperatingError, match="40 offsets behind"):
+            switch(app, "state_rm", 2, patience=0.5)
+        assert read() == FIRST
+        gate.set()
+        switch(app, "state_rm", 2)
+        assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_a_version_of_another_topic_must_have_reached_its_end(
+    declare, read, topic, bootstrap_servers, gate, wait_for
+):
+    other = topic(1, config={"cleanup.policy": "compact"})
+    send(bootstrap_servers, other, range(7), 1)
+    app = declare(1)
+
+    @app.read_model(other, table="state_rm", key="id", group=other, version=2)
+    def row(record):
+        gate.wait(30)
+        return {"n": record.value["n"], "twice": 0}
+
+    with running(app, "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+        with pytest.raises(OperatingError, match="7 offsets behind"):
+            switch(app, "state_rm", 2, patience=0.5)
+        assert read() == FIRST
+        gate.set()
+        switch(app, "state_rm", 2)
+        assert read() == {f"k{n}": (n,) for n in range(7)}
 
 
 @pytest.mark.guarantee("W82")
