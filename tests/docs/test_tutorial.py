@@ -1,4 +1,4 @@
-"""The tutorial runs by its own commands, with the built wheel, in an empty folder."""
+"""The tutorials run by their own commands, with the built wheel, in an empty folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ import pytest
 from jobs_lib import __version__
 from jobs_lib.devstack.places import cache_folder
 from tests.support import wait_for
-from tests.support.pages import ROOT
+from tests.support.pages import ROOT, write_modules
 
-PAGE = "docs/tutorial.md"
 PORTS = ("8000", "8001", "8010")
 
 
@@ -34,7 +33,8 @@ class Reader:
     ports: dict[str, int]
     setup: str = ""
     """The commands at the start of each new terminal."""
-    terminals: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    terminals: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By their numbers in the page."""
 
     def run(self, commands: str) -> str:
         """Run commands to their end; return their output."""
@@ -64,7 +64,12 @@ class Reader:
         wait_for(printed, timeout=120, what=f"{commands} prints {output}")
 
     def open_terminal(self, commands: str) -> None:
-        """Run commands that do not end, and wait until their port answers."""
+        """Run commands that do not end, and wait until their port answers.
+
+        What ran in that terminal before is stopped.
+        """
+        number = commands.split()[2].strip(",")
+        self.close_terminals(number)
         with (self.folder / "terminals.log").open("ab") as log:
             terminal = subprocess.Popen(
                 ["bash", "-e", "-c", self.setup + commands],
@@ -74,23 +79,27 @@ class Reader:
                 stderr=log,
                 start_new_session=True,
             )
-        self.terminals.append(terminal)
+        self.terminals[number] = terminal
         for port in self.ports.values():
             if str(port) in commands:
                 wait_for(lambda: answers(port), timeout=120, what=commands)  # noqa: B023
 
-    def close_terminals(self) -> None:
+    def close_terminals(self, *numbers: str) -> None:
         """Press Ctrl-C in each of them."""
-        for terminal in self.terminals:
+        found = [
+            self.terminals.pop(number)
+            for number in numbers or [*self.terminals]
+            if number in self.terminals
+        ]
+        for terminal in found:
             with suppress(ProcessLookupError):
                 os.killpg(terminal.pid, signal.SIGINT)
-        for terminal in self.terminals:
+        for terminal in found:
             try:
                 terminal.wait(60)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(terminal.pid, signal.SIGKILL)
-        self.terminals.clear()
 
 
 def answers(port: int) -> bool:
@@ -118,11 +127,16 @@ def wheel(tmp_path) -> Path:
 
 
 @pytest.fixture
-def reader(tmp_path, wheel):
-    """A user who has a copy of the example, Python, and nothing else."""
-    folder = tmp_path / "orders"
-    ignored = shutil.ignore_patterns(".*", "__pycache__")
-    shutil.copytree(ROOT / "examples/orders", folder, ignore=ignored)
+def folder(tmp_path) -> Path:
+    """An empty folder."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Path(folder)
+
+
+@pytest.fixture
+def reader(tmp_path, folder, wheel):
+    """A user who has Python and nothing else."""
     constraint = tmp_path / "constraint.txt"
     constraint.write_text(f"jobs-lib=={__version__}\n")
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {wheel.parent}"
@@ -148,8 +162,25 @@ def reader(tmp_path, wheel):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
-def test_the_tutorial_is_done_by_its_own_commands(reader):
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
+def test_the_tutorial_is_done_by_its_own_commands(reader, folder):
+    ignored = shutil.ignore_patterns(".*", "__pycache__")
+    shutil.copytree(
+        ROOT / "examples/orders", folder, ignore=ignored, dirs_exist_ok=True
+    )
+    assert follow(reader, "docs/tutorial.md") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.guarantee("U3")
+def test_the_tutorial_on_sharing_is_done_by_its_own_commands(reader, folder):
+    assert len(write_modules("docs/share.md", folder)) == 6
+    assert follow(reader, "docs/share.md") == 2
+
+
+def follow(reader: Reader, path: str) -> int:
+    """Follow a page; returns how many outputs it has shown."""
+    page = (ROOT / path).read_text(encoding="utf-8")
     for port, free in reader.ports.items():
         page = page.replace(port, str(free))
     blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)
@@ -170,4 +201,4 @@ def test_the_tutorial_is_done_by_its_own_commands(reader):
             if "dev down" in text:
                 reader.close_terminals()
             reader.run(text)
-    assert shown == 3
+    return shown

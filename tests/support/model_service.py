@@ -1,7 +1,7 @@
 """A service with a read model, for commands that run as processes of their own.
 
 `MODEL` in the environment is JSON: the settings of the app, the `topic`, the database's
-`url`, and `dies_at` as for the kinds of processes.
+`url`, the `versions` of the read model, and `dies_at` as for the kinds of processes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _given: dict[str, Any] = json.loads(os.environ["MODEL"])
 die_at(_given.pop("dies_at", {}))
 _topic = _given.pop("topic")
 
+_versions = _given.pop("versions", [1])
+
 app = make_app(_given.pop("url"), **_given)
 
 
@@ -27,3 +29,11 @@ app = make_app(_given.pop("url"), **_given)
 def model(record: Record[dict[str, Any]]) -> dict[str, Any]:
     """Keep two fields of each state."""
     return {"n": record.value["n"], "twice": 2 * record.value["n"]}
+
+
+if 2 in _versions:
+
+    @app.read_model(_topic, table="model", key="id", group=_topic, version=2)
+    def model_2(record: Record[dict[str, Any]]) -> dict[str, Any]:
+        """Keep others."""
+        return {"n": record.value["n"], "thrice": 3 * record.value["n"]}
