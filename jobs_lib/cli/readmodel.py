@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobs_lib.consuming.resync import Part
+
+
+_SOURCE = "SOURCE_DATABASE_URL"
 
 
 def _source_table(command: Callable[..., None]) -> Callable[..., None]:
@@ -206,22 +210,15 @@ def readmodel_resync(
 @app_argument
 @click.argument("table")
 @click.option(
-    "--url",
-    envvar="SOURCE_DATABASE_URL",
-    show_envvar=True,
-    help="The database of the source.",
-)
-@click.option(
     "--file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="In its place: what `readmodel keys` has written there.",
+    help="What `readmodel keys` has written there, in the place of the database.",
 )
 @_source_table
 @json_option
 def readmodel_verify(
     app: str,
     table: str,
-    url: str | None,
     file: Path | None,
     source: str | None,
     key: str | None,
@@ -230,7 +227,8 @@ def readmodel_verify(
 ) -> None:
     """Compare the keys and versions of TABLE with those of its source.
 
-    It looks twice, since changes are on their way. Exits with 1 if keys differ.
+    The source's database is the one that SOURCE_DATABASE_URL names. It looks twice,
+    since changes are on their way. Exits with 1 if keys differ.
     """
     from jobs_lib.operating.verification import (
         Difference,
@@ -244,13 +242,17 @@ def readmodel_verify(
     loaded = load_app(app)
     database = Database.of(loaded.settings)
     model = TableSide.of_model(database, find_model(loaded, table))
-    if file is not None and url is None:
+    # Other users of the machine see the options of a command, and its password in them.
+    url = os.environ.get(_SOURCE)
+    if file is not None:
         other: Side = FileSide(file)
-    elif url is not None and file is None and source and key:
-        other = TableSide.of(url, database.queries, source, key, version)
+    elif url and source and key:
+        beside = loaded.settings.model_copy(update={"database_url": url})
+        other = TableSide.of(Database.of(beside), source, key, version)
     else:
         raise OperatingError(
-            "say where the source is: --url with --table and --key, or --file"
+            f"say where the source is: its database's URL in {_SOURCE}, with --table "
+            "and --key; or --file"
         )
     found = verify(other, model)
     show([one.name for one in fields(Difference)], map(astuple, found), as_json)
@@ -272,7 +274,7 @@ def readmodel_keys(
     if not (source and key):
         raise OperatingError("give the table with --table, and its key with --key")
     database = Database.of(default_settings())
-    side = TableSide.of(database.url, database.queries, source, key, version)
+    side = TableSide.of(database, source, key, version)
     click.echo(f"{write_keys(side, file)} keys are in {file}")
 
 

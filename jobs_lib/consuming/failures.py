@@ -129,8 +129,8 @@ class Failures:
             error: says why.
         """
         if connection is not None and not self._offsets.owns(connection, progress):
-            # Another owner may have changed what the record needs.
-            progress.leaving = True
+            # The next owner may have changed already what the record needs.
+            self._is_refused(progress, _is_gone(progress))
             return
         has_failed = progress.failed == get_offset(block[0])
         if not progress.note_failure(block, index):
@@ -260,6 +260,13 @@ class _Skipped(NamedTuple):
     number: int
     offset: int
     error: str
+
+
+def _is_gone(progress: Progress) -> FencedError:
+    return FencedError(
+        f"partition {progress.origin} is no longer owned at epoch {progress.epoch}. "
+        "Another process has taken over; nothing was changed"
+    )
 
 
 class Alarms:

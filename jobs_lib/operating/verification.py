@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,15 +16,13 @@ import psycopg
 from psycopg import sql
 
 from jobs_lib.errors import OperatingError
-from jobs_lib.postgres.database import no_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
     from pathlib import Path
 
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.postgres.database import Database
-    from jobs_lib.postgres.queries import Queries
 
 BUCKETS = 4_096
 _AGAIN_SECONDS = 5.0
@@ -62,33 +59,29 @@ class TableSide:
     """A table or view in a database.
 
     Args:
-        url: of the database.
-        queries: the statements.
+        database: with the table.
         rows: a query that gives the columns key and version.
     """
 
-    def __init__(self, url: str, queries: Queries, rows: sql.Composable) -> None:
-        self._url = url
-        self._queries = queries
+    def __init__(self, database: Database, rows: sql.Composable) -> None:
+        self._database = database
         self._rows = rows
 
     @classmethod
-    def of(
-        cls, url: str, queries: Queries, table: str, key: str, version: str
-    ) -> TableSide:
+    def of(cls, database: Database, table: str, key: str, version: str) -> TableSide:
         """The side of a table with a column for the version."""
         rows = sql.SQL("select {}::text as key, {}::bigint as version from {}").format(
             sql.Identifier(key),
             sql.Identifier(version),
             sql.Identifier(*table.split(".")),
         )
-        return cls(url, queries, rows)
+        return cls(database, rows)
 
     @classmethod
     def of_model(cls, database: Database, declared: Subscription) -> TableSide:
         """The side of a read model."""
         assert declared.model is not None
-        return cls(database.url, database.queries, declared.model.list_keys())
+        return cls(database, declared.model.list_keys())
 
     def digest(self) -> dict[int, tuple[int, int]]:
         """See :class:`Side`."""
@@ -107,22 +100,13 @@ class TableSide:
         return self._ask("list_buckets", {})
 
     def _ask(self, template: str, given: dict[str, Any]) -> list[tuple[Any, ...]]:
-        statement = self._queries.fill(template, rows=self._rows)
-        with self._connect() as connection:
-            cursor = connection.execute(statement, {**given, "buckets": BUCKETS})
-            return cursor.fetchall()
-
-    @contextmanager
-    def _connect(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        statement = self._database.queries.fill(template, rows=self._rows)
         try:
-            connection = psycopg.connect(self._url, connect_timeout=10)
-        except psycopg.OperationalError as error:
-            raise no_answer(self._url, error) from None
-        with connection:
-            try:
-                yield connection
-            except (psycopg.ProgrammingError, psycopg.DataError) as error:
-                raise _refuse(error) from None
+            with self._database.connect("verify") as connection:
+                cursor = connection.execute(statement, {**given, "buckets": BUCKETS})
+                return cursor.fetchall()
+        except (psycopg.ProgrammingError, psycopg.DataError) as error:
+            raise _refuse(error) from None
 
 
 class FileSide:

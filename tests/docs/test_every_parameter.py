@@ -31,7 +31,10 @@ PAGES = {
         *("App.enqueue_middleware", "Draft.options", "options"),
         *("JobType.enqueue", "JobType.enqueue_many", "JobType.options"),
     ],
-    "frameworks.md": ["Service", "Service.start", "Service.stop", "declare_tasks"],
+    "frameworks.md": [
+        *("Service", "Service.start", "Service.stop", "Service.find_unready"),
+        "declare_tasks",
+    ],
     "jobs.md": [
         *("App.job", "App.batch", "App.run_middleware", "Job.transaction", "Item.fail"),
         *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),

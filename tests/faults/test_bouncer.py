@@ -377,7 +377,7 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         assert switch(app, "model", 2).after == 2
         assert states("model") == states("model_v1") == states("items")
         database = app.database()
-        source = TableSide.of(bounced, database.queries, "items", "id", "version")
+        source = TableSide.of(database, "items", "id", "version")
         write_keys(source, tmp_path / "keys")
         model = TableSide.of_model(database, app.consumers[0])
         assert verify(source, model) == verify(FileSide(tmp_path / "keys"), model) == []

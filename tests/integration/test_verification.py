@@ -16,6 +16,7 @@ from jobs_lib.operating.verification import (
     verify,
     write_keys,
 )
+from jobs_lib.postgres.database import Database
 
 ROWS = 20_000
 
@@ -35,7 +36,7 @@ def source(empty_url, database):
 @pytest.fixture
 def source_side(empty_url, source, database):
     """The owner's side."""
-    return TableSide.of(empty_url, database.queries, "items", "id", "version")
+    return TableSide.of(Database(empty_url), "items", "id", "version")
 
 
 @pytest.fixture(params=["row", "side"])
@@ -145,17 +146,13 @@ def test_a_file_of_the_source_serves_as_well(source_side, model_side, spoil, tmp
     assert verify(FileSide(file), model_side, pause=0) == wanted
 
 
-def test_what_cannot_be_compared_is_refused(
-    database, empty_url, source, model_side, tmp_path
-):
-    queries = database.queries
+def test_what_cannot_be_compared_is_refused(empty_url, source, model_side, tmp_path):
     for table, key in (("nothing", "id"), ("items", "nothing")):
-        side = TableSide.of(empty_url, queries, table, key, "version")
+        side = TableSide.of(Database(empty_url), table, key, "version")
         with pytest.raises(OperatingError, match=r"does not exist.*--table"):
             verify(side, model_side)
-    away = TableSide.of(
-        "postgresql://u:s3cret@127.0.0.1:1/x", queries, "items", "id", "version"
-    )
+    nowhere = Database("postgresql://u:s3cret@127.0.0.1:1/x")
+    away = TableSide.of(nowhere, "items", "id", "version")
     with pytest.raises(UnavailableError) as failed:
         verify(away, model_side)
     assert "s3cret" not in str(failed.value)

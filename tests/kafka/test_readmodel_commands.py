@@ -143,4 +143,5 @@ def test_a_read_model_is_verified_against_its_source_or_a_file_of_it(
     wanted = {"key": "k7", "source": 7, "model": 3, "what": "older"}
     assert json.loads(result.output) == [wanted]
     neither = call("verify", APP, "model", *columns)
-    assert "--url with --table and --key, or --file" in str(neither.exception)
+    told = "its database's URL in SOURCE_DATABASE_URL, with --table and --key"
+    assert told in str(neither.exception)
