@@ -8,7 +8,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0020_versions"
-down_revision = "0018_resyncs"
+down_revision = "0019_answers"
 branch_labels = None
 depends_on = None
 
