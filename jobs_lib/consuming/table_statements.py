@@ -34,6 +34,7 @@ class TableStatements:
     def __init__(self, name: str, key: str, queries: Callable[[], Queries]) -> None:
         self.name = name
         self.key = key
+        self._plain = sql.Identifier(*name.split("."))
         self._queries = queries
         self._stand_at(name)
 
@@ -47,8 +48,8 @@ class TableStatements:
 
     @property
     def identifier(self) -> str:
-        """The name of the table as SQL has it."""
-        return self._table.as_string()
+        """The name of the table that readers know, as SQL has it."""
+        return self._plain.as_string()
 
     def move(self, place: str) -> None:
         """Give the table the name that it has now; no block may be under way."""
@@ -146,18 +147,23 @@ class TableStatements:
         self, connection: psycopg.Connection[Any], template: str
     ) -> sql.Composed:
         """Compose a statement about the whole table."""
-        return self.fill(template, self.learn_key_type(connection))
+        return self._fill(template, self._table, self.learn_key_type(connection))
 
     def fill(self, template: str, key_type: str) -> sql.Composed:
-        """Fill in a template about the whole table.
+        """Fill in a template about the table that readers see.
 
         Args:
             template: the query to fill in.
             key_type: of the column of the key, as PostgreSQL has written it.
         """
+        return self._fill(template, self._plain, key_type)
+
+    def _fill(
+        self, template: str, table: sql.Identifier, key_type: str
+    ) -> sql.Composed:
         return self._queries().fill(
             template,
-            table=self._table,
+            table=table,
             key=sql.Identifier(self.key),
             key_type=as_type(key_type),
         )

@@ -97,7 +97,8 @@ def add(
     """
     found: dict[str, list[Subscription]] = {}
     for one in declared:
-        if one.model is not None:
+        # A re-synchronisation has a group of its own for a while.
+        if one.model is not None and not one.model.again:
             found.setdefault(one.first_table, []).append(one)
     for table, versions in found.items():
         if not any(one.version.is_said for one in versions):

@@ -24,7 +24,7 @@ def find_model(declared: Iterable[Subscription], model: object) -> Subscription:
         return found[0]
     named = repr(model) if isinstance(model, str) else _name(model)
     what = "several read models" if found else "no read model"
-    tables = sorted(table.name for one in models for table in one.tables)
+    tables = sorted({name for one in models for name in one.plain_tables})
     raise ConfigurationError(
         f"{named} means {what} of this app: give the function below @app.read_model, "
         f"or the name of a table: {', '.join(tables) or 'there is none'}"
@@ -33,7 +33,7 @@ def find_model(declared: Iterable[Subscription], model: object) -> Subscription:
 
 def _is_meant(declared: Subscription, model: object) -> bool:
     if isinstance(model, str):
-        return model in [table.name for table in declared.tables]
+        return model in declared.plain_tables
     return declared.model is not None and declared.model.function is model
 
 

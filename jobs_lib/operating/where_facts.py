@@ -11,6 +11,7 @@ import psycopg
 from confluent_kafka import KafkaException
 from psycopg import sql
 
+from jobs_lib.consuming import versions
 from jobs_lib.consuming.keys import GivenKey, KnownKey
 from jobs_lib.errors import (
     ConfigurationError,
@@ -246,6 +247,7 @@ def read_consumers(
         place: of the newest record of the key.
         stale_after: seconds without a heartbeat after which a process counts as dead.
     """
+    versions.place(connection, database.queries, declared)
     with _indexed(connection, database):
         rows = connection.execute(
             database.queries["find_consumers"],
@@ -261,7 +263,7 @@ def read_consumers(
     for one in declared:
         row = read[one.group]
         known = attempt(partial(_read_model, connection, database, one, message))
-        table = one.model.name if one.model else None
+        table = one.tables[0].name if one.tables else None
         owner = Owner(*row[-4:])
         found.append(Reader(one.group, table, known, owner, *row[:-4]))
     return found

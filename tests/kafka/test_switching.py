@@ -12,7 +12,8 @@ from jobs_lib.errors import OperatingError
 from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
-from jobs_lib.service.resync import find_model
+from jobs_lib.operating.where import where
+from jobs_lib.service.resync import find_model, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
 
@@ -348,6 +349,50 @@ def test_a_version_of_another_topic_must_have_reached_its_end(
         gate.set()
         switch(app, "state_rm", 2)
         assert read() == {f"k{n}": (n,) for n in range(7)}
+
+
+@pytest.mark.guarantee("W82")
+def test_a_version_beside_the_current_one_is_resynchronised_and_asked_by_its_name(
+    declare, read, admin, name, wait_for
+):
+    app = declare(1, 2)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        admin.execute("update state_v2_rm set n = -1 where id < 'k2'")
+        admin.execute("insert into state_v2_rm values ('gone', 1, 0, 0)")
+        assert resync(app, "state_v2_rm") == 1
+        assert read("state_v2_rm", "id, n, twice") == SECOND
+        assert read() == FIRST
+        switch(app, "state_rm", 2)
+        admin.execute("update state_v1_rm set n = -1 where id < 'k2'")
+        assert resync(app, "state_v1_rm") == 0
+        assert read("state_v1_rm") == FIRST
+        found = where(app, name, "k7")
+        assert {one.place for one in found.places[1:]} == {
+            f"read model state_rm of {name}.v2",
+            f"read model state_v1_rm of {name}",
+        }
+        assert found.has_arrived, found.verdict
+
+
+@pytest.mark.guarantee("W82", "W73")
+def test_answers_are_of_what_readers_see(declare, read, admin, connect, wait_for):
+    app = declare(1, 2)
+    first, second = (app.answers(one.model.function) for one in app.consumers)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        with connect() as connection:
+            connection.autocommit = True
+            for answers in (first, second):
+                known = answers.wait_for(connection, key="k1", version=1)
+                assert known is not None
+            switch(app, "state_rm", 2)
+            for answers in (first, second):
+                known = answers.wait_for(connection, key="k1", version=1)
+                assert known is not None
+                assert None not in answers.valid_since(connection).offsets.values()
 
 
 @pytest.mark.guarantee("W82")
