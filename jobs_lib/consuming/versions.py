@@ -78,9 +78,14 @@ def place(
             queries["read_current_versions"],
             {"models": [one.first_table for one in models]},
         ).fetchall()
-    current = dict(rows)
+    # Where no process has started with them yet, the lowest version will be current.
+    current: dict[str, int] = {}
     for one in models:
-        one.place(current.get(one.first_table, one.version.number))
+        lowest = current.get(one.first_table, one.version.number)
+        current[one.first_table] = min(lowest, one.version.number)
+    current |= dict(rows)
+    for one in models:
+        one.place(current[one.first_table])
 
 
 def add(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from jobs_lib.consuming import versions
 from jobs_lib.consuming.model_table import identify
 from jobs_lib.consuming.versions import name_model, name_table
 from jobs_lib.errors import OperatingError
@@ -92,6 +93,9 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
     """
     database = place_tables(app)
     declared = _find(app, table, version)
+    with database.connect("switch") as connection:
+        # The process that fills the version may have just been started.
+        versions.add(connection, database.queries, app.consumers)
     until = time.monotonic() + patience
     _await_ends(database, app, declared, until)
     while True:

@@ -329,6 +329,24 @@ def test_a_version_that_falls_behind_in_the_last_moment_is_waited_for(
 
 
 @pytest.mark.guarantee("W82")
+def test_a_switch_waits_for_a_version_whose_process_has_not_started_yet(
+    declare, read, wait_for
+):
+    with running(declare(None), "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+    app = declare(None, 2)
+    switched: list[str] = []
+    thread = threading.Thread(
+        target=lambda: switched.append(switch(app, "state_rm", 2).table)
+    )
+    thread.start()
+    with running(declare(None, 2), "consumers"):
+        thread.join(60)
+        assert switched == ["state_rm"]
+        assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
 def test_a_version_of_another_topic_must_have_reached_its_end(
     declare, read, topic, bootstrap_servers, gate, wait_for
 ):
