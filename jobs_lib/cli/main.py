@@ -8,7 +8,7 @@ from typing import NoReturn
 import click
 
 from jobs_lib import __version__
-from jobs_lib.cli.options import app_argument, processes_option
+from jobs_lib.cli.options import app_argument, log_options, processes_option
 from jobs_lib.errors import JobsError
 from jobs_lib.masking import plain_lines, trace
 from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
@@ -213,16 +213,9 @@ def _run_part(
     loaded = load_app(app)
     check_parts(loaded, [part])
     if processes > 1:
-        command = [sys.executable, "-m", "jobs_lib.cli", *_log_options(), part, app]
+        command = [sys.executable, "-m", "jobs_lib.cli", *log_options(), part, app]
         sys.exit(Supervisor(command, processes).run())
     sys.exit(Service(loaded, [part], sidecar=sidecar).run())
-
-
-def _log_options() -> list[str]:
-    """The options with which a child process logs like its parent."""
-    given = click.get_current_context().find_root().params
-    options = ["--log-level", given["log_level"], "--log-format", given["log_format"]]
-    return [*options, "--verbose"] if given["verbose"] else options
 
 
 def main() -> None:

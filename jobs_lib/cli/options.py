@@ -7,6 +7,14 @@ import click
 TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 """The forms of a time, in UTC."""
 
+
+def log_options() -> list[str]:
+    """The options with which a child process logs like its parent."""
+    given = click.get_current_context().find_root().params
+    options = ["--log-level", given["log_level"], "--log-format", given["log_format"]]
+    return [*options, "--verbose"] if given["verbose"] else options
+
+
 app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP")
 
 

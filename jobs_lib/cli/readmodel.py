@@ -9,12 +9,12 @@ import threading
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import TIMES, app_argument
+from jobs_lib.cli.options import TIMES, app_argument, log_options, processes_option
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
 from jobs_lib.errors import OperatingError
@@ -24,6 +24,7 @@ from jobs_lib.settings import default_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jobs_lib.app import App
     from jobs_lib.consuming.resync import Part
 
 
@@ -39,6 +40,20 @@ def _source_table(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+_partition_option = click.option(
+    "--partition", type=click.IntRange(0), help="Only this one."
+)
+_offset_option = click.option(
+    "--from-offset",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="From this offset of the partition.",
+)
+_time_option = click.option(
+    "--from-time", type=TIMES, help="From the first record since (UTC)."
+)
 
 
 @click.group()
@@ -110,15 +125,10 @@ def readmodel_status(app: str, as_json: bool) -> None:
 @app_argument
 @click.argument("topic")
 @click.option("--group", help="The consumer group, if several read the topic.")
-@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@_partition_option
 @click.option("--from-start", is_flag=True, help="From the oldest record there is.")
-@click.option(
-    "--from-offset",
-    type=click.IntRange(0),
-    metavar="OFFSET",
-    help="From this offset of the partition.",
-)
-@click.option("--from-time", type=TIMES, help="From the first record since (UTC).")
+@_offset_option
+@_time_option
 @json_option
 def readmodel_replay(
     app: str,
@@ -143,28 +153,17 @@ def readmodel_replay(
         rewind,
     )
 
-    given = [from_start, from_offset is not None, from_time is not None]
-    if sum(given) > 1:
-        raise OperatingError(
-            "--from-start, --from-offset and --from-time are given together: give one"
-        )
-    if from_offset is not None and partition is None:
-        raise OperatingError(
-            "--from-offset needs --partition: each partition has its own offsets"
-        )
+    at = _choose_place(from_offset, from_time, from_start=from_start)
     loaded = load_app(app)
     declared = find_repeatable(loaded, topic, group)
     database = Database.of(loaded.settings)
     names = declared.group, declared.topic
-    if not any(given):
+    if at is None and not from_start:
         rewound = replay(database, *names, partition)
     else:
-        at: Literal["start"] | int | datetime = "start"
-        if from_offset is not None:
-            at = from_offset
-        elif from_time is not None:
-            at = from_time.replace(tzinfo=UTC)
-        places = find_start(loaded.settings, database, *names, at, partition)
+        places = find_start(
+            loaded.settings, database, *names, "start" if at is None else at, partition
+        )
         rewound = rewind(database, *names, places)
     show([one.name for one in fields(Rewound)], map(astuple, rewound), as_json)
     if not rewound:
@@ -174,36 +173,68 @@ def readmodel_replay(
 @readmodel.command("resync")
 @app_argument
 @click.argument("table")
-@click.option("--from-time", type=TIMES, help="Only records since then (UTC).")
+@_partition_option
+@_offset_option
+@_time_option
+@processes_option
 @click.option("--cancel", is_flag=True, help="End one that has begun; change nothing.")
+@click.option("--group", hidden=True, help="Of the one that the parent has begun.")
 def readmodel_resync(
-    app: str, table: str, from_time: datetime | None, cancel: bool
+    app: str,
+    table: str,
+    partition: int | None,
+    from_offset: int | None,
+    from_time: datetime | None,
+    processes: int,
+    cancel: bool,
+    group: str | None,
 ) -> None:
     """Write the rows of TABLE again from its topic, beside the running service.
 
-    Without --from-time, rows whose keys the topic does not show go at the end. Started
-    again after it was stopped, or by several processes, it goes on where it is.
+    If everything is read, rows whose keys the topic does not show go at the end.
+    Started again after it was stopped, it goes on where it is. Several processes, of
+    one command or of many, share the partitions.
     """
-    from jobs_lib.service.resync import cancel_resync, resync
+    from jobs_lib.service.resync import begin_resync, cancel_resync
+    from jobs_lib.service.supervisor import Supervisor, end_while_loading
 
+    end_while_loading()
     loaded = load_app(app)
     if cancel:
         cancel_resync(loaded, table)
         return
+    if group is None:
+        at = _choose_place(from_offset, from_time)
+        group = begin_resync(loaded, table, at, partition)
+    if processes > 1:
+        command = [sys.executable, "-m", "jobs_lib.cli", *log_options()]
+        command += ["readmodel", "resync", app, table, "--group", group]
+        sys.exit(Supervisor(command, processes, ends=True).run())
+    _resync(loaded, table, group)
+
+
+def _resync(app: App, table: str, group: str) -> None:
+    """Take part in a re-synchronisation until its end, and say how it ended."""
+    from jobs_lib.service.resync import resync
+    from jobs_lib.service.supervisor import read_share, stop_with_parent
+
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    removed = resync(
-        loaded,
-        table,
-        from_time and from_time.replace(tzinfo=UTC),
-        report=_show_progress,
-        stopping=stopping,
-    )
-    if removed is None:
+    share = read_share()
+    if share is not None:
+        stop_with_parent(stopping.set)
+    # One line for all processes of this command is enough.
+    report = _show_progress if share is None or share[0] == 1 else _show_nothing
+    ended = resync(app, table, group=group, report=report, stopping=stopping)
+    if ended is None:
         click.echo("stopped; the same command goes on with it", err=True)
         sys.exit(143)
-    click.echo(f"{table} is equal to its topic; {removed} keys removed")
+    removed = f"{ended.removed} keys removed"
+    if ended.is_last:
+        click.echo(f"{table} was read again to the end; {removed}")
+    else:
+        click.echo(f"another process has ended the work on {table}; {removed} here")
 
 
 @readmodel.command("verify")
@@ -318,9 +349,24 @@ def readmodel_drop(app: str, table: str, version: int) -> None:
     click.echo(f"dropped {', '.join(places)}")
 
 
+def _choose_place(
+    from_offset: int | None, from_time: datetime | None, *, from_start: bool = False
+) -> int | datetime | None:
+    """The offset or the time that is given; None for the start, or if none is."""
+    given = [from_start, from_offset is not None, from_time is not None]
+    if sum(given) > 1:
+        raise OperatingError(
+            "--from-start, --from-offset and --from-time are given together: give one"
+        )
+    return from_offset if from_time is None else from_time.replace(tzinfo=UTC)
+
+
 def _show_progress(parts: list[Part]) -> None:
-    left = sum(max(0, part.end - part.at) for part in parts)
-    click.echo(f"{left} records are left in {len(parts)} partitions", err=True)
+    left = [part.end - part.at for part in parts if not part.is_done]
+    click.echo(f"{sum(left)} records are left in {len(left)} partitions", err=True)
+
+
+def _show_nothing(parts: list[Part]) -> None: ...
 
 
 def _read_columns(given: tuple[str, ...]) -> dict[str, str]:

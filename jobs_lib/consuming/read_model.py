@@ -241,7 +241,7 @@ class ReadModel(ABC):
         self, connection: psycopg.Connection[Any], changes: Changes, write: Write
     ) -> None:
         """Note that the topic shows these keys, in the open transaction."""
-        keys = {write(key) for wave in changes.waves for key, *_ in wave}
+        keys = {change[0] for wave in changes.waves for change in wave}
         connection.execute(
             self._queries()["note_shown"],
             {"model": self._name, "record_key": write_array([*keys], write)},

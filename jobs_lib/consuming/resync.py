@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 from jobs_lib import telemetry
@@ -20,13 +20,13 @@ from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import (
     delete_group,
     find_places,
+    find_starts,
     keeps_all_keys,
-    read_committed,
 )
 from jobs_lib.naming import Exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     import psycopg
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
-START = "start"
+START: Final = "start"
 _FOREIGN = re.compile(r"[^a-zA-Z0-9._-]")
 _ROWS = 5_000
 
@@ -56,6 +56,15 @@ class Part:
     def is_done(self) -> bool:
         """Whether everything before the end was applied."""
         return self.at >= self.end
+
+
+class Ended(NamedTuple):
+    """What a process has done at the end of a re-synchronisation."""
+
+    removed: int
+    """Of how many keys this process has removed the rows."""
+    is_last: bool
+    """Whether it has ended the work; False if another process has."""
 
 
 def name_group(group: str, table: str) -> str:
@@ -83,33 +92,37 @@ class Resync:
                 f"the group {declared.group!r} keeps no read model of "
                 f"{declared.topic!r}: only a read model can be re-synchronised"
             )
-        self._settings = settings
+        self.settings = settings
         self._database = database
         self._declared = declared
         self._model: ReadModel = declared.model
         self.group: str | None = None
         """Its consumer group, once it has begun."""
 
-    def begin(self, at: datetime | None = None) -> bool:
+    def begin(
+        self, at: datetime | int | None = None, partition: int | None = None
+    ) -> bool:
         """Begin, unless it has begun already.
 
         Args:
-            at: the time in Kafka from which on records are read; None for all records.
+            at: the time in Kafka, or the offset of the partition, from which on records
+                are read; None for all records.
+            partition: read only this one; None for all.
 
         Returns False if it goes on with one that has begun before.
 
         Raises:
-            OperatingError: one has begun that reads from another place.
+            OperatingError: one has begun that reads from another place; or the topic
+                has no such partition, or no record there.
             TopicError: the topic does not exist, or is not visible.
             UnavailableError: no broker answers.
         """
         topic = self._declared.topic
-        begins = START if at is None else at.isoformat()
-        starts = find_places(self._settings, topic, "start" if at is None else at)
+        begins = _name_place(at, partition)
         given: dict[str, Any] = {
             "model": self._model.name,
             "topic": topic,
-            "topic_id": read_topic_ids(self._settings, [topic]).get(topic),
+            "topic_id": read_topic_ids(self.settings, [topic]).get(topic),
             "group": name_group(self._declared.group, self._model.name),
             "begins": begins,
         }
@@ -119,21 +132,37 @@ class Resync:
                 self.group = self._find_group(connection, begins)
                 return False
             self.group = str(given["group"])
-            if at is None:
+            starts = find_starts(
+                self.settings, topic, START if at is None else at, partition
+            )
+            if begins == START:
                 self._note_keys(connection, topic)
             # Behind the records of all keys that are noted: one that is made from now
             # on may lie behind these ends, and must not be missed.
-            ends = find_places(self._settings, topic, "end")
+            ends = find_places(self.settings, topic, "end")
+            if isinstance(at, int):
+                _check_offset(topic, starts, ends)
+            # Partitions that are left out begin where they end.
+            others = {} if partition is None else ends
             given["partitions"] = [*ends]
-            given["starts"] = [starts.get(number, 0) for number in ends]
+            given["starts"] = [starts.get(one, others.get(one, 0)) for one in ends]
             given["ends"] = [*ends.values()]
             self._execute(connection, "note_resync_parts", given)
             self._execute(connection, "begin_resync_offsets", given)
         return True
 
+    @property
+    def topic(self) -> str:
+        """The name of the topic in Kafka."""
+        return self._declared.topic
+
+    def join(self, group: str) -> None:
+        """Go on with the one of this group, which another process has begun."""
+        self.group = group
+
     def _note_keys(self, connection: psycopg.Connection[Any], topic: str) -> None:
         """Note all keys of the model, if the topic shows all that there are."""
-        if keeps_all_keys(self._settings, topic):
+        if keeps_all_keys(self.settings, topic):
             self._model.note_keys(connection)
             return
         telemetry.logger.warning(
@@ -146,59 +175,56 @@ class Resync:
         """What its group does with the topic: the rows alone, without any effects."""
         assert self.group is not None
         other = Subscription(
-            Exact(self._declared.topic), Exact(self.group), lambda: self._settings
+            Exact(self._declared.topic), Exact(self.group), lambda: self.settings
         )
         other.copy_model(self._declared)
         return other
 
-    def list_parts(self) -> list[Part]:
-        """How far it is, by partition; empty if there is none.
+    def list_parts(self, told: Mapping[int, int] | None = None) -> list[Part]:
+        """How far it is, by partition; empty if another process has ended it.
 
-        Raises:
-            UnavailableError: no broker answers.
+        Args:
+            told: the offsets that its group has committed to Kafka, by partition. Kafka
+                is also told of places behind which no record is left.
         """
         with self._open() as connection:
             rows = self._execute(
-                connection, "read_resync_parts", {"model": self._model.name}
+                connection, "read_resync_parts", self._named
             ).fetchall()
-        if not rows:
-            return []
-        topic, group = rows[0][4:]
-        # Kafka is also told of places behind which no record is left.
-        told = read_committed(self._settings, group, topic)
+        told = told or {}
         return [
             Part(number, start, end, max(start, at or 0, told.get(number, 0)))
-            for number, start, end, at, _, _ in rows
+            for number, start, end, at in rows
         ]
 
-    def end(self) -> int:
+    def end(self) -> Ended:
         """Remove what the topic did not show, and forget the re-synchronisation.
 
-        Returns the number of keys whose rows were removed.
+        Several processes may call it at once: they take turns with the rows, and one
+        of them forgets it.
 
         Raises:
             OperatingError: it has not reached all ends, or cannot know what the topic
                 has; nothing was removed.
         """
-        removed = 0
-        name = {"model": self._model.name}
-        with self._open() as connection:
-            row = self._execute(connection, "read_resync", name).fetchone()
-        if row is None:
-            # Another process has ended it, while this one still had partitions.
-            self._forget_group(self.group)
-            return 0
-        topic, topic_id, group, begins, _ = row
-        if begins == START:
-            self._check_seen_all(topic, topic_id, group)
-            while True:
-                with self._open() as connection:
-                    looked, gone = self._model.remove_unshown(connection, _ROWS)
-                removed += gone
-                if not looked:
+        self._check_seen_all()
+        removed, is_last = 0, False
+        while not is_last:
+            with self._open() as connection:
+                # Since the last turn another process may have ended it, and another
+                # one may have begun: its keys were not shown yet.
+                row = self._execute(connection, "lock_resync", self._named).fetchone()
+                if row is None:
                     break
-        self.forget()
-        return removed
+                looked = gone = 0
+                if row[0] == START:
+                    looked, gone = self._model.remove_unshown(connection, _ROWS)
+                is_last = looked < _ROWS
+                if is_last:
+                    self._execute(connection, "end_resync", self._named)
+            removed += gone
+        self._forget_group(self.group)
+        return Ended(removed, is_last)
 
     def forget(self) -> None:
         """Forget it: no process goes on with it, and nothing is removed."""
@@ -214,7 +240,7 @@ class Resync:
         given = {"group": group, "topic": self._declared.topic}
         with self._open() as connection:
             self._execute(connection, "end_resync_group", given)
-        delete_group(self._settings, group)
+        delete_group(self.settings, group)
 
     def _find_group(self, connection: psycopg.Connection[Any], begins: str) -> str:
         """Find the group of the one that has begun, if it reads from the same place."""
@@ -234,21 +260,33 @@ class Resync:
             )
         return str(row[2])
 
-    def _check_seen_all(self, topic: str, topic_id: object, group: str) -> None:
-        if read_topic_ids(self._settings, [topic]).get(topic) != topic_id:
+    def _check_seen_all(self) -> None:
+        """Refuse to go on if rows are to be removed that the topic may have."""
+        with self._open() as connection:
+            row = self._execute(connection, "read_resync", self._named).fetchone()
+            if row is None or row[2] != self.group or row[3] != START:
+                return
+            topic, topic_id, group, *_ = row
+            given = {"group": group, "topic": topic}
+            counted = self._execute(
+                connection, "count_resync_skipped", given
+            ).fetchone()
+        if read_topic_ids(self.settings, [topic]).get(topic) != topic_id:
             raise OperatingError(
                 f"{topic!r} was deleted and made anew since the re-synchronisation "
                 "began: end it with --cancel, and begin again"
             )
-        given = {"group": group, "topic": topic}
-        with self._open() as connection:
-            row = self._execute(connection, "count_resync_skipped", given).fetchone()
-        if row is not None and row[0]:
+        if counted is not None and counted[0]:
             raise OperatingError(
-                f"{row[0]} records of {topic!r} cannot be read, so that nobody knows "
-                "which keys the topic has: no row was removed. Repair the cause and "
-                "begin again, or end it with --cancel"
+                f"{counted[0]} records of {topic!r} cannot be read, so that nobody "
+                "knows which keys the topic has: no row was removed. Repair the cause "
+                "and begin again, or end it with --cancel"
             )
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        """This one: another one of the model has another group."""
+        return {"model": self._model.name, "group": self.group}
 
     def _execute(
         self, connection: psycopg.Connection[Any], query: str, given: dict[str, Any]
@@ -260,3 +298,22 @@ class Resync:
         name = "resync"
         with self._database.connect(name) as connection, connection.transaction():
             yield connection
+
+
+def _name_place(at: datetime | int | None, partition: int | None) -> str:
+    """Say where it begins; only from the start of all partitions it sees all keys."""
+    if at is None:
+        place = START
+    else:
+        place = f"offset {at}" if isinstance(at, int) else at.isoformat()
+    return place if partition is None else f"{place} of partition {partition}"
+
+
+def _check_offset(topic: str, starts: dict[int, int], ends: dict[int, int]) -> None:
+    """Refuse an offset that no record has yet: nothing would be read."""
+    for partition, offset in starts.items():
+        if offset >= ends[partition]:
+            raise OperatingError(
+                f"{topic}/{partition} has no record from offset {offset} on: its next "
+                f"one gets the offset {ends[partition]}. Give an offset before that"
+            )

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     KafkaException,
     TopicPartition,
 )
@@ -17,11 +16,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib.errors import TopicError, UnavailableError
+from jobs_lib.errors import OperatingError, TopicError, UnavailableError
 from jobs_lib.kafka.client import (
     NO_ANSWER,
     list_partitions,
     make_admin,
+    make_consumer,
     read_topics,
 )
 from jobs_lib.kafka.refusal import find_refusal, missing_topics
@@ -85,33 +85,48 @@ def find_places(
     return {one.partition: offset for one, offset in found.items()}
 
 
-def read_committed(
-    settings: Settings, group: str, topic: str, timeout: float = 5.0
+def find_starts(
+    settings: Settings,
+    topic: str,
+    at: Literal["start"] | int | datetime,
+    partition: int | None = None,
 ) -> dict[int, int]:
-    """Read the offsets that a group has committed to Kafka, by partition.
+    """Find where a topic's partitions begin that are to be read again.
 
-    Partitions of which it has committed none are left out.
+    Args:
+        settings: where Kafka is.
+        topic: the topic's name in Kafka.
+        at: the oldest record, an offset, or a time in Kafka.
+        partition: only this one; None for all.
+
+    Returns the offsets by partition.
 
     Raises:
+        OperatingError: the partition is not there, or is missing beside an offset; or
+            the record of the offset is gone.
+        TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers in time.
     """
-    # Keep the client until the answers are there: a deleted client gives none.
-    admin = make_admin(settings)
-    asked = [ConsumerGroupTopicPartitions(group)]
-    futures = admin.list_consumer_group_offsets(asked, request_timeout=timeout)
-    try:
-        found = futures[group].result().topic_partitions or []
-    except KafkaException as error:
-        read_topics(settings, timeout)  # raises the reason if it is refused
-        raise UnavailableError(
-            f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
-            f"of the group {group!r}: {error.args[0].str()}"
-        ) from None
-    return {
-        one.partition: one.offset
-        for one in found
-        if one.topic == topic and one.offset >= 0
-    }
+    starts = find_places(settings, topic, "start")
+    if partition is not None and partition not in starts:
+        raise OperatingError(
+            f"{topic}/{partition} does not exist: {topic!r} has the partitions 0 to "
+            f"{len(starts) - 1}"
+        )
+    if not isinstance(at, int):
+        found = starts if at == "start" else find_places(settings, topic, at)
+        return {one: found[one] for one in found if partition in (None, one)}
+    if partition is None:
+        raise OperatingError(
+            f"the offset {at} needs a partition (--partition): each partition has its "
+            "own offsets"
+        )
+    if at < starts[partition]:
+        raise OperatingError(
+            f"{topic}/{partition} has no record before offset {starts[partition]}: "
+            f"{at} is gone, by retention or a cut log"
+        )
+    return {partition: at}
 
 
 def count_left(
@@ -142,6 +157,33 @@ def count_left(
         for number, start in starts.items()
         if (end := ends.get(number)) is not None
     )
+
+
+def read_committed(
+    settings: Settings, group: str, topic: str, timeout: float = 5.0
+) -> dict[int, int]:
+    """Read the offsets that a group has committed to Kafka, by partition.
+
+    Partitions of which it has committed none are left out.
+
+    Raises:
+        UnavailableError: no broker answers.
+    """
+    count = list_partitions(settings, [topic])[topic]
+    asked = [TopicPartition(topic, number) for number in range(count)]
+    # It never joins. The admin client's question ends the process where the group has
+    # no coordinator for a moment (confluentinc/librdkafka issue 5040).
+    consumer = make_consumer(settings, group)
+    try:
+        found = consumer.committed(asked, timeout) if asked else []
+    except KafkaException as error:
+        raise UnavailableError(
+            f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
+            f"of the group {group!r}: {error.args[0].str()}"
+        ) from None
+    finally:
+        consumer.close()
+    return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
 def keeps_all_keys(settings: Settings, topic: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs_lib.errors import OperatingError
-from jobs_lib.kafka.places import find_places
+from jobs_lib.kafka.places import find_starts
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
@@ -100,27 +100,13 @@ def find_start(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers, or the database does not.
     """
-    starts = find_places(settings, topic, "start")
-    if partition is not None and partition not in starts:
-        raise OperatingError(
-            f"{topic}/{partition} does not exist: {topic!r} has the partitions 0 to "
-            f"{len(starts) - 1}"
-        )
+    found = find_starts(settings, topic, at, partition)
     if isinstance(at, int):
-        assert partition is not None
-        if at < starts[partition]:
-            raise OperatingError(
-                f"{topic}/{partition} has no record before offset {starts[partition]}: "
-                f"{at} is gone, by retention or a cut log"
-            )
-        return {partition: at}
-    found = starts if at == "start" else find_places(settings, topic, at)
+        return found
     with database.connect("rewind") as connection, bounded(connection, database):
         known = lock(connection, database, group, topic)
     return {
-        number: place
-        for number, place in found.items()
-        if partition in (None, number) and place < known.get(number, 0)
+        number: place for number, place in found.items() if place < known.get(number, 0)
     }
 
 

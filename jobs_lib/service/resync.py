@@ -6,9 +6,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import psycopg
+
+from jobs_lib import telemetry
 from jobs_lib.app import App
 from jobs_lib.consuming.resync import Resync
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import OperatingError, UnavailableError
 from jobs_lib.operating.read_models import place_tables
 from jobs_lib.postgres.database import Database
 from jobs_lib.service.service import Service
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from jobs_lib.consuming.resync import Part
+    from jobs_lib.consuming.resync import Ended, Part
     from jobs_lib.consuming.subscription import Subscription
 
 _LOOK_SECONDS = 0.5
@@ -42,62 +45,129 @@ def find_model(app: App, table: str) -> Subscription:
     )
 
 
-def resync(
+def begin_resync(
     app: App,
     table: str,
-    at: datetime | None = None,
-    *,
-    report: Callable[[list[Part]], None] = lambda parts: None,
-    stopping: threading.Event | None = None,
-) -> int | None:
-    """Read a read model's topic again, beside the running service, until its end.
-
-    Any number of processes may do so at once: they share the partitions. If one dies,
-    the next call goes on where it was.
+    at: datetime | int | None = None,
+    partition: int | None = None,
+) -> str:
+    """Begin a re-synchronisation, or find the one that has begun.
 
     Args:
         app: with the read model.
         table: of the read model.
-        at: the time in Kafka from which on records are read; None for all records.
-            Then rows whose keys the topic does not show are removed at the end.
-        report: called with the progress at the beginning, and every few seconds.
-        stopping: stops it when set; what was applied counts.
+        at: the time in Kafka, or the offset of the partition, from which on records are
+            read; None for all records. Unless all records of all partitions are read,
+            no row is removed at the end.
+        partition: read only this one; None for all.
 
-    Returns the number of keys whose rows were removed at the end, and None if it was
-    stopped before.
+    Returns its consumer group, which :func:`resync` takes.
 
     Raises:
         OperatingError: there is no such read model; or one has begun that reads from
-            another place; or nobody can know which keys the topic has.
+            another place; or there is no such partition, or no record there.
+        JobsError: the database or Kafka does not answer.
+    """
+    work = _prepare(app, table)
+    work.begin(at, partition)
+    assert work.group is not None
+    return work.group
+
+
+def resync(
+    app: App,
+    table: str,
+    at: datetime | int | None = None,
+    partition: int | None = None,
+    *,
+    group: str | None = None,
+    report: Callable[[list[Part]], None] = lambda parts: None,
+    stopping: threading.Event | None = None,
+) -> Ended | None:
+    """Read a read model's topic again, beside the running service, until its end.
+
+    Any number of processes may do so at once: they share the partitions. If one dies,
+    the others go on with its partitions, or the next call does.
+
+    Args:
+        app: with the read model.
+        table: of the read model.
+        at: as for :func:`begin_resync`.
+        partition: likewise.
+        group: of one that has begun: begin no other one. If it has ended already,
+            nothing is done.
+        report: called with the progress at the beginning, and every few seconds.
+        stopping: stops it when set; what was applied counts.
+
+    Returns what this process has done at the end, and None if it was stopped before.
+
+    Raises:
+        OperatingError: as for :func:`begin_resync`; or nobody can know which keys the
+            topic has.
         JobsError: the service does not run.
     """
-    declared = find_model(app, table)
-    # The probes' port belongs to the service that runs beside it.
-    settings = app.settings.model_copy(update={"probes_port": None})
-    work = Resync(settings, Database.of(settings), declared)
-    work.begin(at)
-    other = App(app.name, settings=settings)
-    other.consumers.append(work.make_subscription())
-    service = Service(other, ("consumers",))
+    work = _prepare(app, table)
+    work.join(group or begin_resync(app, table, at, partition))
     stopping = stopping or threading.Event()
-    report(work.list_parts())
+    if parts := work.list_parts():
+        report(parts)
+        if not _read(app.name, work, report, stopping):
+            return None
+    return work.end()
+
+
+def _prepare(app: App, table: str) -> Resync:
+    declared = find_model(app, table)
+    # The port of the probes belongs to the service that runs beside it. A static member
+    # would keep its partitions from the others for a while when it ends, and bear the
+    # name of the other processes of this pod.
+    other = {"probes_port": None, "static_membership": False}
+    settings = app.settings.model_copy(update=other)
+    return Resync(settings, Database.of(settings), declared)
+
+
+def _read(
+    name: str,
+    work: Resync,
+    report: Callable[[list[Part]], None],
+    stopping: threading.Event,
+) -> bool:
+    """Read until all ends are reached; returns False if it was stopped before."""
+    declared = work.make_subscription()
+    other = App(name, settings=work.settings)
+    other.consumers.append(declared)
+    service = Service(other, ("consumers",))
     reported_at = time.monotonic()
+    pause = _LOOK_SECONDS
     service.start()
     try:
-        while not stopping.wait(_LOOK_SECONDS):
-            parts = work.list_parts()
+        while not stopping.wait(pause):
+            if service.failure is not None:
+                raise service.failure
+            parts = _look(work, service)
+            pause = _LOOK_SECONDS if parts is not None else _REPORT_SECONDS
+            if parts is None:
+                continue
             if all(part.is_done for part in parts):
-                break
+                return True
             if time.monotonic() > reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
                 report(parts)
-            if service.failure is not None:
-                raise service.failure
-        else:
-            return None
+        return False
     finally:
         service.stop()
-    return work.end()
+
+
+def _look(work: Resync, service: Service) -> list[Part] | None:
+    """How far it is; None if the database does not answer: consumers wait for it."""
+    assert work.group is not None
+    assert service.positions is not None
+    told = service.positions.ask_committed(work.group, work.topic)
+    try:
+        return work.list_parts(None if told is None else told.offsets)
+    except (UnavailableError, psycopg.OperationalError) as error:
+        telemetry.emit("loop.failed", loop="resync", error=error)
+        return None
 
 
 def cancel_resync(app: App, table: str) -> None:
@@ -106,5 +176,4 @@ def cancel_resync(app: App, table: str) -> None:
     Raises:
         OperatingError: there is no such read model.
     """
-    settings = app.settings
-    Resync(settings, Database.of(settings), find_model(app, table)).forget()
+    _prepare(app, table).forget()

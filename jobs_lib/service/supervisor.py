@@ -36,10 +36,18 @@ _KILLED = 128
 
 
 class Supervisor:
-    """Runs the same command in several processes."""
+    """Runs the same command in several processes.
 
-    def __init__(self, command: list[str], count: int) -> None:
+    Args:
+        command: the command line.
+        count: how many processes.
+        ends: whether the command ends by itself when its work is done. Otherwise a
+            child that ends is started again, since it has reached a limit.
+    """
+
+    def __init__(self, command: list[str], count: int, *, ends: bool = False) -> None:
         self._command = command
+        self._ends = ends
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._count = count
         self._failures = 0
@@ -49,7 +57,7 @@ class Supervisor:
         self._asked, self._ask = os.pipe()
 
     def run(self) -> int:
-        """Run until a signal comes; return the worst exit code of the children.
+        """Run until a signal comes, or the work is done; return the worst exit code.
 
         A child that failed by itself would fail again, so the others stop as well.
         A child killed by a signal has the exit code 128 plus the signal's number.
@@ -63,7 +71,7 @@ class Supervisor:
             if self._is_asked(0):
                 break
             self._start(share)
-        while not self._is_stopping:
+        while not (self._is_stopping or self._is_done()):
             self._revive()
             self._pass_on(_TICK)
         while any(child.poll() is None for child in self._children.values()):
@@ -90,13 +98,13 @@ class Supervisor:
     def _revive(self) -> None:
         for share, child in self._children.items():
             code = child.poll()
-            if code is None:
+            if code is None or (code == 0 and self._ends):
                 continue
             if code == 0:
                 # It reached its limit, logged that, and left nothing behind.
                 self._start(share)
                 continue
-            if code == FAILED:
+            if code == FAILED or (code > 0 and self._ends):
                 # It has logged the reason.
                 self._stop(signal.SIGTERM)
                 return
@@ -110,6 +118,10 @@ class Supervisor:
             if not self._is_asked(RECONNECT.delay(self._failures)):
                 self._start(share)
             return
+
+    def _is_done(self) -> bool:
+        """Whether all children have ended their work, if it has an end."""
+        return self._ends and all(one.poll() == 0 for one in self._children.values())
 
     def _note(self, number: int, _: object) -> None:
         os.write(self._ask, bytes([number]))

@@ -11,6 +11,13 @@ select r.topic, r.topic_id, r.consumer_group, r.begins, r.started_at
 from {schema}.resyncs r
 where r.model = %(model)s
 
+-- name: lock_resync
+-- Only while this one has not ended: the group tells it from one that began later.
+select r.begins
+from {schema}.resyncs r
+where r.model = %(model)s and r.consumer_group = %(group)s
+for update
+
 -- name: note_resync_parts
 insert into {schema}.resync_parts (model, partition, start_offset, end_offset)
 select %(model)s, g.partition, g.start_offset, g.end_offset
@@ -44,13 +51,12 @@ where model = %(model)s and key = any (%(record_key)s::text[])
 
 -- name: read_resync_parts
 -- How far each partition is.
-select p.partition, p.start_offset, p.end_offset, f.next_offset, r.topic,
-    r.consumer_group
+select p.partition, p.start_offset, p.end_offset, f.next_offset
 from {schema}.resync_parts p
 join {schema}.resyncs r using (model)
 left join {schema}.offsets f on f.consumer_group = r.consumer_group
     and f.topic = r.topic and f.partition = p.partition
-where p.model = %(model)s
+where p.model = %(model)s and r.consumer_group = %(group)s
 order by p.partition
 
 -- part: some_unshown

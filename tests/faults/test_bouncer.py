@@ -371,7 +371,7 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
             what="the model equals the table",
         )
         admin.execute("update model set name = 'wrong' where id % 7 = 0")
-        assert resync(app, "model") == 0
+        assert resync(app, "model") == (0, True)
         assert states("model") == states("items")
         assert {part.partition for part in list_read_models(app)} == {0, 1, 2, 3}
         assert switch(app, "model", 2).after == 2

@@ -6,7 +6,10 @@ import json
 from signal import SIGKILL, SIGTERM
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from jobs_lib.devstack import KafkaBroker
+from tests.support import create_topic
 from tests.support.records import make_producer
 
 APP = "tests.support.model_service:app"
@@ -24,8 +27,8 @@ def name(topic):
 def send(bootstrap_servers, name):
     """A function that sends a state of each key, of one version."""
 
-    def send(keys: range, version: int) -> None:
-        producer = make_producer(bootstrap_servers)
+    def send(keys: range, version: int, broker: str = bootstrap_servers) -> None:
+        producer = make_producer(broker)
         for key in keys:
             value = json.dumps({"n": key + version})
             headers: dict[str, str | bytes | None] = {"ce_version": str(version)}
@@ -39,7 +42,7 @@ def send(bootstrap_servers, name):
 def start(run_process, database_url, bootstrap_servers, name):
     """A function that starts a command of the service, as a pod of its own."""
 
-    def start(command: str, pod: str, dies_at: int | None = None):
+    def start(command: str, pod: str, dies_at: int | None = None, **more):
         given = {
             "url": database_url,
             "kafka_bootstrap_servers": bootstrap_servers,
@@ -47,6 +50,7 @@ def start(run_process, database_url, bootstrap_servers, name):
             "pod": pod,
             "consumer_block": 50,
             "dies_at": {} if dies_at is None else {"records.committed": dies_at},
+            **more,
         }
         words = ("-m", "jobs_lib.cli", *command.split())
         return run_process(*words, env={"MODEL": json.dumps(given)})
@@ -102,3 +106,110 @@ def test_a_killed_resync_goes_on_and_ends_equal_while_changes_go_on(
     assert left.fetchall() == []
     service.signal(SIGTERM)
     assert service.wait() == 0
+
+
+@pytest.fixture
+def filled(start, send, admin, wait_for):
+    """A running service that tells of changes, with wrong rows and five orphans."""
+    admin.execute(
+        "create table model (id text primary key, version bigint, n int, twice int)"
+    )
+    admin.execute("create table told (key text)")
+    send(range(KEYS), 1)
+    service = start(f"run {APP}", "service", tells=True)
+    wait_for(
+        lambda: admin.execute("select count(*) from told").fetchone() == (KEYS,),
+        timeout=60,
+        what=lambda: service.output,
+    )
+    admin.execute("update model set n = -1, twice = null")
+    admin.execute(
+        "insert into model select 'x' || n, 1, 0, 0 from generate_series(1, 5) n"
+    )
+    yield
+    service.signal(SIGTERM)
+    assert service.wait() == 0
+
+
+@pytest.fixture
+def read_owned(admin):
+    """A function that counts the partitions of each process that reads again."""
+
+    def read_owned() -> list[int]:
+        rows = admin.execute(
+            "select count(*) from jobs_lib.origins join jobs_lib.processes p"
+            " on p.id = owner and p.heartbeat_at > now() - interval '1 second'"
+            " where role like 'consume:%resync%' group by owner"
+        )
+        return sorted(count for (count,) in rows)
+
+    return read_owned
+
+
+def is_right(admin) -> bool:
+    """Whether all rows are right, the orphans are gone, and nothing more was told."""
+    rows, right = admin.execute(
+        "select count(*), count(*) filter (where twice = 2 * n and n > 0) from model"
+    ).fetchone()
+    (told,) = admin.execute("select count(*) from told").fetchone()
+    return (rows, right, told) == (KEYS, KEYS, KEYS)
+
+
+@pytest.mark.guarantee("W66", "W64")
+def test_several_commands_share_the_partitions_and_one_ends_the_work(
+    start, filled, admin, read_owned, tmp_path, wait_for
+):
+    gate = tmp_path / "gate"
+    resync = f"readmodel resync {APP} model"
+    # All have the pod's name, as several processes in one container do.
+    given = {"slow_until": str(gate), "tells": True, "static_membership": True}
+    several = [start(resync, "one", **given) for _ in range(3)]
+    outputs = lambda: "\n".join(one.output for one in several)  # noqa: E731
+    wait_for(lambda: read_owned() == [1, 1, 2], timeout=60, what=outputs)
+    killed, *others = several
+    killed.signal(SIGKILL)
+    wait_for(lambda: read_owned() == [2, 2], timeout=60, what=outputs)
+    gate.touch()
+    for one in others:
+        assert one.wait(timeout=60) == 0, one.output
+    assert is_right(admin)
+    lines = sorted(line for one in others for line in one.lines if "removed" in line)
+    assert lines == [
+        "another process has ended the work on model; 0 keys removed here",
+        "model was read again to the end; 5 keys removed",
+    ]
+
+
+@pytest.mark.guarantee("W66")
+def test_one_command_starts_processes_that_share_the_partitions(
+    start, filled, admin, read_owned, tmp_path, wait_for
+):
+    gate = tmp_path / "gate"
+    parent = start(
+        f"readmodel resync {APP} model --processes 2",
+        "one",
+        slow_until=str(gate),
+        tells=True,
+    )
+    wait_for(lambda: read_owned() == [2, 2], timeout=60, what=lambda: parent.output)
+    gate.touch()
+    assert parent.wait(timeout=60) == 0, parent.output
+    assert is_right(admin)
+    assert parent.output.count("model was read again to the end; 5 keys") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("W62")
+def test_it_runs_on_a_broker_that_knows_no_group_yet(start, send, admin, name):
+    # Such a broker has no coordinator of groups for a moment, as one that dies.
+    with KafkaBroker.ephemeral() as broker:
+        servers = broker.bootstrap_servers
+        create_topic(AdminClient({"bootstrap.servers": servers}), name, PARTITIONS)
+        send(range(10), 1, servers)
+        admin.execute(
+            "create table model (id text primary key, version bigint, n int, twice int)"
+        )
+        resync = f"readmodel resync {APP} model"
+        process = start(resync, "resync", kafka_bootstrap_servers=servers)
+        assert process.wait(timeout=60) == 0, process.output
+    assert admin.execute("select count(*) from model").fetchone() == (10,)

@@ -86,8 +86,14 @@ def test_a_topic_is_read_again_from_its_start_a_time_or_an_offset(
         admin.execute("delete from model where id = 'k3'")
         result = call("resync", APP, "model")
         assert result.exit_code == 0, result.output
-        assert "model is equal to its topic; 0 keys removed" in result.output
+        assert "model was read again to the end; 0 keys removed" in result.output
         assert is_right()
+        admin.execute("update model set n = -1")
+        part = ("--partition", "0", "--from-offset", "7")
+        result = call("resync", APP, "model", *part)
+        assert result.exit_code == 0, result.output
+        rows = admin.execute("select id from model where n >= 0").fetchall()
+        assert sorted(rows) == [("k7",), ("k8",), ("k9",)]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +116,15 @@ def test_a_topic_is_read_again_from_its_start_a_time_or_an_offset(
             "has read nothing",
         ),
         ("resync {app} other", "its tables are: model"),
+        ("resync {app} model --from-offset 3", "--partition"),
+        (
+            "resync {app} model --partition 0 --from-offset 10",
+            "its next one gets the offset 10",
+        ),
+        (
+            "resync {app} model --partition 0 --from-offset 1 --from-time 2020-01-01",
+            "give one",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_way_out(app, name, words, told):

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka import places
-from jobs_lib.service.resync import cancel_resync, find_model, resync
+from jobs_lib.service.resync import begin_resync, cancel_resync, find_model, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
 
@@ -36,14 +36,15 @@ def name(topic, bootstrap_servers):
     return name
 
 
-def send(bootstrap_servers: str, topic: str, states) -> None:
-    """Send states with their versions, each in a header."""
+def send(bootstrap_servers: str, topic: str, states, partition: int = -1) -> None:
+    """Send states with their versions, each in a header; keys choose partitions."""
     producer = make_producer(bootstrap_servers)
     for key, value, version in states:
         producer.produce(
             topic,
             None if value is None else json.dumps(value).encode(),
             key,
+            partition,
             headers=[("ce_version", str(version))],
         )
     assert producer.flush(30) == 0
@@ -110,7 +111,7 @@ def test_a_new_column_is_filled_beside_the_running_service(
             )
         other = declare("n", "twice", on_change=lambda records, conn: told.append(1))
         before = read_offsets(name)
-        assert resync(other, "model") == 1
+        assert resync(other, "model") == (1, True)
         assert read() == NEW
         assert len(told) == count
         send(bootstrap_servers, name, [("k1", {"n": 100}, 3)])
@@ -160,7 +161,7 @@ def test_rows_that_change_meanwhile_stay_and_no_version_falls(
             column = "id" if versions == "row" else "key"
             admin.execute(f"update {table} set version = 2 where {column} = 'new'")
 
-    assert resync(other, "model", report=change) == 0
+    assert resync(other, "model", report=change) == (0, True)
     assert changed.is_set()
     assert read() == {**NEW, "k5": (-5, 10), "new": (1, 1)}
 
@@ -187,8 +188,54 @@ def test_a_part_of_the_topic_is_read_again_and_no_row_goes(
             timeout=30,
             what="the change is there",
         )
-        assert resync(declare("n", "twice"), "model", now) == 0
+        assert resync(declare("n", "twice"), "model", now) == (0, True)
     assert read() == {**OLD, "k1": (1, 2)}
+
+
+@pytest.mark.guarantee("W61")
+def test_records_of_one_partition_are_read_again_from_an_offset(
+    declare, read, admin, name, bootstrap_servers, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+        for number, keys in enumerate(["abc", "d"]):
+            states = [(key, {"n": 1, "twice": 2}, 3) for key in keys]
+            send(bootstrap_servers, name, states, partition=number)
+        rows = {**OLD, **dict.fromkeys("abcd", (1, None))}
+        wait_for(lambda: read() == rows, timeout=30, what="they are applied")
+        end = places.find_places(app.settings, name, "end")[0]
+        other = declare("n", "twice")
+        refused: list[tuple[int, int | None, str]] = [
+            (end, 0, f"{name}/0 has no record from offset {end} on"),
+            (0, 2, "has the partitions 0 to 1"),
+            (0, None, "needs a partition"),
+        ]
+        for offset, partition, told in refused:
+            with pytest.raises(OperatingError, match=told):
+                resync(other, "model", offset, partition)
+        assert left_behind(admin) == []
+        assert resync(other, "model", end - 2, 0) == (0, True)
+    assert read() == {**rows, "b": (1, 2), "c": (1, 2)}
+    assert left_behind(admin) == []
+
+
+def test_one_that_has_ended_is_not_begun_again_by_a_process_that_comes_late(
+    declare, read, admin, name
+):
+    app = declare("n")
+    group = begin_resync(app, "model")
+    assert resync(app, "model", group=group) == (0, True)
+    admin.execute("delete from model")
+    assert resync(app, "model", group=group) == (0, False)
+    assert read() == {}
+    # Another one has begun meanwhile: its keys were not shown yet.
+    admin.execute("insert into model values ('other', 1, 1, 1)")
+    begin_resync(app, "model")
+    told: list[object] = []
+    late = resync(app, "model", group=group, report=told.append)
+    assert (late, told) == ((0, False), [])
+    assert "other" in read()
 
 
 def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_for):
@@ -206,7 +253,7 @@ def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_fo
     )
     admin.execute("delete from jobs_lib.resync_keys")
     admin.execute("update model set n = -1")
-    assert resync(other, "model") == 0
+    assert resync(other, "model") == (0, True)
     written = {key for key, (n, _) in read().items() if n != -1}
     assert 1 <= len(written) <= 4
     assert left_behind(admin) == []
@@ -251,7 +298,7 @@ def test_rows_stay_where_the_topic_deletes_old_records(
         timeout=30,
         what="the broker says so",
     )
-    assert resync(app, "model") == 0
+    assert resync(app, "model") == (0, True)
     assert read() == {**OLD, "orphan": (7, 7)}
     assert "rows whose keys it does not show stay" in caplog.text
 
@@ -268,8 +315,9 @@ def test_what_cannot_be_known_is_refused_and_no_row_goes(
     stopping.set()
     assert resync(app, "model", stopping=stopping) is None
     (now,) = admin.execute("select now()").fetchone()
-    with pytest.raises(OperatingError, match="reads from start has begun"):
-        resync(app, "model", now)
+    for place in [(now,), (0, 0), (None, 0)]:
+        with pytest.raises(OperatingError, match="reads from start has begun"):
+            resync(app, "model", *place)
     admin.execute("update jobs_lib.resyncs set topic_id = gen_random_uuid()")
     with pytest.raises(OperatingError, match="was deleted and made anew"):
         resync(app, "model")

@@ -379,12 +379,12 @@ def test_a_version_beside_the_current_one_is_resynchronised_and_asked_by_its_nam
             wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
         admin.execute("update state_v2_rm set n = -1 where id < 'k2'")
         admin.execute("insert into state_v2_rm values ('gone', 1, 0, 0)")
-        assert resync(app, "state_v2_rm") == 1
+        assert resync(app, "state_v2_rm") == (1, True)
         assert read("state_v2_rm", "id, n, twice") == SECOND
         assert read() == FIRST
         switch(app, "state_rm", 2)
         admin.execute("update state_v1_rm set n = -1 where id < 'k2'")
-        assert resync(app, "state_v1_rm") == 0
+        assert resync(app, "state_v1_rm") == (0, True)
         assert read("state_v1_rm") == FIRST
         found = where(app, name, "k7")
         assert {one.place for one in found.places[1:]} == {

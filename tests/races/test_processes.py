@@ -78,6 +78,38 @@ signal.pause()
 '''
 sys.exit(Supervisor([sys.executable, "-c", child], 2).run())
 """
+# The second child ends its work, and the first one is killed. When that runs again, it
+# ends once the parent knows of the other's end.
+ENDING = """
+import os, sys
+from jobs_lib.service.supervisor import Supervisor
+
+child = '''
+import os, signal, sys, time
+from jobs_lib.service.supervisor import end_while_loading, read_share, stop_with_parent
+
+stop_with_parent(lambda: os._exit(1))
+end_while_loading()
+print("child", *read_share(), flush=True)
+folder = sys.argv[1]
+if read_share()[0] == 2:
+    os.symlink(str(os.getpid()), f"{folder}/pid")
+    sys.exit()
+if not os.path.exists(f"{folder}/killed"):
+    open(f"{folder}/killed", "w").close()
+    signal.raise_signal(signal.SIGKILL)
+while not os.path.islink(f"{folder}/pid"):
+    time.sleep(0.01)
+while os.path.exists(f"/proc/{os.readlink(f'{folder}/pid')}"):
+    time.sleep(0.01)
+'''
+command = [sys.executable, "-c", child, *sys.argv[1:]]
+sys.exit(Supervisor(command, 2, ends=True).run())
+"""
+# The first child cannot do its work, and the second one is at work.
+REFUSED = FAILING.replace("sys.exit(FAILED)", "sys.exit(2)").replace(
+    "child], 2)", "child], 2, ends=True)"
+)
 # Python runs this first: here a child waits until it has been asked to stop.
 CUSTOMIZE = """
 import os, signal, time
@@ -201,6 +233,18 @@ def test_two_processes_share_the_work_and_stop_on_one_signal(
 def test_a_child_that_stops_by_itself_stops_all(run_process):
     parent = run_process("-c", FAILING)
     assert parent.wait(timeout=60) == FAILED
+    assert parent.lines.count("child 1 2") == 1
+
+
+def test_children_that_end_their_work_are_not_started_again(run_process, tmp_path):
+    parent = run_process("-c", ENDING, str(tmp_path))
+    assert parent.wait(timeout=60) == 0, parent.output
+    assert sorted(parent.lines) == ["child 1 2", "child 1 2", "child 2 2"]
+
+
+def test_a_child_that_cannot_do_its_work_ends_all(run_process):
+    parent = run_process("-c", REFUSED)
+    assert parent.wait(timeout=60) == 2
     assert parent.lines.count("child 1 2") == 1
 
 
