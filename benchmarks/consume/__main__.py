@@ -19,6 +19,7 @@ from benchmarks.consume.drain import measure_drain, measure_handler, measure_mem
 from benchmarks.consume.kills import measure_kills
 from benchmarks.consume.latency import measure_databases, measure_visible
 from benchmarks.consume.peers import PEERS
+from benchmarks.consume.resync import measure_resync, measure_verify
 from benchmarks.consume.stage import Stage
 from benchmarks.consume.where import measure_where
 from benchmarks.server import OPTIONS, Server
@@ -33,6 +34,8 @@ MEASURES = {
     "memory": measure_memory,
     "kills": measure_kills,
     "where": measure_where,
+    "resync": measure_resync,
+    "verify": measure_verify,
 }
 
 

@@ -56,6 +56,15 @@ def measure_visible(bench: Bench, stage: Stage) -> Figures:
 def visible(bench: Bench, stage: Stage, peer: Peer) -> Row:
     """The latency of a consumer."""
     topic = stage.topics.make()
+    send = make_sender(stage, topic)
+    with stage.prepared(READ_MODEL) as connection:
+        tell_writes(connection)
+        with stage.consuming(peer, topic, **peer.idle) as running:
+            return _send_singly(bench, stage, running, "bench", send)
+
+
+def make_sender(stage: Stage, topic: Topic) -> Send:
+    """A function that sends a state to a topic, which takes note of it."""
     producer = stage.topics.open_producer(**{"linger.ms": 0})
 
     def send(key: str, number: int) -> float:
@@ -67,9 +76,11 @@ def visible(bench: Bench, stage: Stage, peer: Peer) -> Row:
             acknowledged.append(time.monotonic())
 
         state = State(key, number)
+        value = state.value
+        topic.note(state, value)
         producer.produce(
             topic.name,
-            state.value,
+            value,
             key,
             headers=state.headers,
             on_delivery=delivered,
@@ -77,10 +88,7 @@ def visible(bench: Bench, stage: Stage, peer: Peer) -> Row:
         producer.flush(10)
         return acknowledged[0]
 
-    with stage.prepared(READ_MODEL) as connection:
-        tell_writes(connection)
-        with stage.consuming(peer, topic, **peer.idle) as running:
-            return _send_singly(bench, stage, running, "bench", send)
+    return send
 
 
 def measure_databases(bench: Bench, stage: Stage) -> Figures:
@@ -131,7 +139,7 @@ def _send_singly(
         for number in range(_WARM_UP + count):
             key = f"N{number:06}"
             began = send(key, number + 1)
-            waits.append(1_000 * (_await_row(running, connection, key) - began))
+            waits.append(1_000 * (await_row(running, connection, key) - began))
             # A consumer that polls must not always be at the same point.
             time.sleep(0.02 + number % 20 / 1_000)
     del waits[:_WARM_UP]
@@ -158,9 +166,7 @@ def _await_start(
         seen += came
 
 
-def _await_row(
-    running: Running, connection: psycopg.Connection[Any], key: str
-) -> float:
+def await_row(running: Running, connection: psycopg.Connection[Any], key: str) -> float:
     """The clock's time at which the row could be read."""
     for note in _notes(connection):
         if note == key:

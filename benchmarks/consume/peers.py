@@ -50,6 +50,16 @@ def _ours(kind: str) -> Peer:
     return Peer(kind, (sys.executable, *_OURS), __version__, {"BENCH_KIND": kind})
 
 
+def _resync(kind: str, *more: str) -> Peer:
+    command = ("readmodel", "resync", "benchmarks.consume.service:app", "aircraft_rm")
+    return Peer(
+        "resync",
+        (sys.executable, "-m", "jobs_lib.cli", *command, *more),
+        __version__,
+        {"BENCH_KIND": kind},
+    )
+
+
 def _loop(name: str, module: str, *more: str, share: float = 1.0) -> Peer:
     command = (sys.executable, "-m", f"{LOOPS}.{module}", *more)
     return Peer(name, command, drain_share=share)
@@ -74,6 +84,11 @@ def _pin(package: str) -> str:
 READ_MODEL = _ours("read_model")
 HANDLER = _ours("handler")
 BLOCK_HANDLER = _ours("block_handler")
+RESYNC = _resync("read_model")
+SLOW_RESYNC = {
+    count: _resync("slow_read_model", "--processes", str(count)) for count in (1, 4)
+}
+"""Re-synchronise the read model; by a number of processes where each row waits."""
 INSERT_LOOP = _loop("insert_loop", "batch", "insert")
 """Inserts a row for each record, as the handlers do."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.consume.statements import INSERT
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 TOPIC = os.environ.get("BENCH_TOPIC", "bench")
 GROUP = os.environ.get("BENCH_GROUP", "bench")
+WAIT_SECONDS = 0.001
 
 
 def declare_read_model(app: App) -> None:
@@ -30,6 +32,15 @@ def declare_read_model(app: App) -> None:
             "flights": state["flights"],
             "minutes_late": state["minutes_late"],
         }
+
+
+def declare_slow_read_model(app: App) -> None:
+    """Keep the table equal to the topic; each row waits, as for another system."""
+
+    @app.read_model(TOPIC, table="aircraft_rm", key="tail", group=GROUP)
+    def aircraft_rm(record: Record) -> dict[str, Any]:
+        time.sleep(WAIT_SECONDS)
+        return {"flights": record.value["flights"]}
 
 
 def declare_handler(app: App) -> None:
@@ -77,6 +88,7 @@ def _row(record: Record) -> tuple[Any, ...]:
 
 KINDS = {
     "read_model": declare_read_model,
+    "slow_read_model": declare_slow_read_model,
     "handler": declare_handler,
     "block_handler": declare_block_handler,
 }

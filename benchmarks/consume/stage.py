@@ -81,6 +81,19 @@ class Running:
         if self._process.poll() is not None:
             raise ConsumerError(f"{self.peer.name} has ended: {self.said}")
 
+    def ended(self) -> bool:
+        """Whether it has ended by itself, and well.
+
+        Raises:
+            ConsumerError: it has failed.
+        """
+        code = self._process.poll()
+        if code:
+            raise ConsumerError(
+                f"{self.peer.name} has failed with code {code}: {self.said}"
+            )
+        return code == 0
+
     @property
     def said(self) -> str:
         """The end of its output."""

@@ -163,10 +163,10 @@ class Topics:
             known = self._filled[records, keys] = self._fill(records, keys)
         return known
 
-    def make(self) -> Topic:
+    def make(self, partitions: int = PARTITIONS) -> Topic:
         """A new empty topic."""
         name = f"bench-{uuid.uuid4().hex[:8]}"
-        new = NewTopic(name, PARTITIONS, 1, config=_CONFIG)
+        new = NewTopic(name, partitions, 1, config=_CONFIG)
         self._admin.create_topics([new])[name].result(30)
         return Topic(name)
 

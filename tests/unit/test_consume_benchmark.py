@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import socket
 from collections import Counter
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import pytest
 
-from benchmarks.consume.peers import PACKAGED, PEERS, READ_MODEL
+from benchmarks.consume.peers import PACKAGED, PEERS, READ_MODEL, RESYNC
 from benchmarks.consume.service import takes_blocks
 from benchmarks.consume.topics import MARKS, PARTITIONS, Topic, make_states
+from benchmarks.consume.wire import Wire
 from jobs_lib import App
 
 
@@ -52,14 +55,32 @@ def test_each_partition_ends_with_a_mark():
 
 
 @pytest.mark.parametrize(
-    "peer", [READ_MODEL, *PEERS.values()], ids=lambda one: one.name
+    "peer", [READ_MODEL, RESYNC, *PEERS.values()], ids=lambda one: one.name
 )
 def test_each_consumer_has_a_program_and_a_library_has_a_version(peer):
     if peer.command:
         assert find_spec(peer.command[peer.command.index("-m") + 1]) is not None
-    assert bool(peer.version) == (peer is READ_MODEL or peer.name in PACKAGED)
+    is_ours = peer in (READ_MODEL, RESYNC)
+    assert bool(peer.version) == (is_ours or peer.name in PACKAGED)
 
 
 def test_blocks_are_measured_if_a_consumer_can_be_given_them():
     declared = inspect.signature(App.consumer).parameters
     assert takes_blocks() == ("per" in declared)
+
+
+def test_the_bytes_of_both_directions_are_counted():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with Wire(f"postgresql://me:secret@127.0.0.1:{port}/db?a=b") as wire:
+            parts = urlsplit(wire.url)
+            assert (parts.username, parts.password) == ("me", "secret")
+            assert (parts.path, parts.query) == ("/db", "a=b")
+            assert parts.port not in (None, port)
+            client = socket.create_connection(("127.0.0.1", parts.port))
+            with client, server.accept()[0] as accepted:
+                client.sendall(b"12345")
+                assert accepted.recv(5, socket.MSG_WAITALL) == b"12345"
+                accepted.sendall(b"123")
+                assert client.recv(3, socket.MSG_WAITALL) == b"123"
+            assert wire.count == 8
