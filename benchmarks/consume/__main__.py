@@ -21,6 +21,7 @@ from benchmarks.consume.latency import measure_databases, measure_visible
 from benchmarks.consume.peers import PEERS
 from benchmarks.consume.resync import measure_resync, measure_verify
 from benchmarks.consume.stage import Stage
+from benchmarks.consume.switch import measure_switch
 from benchmarks.consume.where import measure_where
 from benchmarks.server import OPTIONS, Server
 from jobs_lib.devstack import KafkaBroker
@@ -36,6 +37,7 @@ MEASURES = {
     "where": measure_where,
     "resync": measure_resync,
     "verify": measure_verify,
+    "switch": measure_switch,
 }
 
 

@@ -84,6 +84,7 @@ def _pin(package: str) -> str:
 READ_MODEL = _ours("read_model")
 HANDLER = _ours("handler")
 BLOCK_HANDLER = _ours("block_handler")
+TWO_VERSIONS = _ours("two_versions")
 RESYNC = _resync("read_model")
 SLOW_RESYNC = {
     count: _resync("slow_read_model", "--processes", str(count)) for count in (1, 4)

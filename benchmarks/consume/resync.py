@@ -46,7 +46,7 @@ vacuum analyze aircraft
 
 def measure_resync(bench: Bench, stage: Stage) -> Figures:
     """Read a topic again beside the service, and by several processes."""
-    slow_topic = _fill_slow(stage, bench.size(SLOW_RECORDS))
+    slow_topic = fill_keys(stage, bench.size(SLOW_RECORDS))
     rows = bench.alternate(
         {
             "resync": partial(resync_beside, bench, stage),
@@ -185,14 +185,20 @@ def verify_rows(bench: Bench, stage: Stage) -> Row:
             }
 
 
-def _fill_slow(stage: Stage, count: int) -> Topic:
+def fill_keys(stage: Stage, count: int) -> Topic:
+    """Make a topic of many partitions with one state of each key."""
     topic = stage.topics.make(SLOW_PARTITIONS)
     producer = stage.topics.open_producer(**{"queue.buffering.max.messages": 500_000})
     for number in range(count):
         state = State(f"N{number:06}", 1)
         value = state.value
         topic.note(state, value)
-        producer.produce(topic.name, value, state.key, headers=state.headers)
+        while True:
+            try:
+                producer.produce(topic.name, value, state.key, headers=state.headers)
+                break
+            except BufferError:
+                producer.poll(0.05)
     if left := producer.flush(120):
         raise TimeoutError(f"{left} records of {topic.name} were not acknowledged")
     return topic

@@ -34,6 +34,17 @@ def declare_read_model(app: App) -> None:
         }
 
 
+def declare_two_versions(app: App) -> None:
+    """Keep two versions of the table."""
+    for version in (1, 2):
+
+        @app.read_model(
+            TOPIC, table="aircraft_rm", key="tail", group=GROUP, version=version
+        )
+        def aircraft_rm(record: Record) -> dict[str, Any]:
+            return {"flights": record.value["flights"], "minutes_late": 0}
+
+
 def declare_slow_read_model(app: App) -> None:
     """Keep the table equal to the topic; each row waits, as for another system."""
 
@@ -89,6 +100,7 @@ def _row(record: Record) -> tuple[Any, ...]:
 KINDS = {
     "read_model": declare_read_model,
     "slow_read_model": declare_slow_read_model,
+    "two_versions": declare_two_versions,
     "handler": declare_handler,
     "block_handler": declare_block_handler,
 }

@@ -101,7 +101,9 @@ class Table:
         return marks / len(topic.marks)
 
 
-READ_MODEL = Table("aircraft_rm", (_AIRCRAFT,), _MARKS)
+_SECOND = _AIRCRAFT.replace("aircraft_rm", "aircraft_v2_rm")
+"""For another version of the read model."""
+READ_MODEL = Table("aircraft_rm", (_AIRCRAFT, _SECOND), _MARKS)
 """One row for each key: a later record replaces it, a tombstone removes it."""
 HANDLED = Table("handled", (_HANDLED, _HANDLED_MARKS), _MARKS_HANDLED)
 """One row for each record."""
