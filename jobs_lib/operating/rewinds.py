@@ -103,11 +103,23 @@ def find_start(
     found = find_starts(settings, topic, at, partition)
     if isinstance(at, int):
         return found
-    with database.connect("rewind") as connection, bounded(connection, database):
-        known = lock(connection, database, group, topic)
+    known = read_places(database, group, topic)
     return {
         number: place for number, place in found.items() if place < known.get(number, 0)
     }
+
+
+def read_places(database: Database, group: str, topic: str) -> dict[int, int]:
+    """Read the offsets from which a group goes on, by partition.
+
+    Raises:
+        UnavailableError: the database does not answer.
+    """
+    with database.connect("places") as connection, bounded(connection, database):
+        rows = connection.execute(
+            database.queries["read_places"], {"group": group, "topic": topic}
+        ).fetchall()
+    return dict(rows)
 
 
 def rewind(

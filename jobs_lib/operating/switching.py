@@ -16,6 +16,7 @@ from jobs_lib.consuming.versions import name_model, name_table
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.places import count_left, delete_group, find_places
 from jobs_lib.operating.read_models import place_tables
+from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import LockedError, bounded
 
 if TYPE_CHECKING:
@@ -199,11 +200,7 @@ def _await_ends(
     group, topic = declared.group, declared.topic
     ends = find_places(app.settings, topic, "end")
     while True:
-        with database.connect("switch") as connection, bounded(connection, database):
-            rows = connection.execute(
-                database.queries["read_filling"], {"group": group, "topic": topic}
-            ).fetchall()
-        stored = {n: at for _, n, at in rows if n is not None}
+        stored = read_places(database, group, topic)
         left = count_left(app.settings, group, topic, stored, ends)
         if not left:
             return

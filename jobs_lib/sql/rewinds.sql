@@ -20,6 +20,12 @@ where f.consumer_group = %(group)s and f.topic = %(topic)s
 order by f.partition
 for update
 
+-- name: read_places
+-- The same without locks, of those that go on from some place.
+select f.partition, f.next_offset
+from {schema}.offsets f
+where f.consumer_group = %(group)s and f.topic = %(topic)s and f.next_offset is not null
+
 -- name: rewind_offsets
 update {schema}.offsets f set
     next_offset = g.next_offset, updated_at = clock_timestamp(),
