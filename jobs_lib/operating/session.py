@@ -26,27 +26,28 @@ class LockedError(OperatingError):
 def bounded(
     connection: psycopg.Connection[Any],
     database: Database,
-    lock_seconds: float = LOCK_SECONDS,
+    lock_seconds: float | None = None,
 ) -> Iterator[None]:
     """Open a transaction with limits on how long statements run and wait for locks.
 
     Args:
         connection: without a transaction.
         database: with the statements.
-        lock_seconds: how long a statement waits for a lock.
+        lock_seconds: how long a statement waits for a lock; five by default.
 
     Raises:
         LockedError: a statement waited longer; nothing was changed.
         OperatingError: a statement took longer, or the connecting role lacks a right
             for it; nothing was changed.
     """
+    patience = LOCK_SECONDS if lock_seconds is None else lock_seconds
     try:
         with connection.transaction():
             connection.execute(
                 database.queries["bound_statements"],
                 {
                     "statement_ms": str(round(STATEMENT_SECONDS * 1000)),
-                    "lock_ms": str(round(lock_seconds * 1000)),
+                    "lock_ms": str(round(patience * 1000)),
                 },
             )
             yield
@@ -57,7 +58,7 @@ def bounded(
         ) from None
     except psycopg.errors.LockNotAvailable:
         raise LockedError(
-            f"waited {lock_seconds:g} s in vain for another transaction that has these "
+            f"waited {patience:g} s in vain for another transaction that has these "
             "rows locked; nothing was changed. Try again, or find the old transaction "
             "with `jobs-lib check`"
         ) from None
