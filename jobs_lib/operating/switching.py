@@ -234,12 +234,13 @@ def _try(database: Database, table: str, version: int) -> Switched:
         _refuse_dependents(connection, database, old)
         # No block of either version is under way from here on.
         places = [*old.list_places().values(), *new.list_places().values()]
+        # Readers that come from now on wait behind those that are under way.
+        began = time.monotonic()
         connection.execute(
             sql.SQL("lock table {} in access exclusive mode").format(
                 sql.SQL(", ").join(map(identify, places))
             )
         )
-        began = time.monotonic()
         for one in (old, new):
             connection.execute(
                 database.queries["lock_consumed"],
