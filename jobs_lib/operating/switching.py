@@ -241,21 +241,19 @@ def _try(database: Database, table: str, version: int) -> Switched:
                 sql.SQL(", ").join(map(identify, places))
             )
         )
-        for one in (old, new):
-            connection.execute(
-                database.queries["lock_consumed"],
-                {"group": one.group, "topic": one.topic},
-            )
+        origins = {
+            one.group: _lock_origins(connection, database, one) for one in (old, new)
+        }
         if old.topic == new.topic:
             behind = _count_behind(connection, database, old, new)
         if behind:
-            _release(connection, database, old)
+            _release(connection, database, old.group, origins[old.group])
         else:
             _copy_readers(connection, database, old, new)
             _rename(connection, old, new)
             _make_current(connection, database, table, old, new)
-            for one in (old, new):
-                _release(connection, database, one)
+            for group, owned in origins.items():
+                _release(connection, database, group, owned)
     if behind:
         raise _Behind(behind)
     return Switched(table, old.number, new.number, time.monotonic() - began)
@@ -402,13 +400,22 @@ def _make_current(
     connection.execute(database.queries["note_filled"], names)
 
 
-def _release(
+def _lock_origins(
     connection: psycopg.Connection[Any], database: Database, one: _Version
-) -> None:
-    """Let the consumers take the partitions again, under the tables' new names."""
+) -> list[str]:
+    """Lock the partitions of a version: none of its blocks is committed meanwhile."""
     names = {"group": one.group, "topic": one.topic}
     rows = connection.execute(database.queries["lock_consumed"], names).fetchall()
+    return [origin for (origin,) in rows]
+
+
+def _release(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    group: str,
+    origins: list[str],
+) -> None:
+    """Let the consumers take the partitions again, under the tables' new names."""
     connection.execute(
-        database.queries["release_consumed"],
-        {"group": one.group, "origins": [origin for (origin,) in rows]},
+        database.queries["release_consumed"], {"group": group, "origins": origins}
     )
