@@ -11,7 +11,7 @@ from benchmarks.consume import peers
 from benchmarks.consume.latency import await_row, make_sender
 from benchmarks.consume.stage import ConsumerError, count_cpu
 from benchmarks.consume.tables import READ_MODEL, find_difference, tell_writes
-from benchmarks.consume.topics import State
+from benchmarks.consume.topics import State, produce
 from benchmarks.consume.wire import Wire
 from benchmarks.figures import percentile, ratio
 from benchmarks.ownership.pods import wait_until
@@ -193,12 +193,7 @@ def fill_keys(stage: Stage, count: int) -> Topic:
         state = State(f"N{number:06}", 1)
         value = state.value
         topic.note(state, value)
-        while True:
-            try:
-                producer.produce(topic.name, value, state.key, headers=state.headers)
-                break
-            except BufferError:
-                producer.poll(0.05)
+        produce(producer, topic.name, state, value)
     if left := producer.flush(120):
         raise TimeoutError(f"{left} records of {topic.name} were not acknowledged")
     return topic

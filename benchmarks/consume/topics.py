@@ -146,6 +146,22 @@ class Topic:
             self.marks.append(state.key)
 
 
+def produce(producer: Producer, topic: str, state: State, value: bytes | None) -> None:
+    """Produce a state; wait while the producer's queue is full."""
+    while True:
+        try:
+            producer.produce(
+                topic,
+                value,
+                state.key,
+                partition=state.partition,
+                headers=state.headers,
+            )
+            return
+        except BufferError:
+            producer.poll(0.05)
+
+
 class Topics:
     """The topics of one run, each filled at its first use."""
 
@@ -192,18 +208,7 @@ class Topics:
         for state in make_states(records, keys):
             value = state.value
             topic.note(state, value)
-            while True:
-                try:
-                    producer.produce(
-                        topic.name,
-                        value,
-                        state.key,
-                        partition=state.partition,
-                        headers=state.headers,
-                    )
-                    break
-                except BufferError:
-                    producer.poll(0.05)
+            produce(producer, topic.name, state, value)
             if topic.records % 10_000 == 0:
                 producer.poll(0)
         if left := producer.flush(120):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.consume.stage import ConsumerError
 from benchmarks.consume.tables import READ_MODEL
-from benchmarks.consume.topics import PARTITIONS, State
+from benchmarks.consume.topics import PARTITIONS, State, produce
 from benchmarks.figures import percentile
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib import App
@@ -78,14 +78,7 @@ def _fill_topic(stage: Stage, records: int, keys: int) -> Topic:
     rng = random.Random(7)
     for number in range(records):
         state = State(f"N{rng.randrange(keys):06}", 1, number % 1_000)
-        while True:
-            try:
-                producer.produce(
-                    topic.name, state.value, state.key, headers=state.headers
-                )
-                break
-            except BufferError:
-                producer.poll(0.05)
+        produce(producer, topic.name, state, state.value)
     if left := producer.flush(120):
         raise ConsumerError(f"{left} records of {topic.name} were not acknowledged")
     return topic
