@@ -211,8 +211,11 @@ def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:
     """Delete a group that nobody needs any more; if that fails, Kafka does so later."""
     # Keep the client until the answers are there: a deleted client gives none.
     admin = make_admin(settings)
-    futures = admin.delete_consumer_groups([group], request_timeout=timeout)
     with suppress(KafkaException):
+        # If the coordinator goes away during the request, librdkafka may abort the
+        # whole process (confluentinc/librdkafka issue 4605): check brokers first.
+        admin.list_topics(timeout=timeout)
+        futures = admin.delete_consumer_groups([group], request_timeout=timeout)
         futures[group].result()
 
 

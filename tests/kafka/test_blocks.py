@@ -9,11 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from tests.support.apps import heard, make_app, running
-from tests.support.records import key_of, make_producer, produce
+from tests.support.records import key_of, make_producer, produce, read_committed
 from tests.support.waiting import linger
 
 
@@ -283,13 +282,13 @@ def test_an_offset_that_is_set_while_records_come_counts_at_the_next_commit(
 
 @pytest.mark.guarantee("K21")
 def test_a_process_that_died_between_its_two_commits_leaves_no_lag_in_kafka(
-    make, admin, bootstrap_servers, kafka_admin, topic, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(1)
     group = f"{name}-g"
 
-    def told() -> int:
-        return ask_committed(kafka_admin, group, name)
+    def told() -> int | None:
+        return read_committed(bootstrap_servers, group, name).get(0)
 
     app = make()
 
@@ -310,13 +309,16 @@ def test_a_process_that_died_between_its_two_commits_leaves_no_lag_in_kafka(
 
 @pytest.mark.guarantee("K21")
 def test_a_topic_that_ends_with_the_marker_of_a_transaction_has_no_lag_in_kafka(
-    make, bootstrap_servers, kafka_admin, topic, read_offsets, wait_for
+    make, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(1)
     app = make(heartbeat_interval=0.5)
 
     @app.consumer(name, group=name)
     def handle(record, conn) -> None: ...
+
+    def told() -> dict[int, int]:
+        return read_committed(bootstrap_servers, name, name)
 
     producer = Producer(
         {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
@@ -329,20 +331,12 @@ def test_a_topic_that_ends_with_the_marker_of_a_transaction_has_no_lag_in_kafka(
                 producer.produce(name, str(n).encode(), b"k")
             producer.commit_transaction(30)
             wait_for(
-                lambda end=end: ask_committed(kafka_admin, name, name) == end,
+                lambda end=end: told() == {0: end},
                 timeout=30,
                 what="Kafka is told the place behind the marker",
             )
             # The offset in the database is that behind the last record.
             assert read_offsets(name) == {0: end - 1}
-
-
-def ask_committed(kafka_admin, group: str, topic: str) -> int:
-    """The offset of a group in Kafka, of the first partition."""
-    asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])]
-    found = kafka_admin.list_consumer_group_offsets(asked)[group].result()
-    offset: int = found.topic_partitions[0].offset
-    return offset
 
 
 @pytest.mark.guarantee("K21")
@@ -357,26 +351,19 @@ def test_kafka_is_told_again_what_it_did_not_acknowledge(
     @app.consumer(name, group=group)
     def handle(record, conn) -> None: ...
 
-    def told() -> int | None:
-        client = AdminClient({"bootstrap.servers": own_broker.bootstrap_servers})
-        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(name, 0)])]
-        try:
-            found = client.list_consumer_group_offsets(asked)[group].result()
-        except Exception:
-            return None
-        offset: int = found.topic_partitions[0].offset
-        return offset
+    def told() -> dict[int, int]:
+        return read_committed(own_broker.bootstrap_servers, group, name)
 
     with running(app, "consumers"):
         produce(own_broker.bootstrap_servers, name, [("k", n) for n in range(5)])
-        wait_for(lambda: told() == 5, timeout=60, what="the first are told")
+        wait_for(lambda: told() == {0: 5}, timeout=60, what="the first are told")
         with heard("records.committed") as committed:
             produce(own_broker.bootstrap_servers, name, [("k", n) for n in range(5)])
             # In the database; the broker goes before it is told.
             wait_for(lambda: committed, timeout=30, what="the next are in")
             with own_broker.down():
                 linger(2)
-        wait_for(lambda: told() == 10, timeout=90, what=lambda: f"Kafka: {told()}")
+        wait_for(lambda: told() == {0: 10}, timeout=90, what=lambda: f"Kafka: {told()}")
 
 
 @pytest.mark.parametrize("timestamp", [1, 2**62], ids=["1970", "never"])

@@ -70,6 +70,24 @@ def read_topic(
         consumer.close()
 
 
+def read_committed(bootstrap_servers: str, group: str, topic: str) -> dict[int, int]:
+    """The offsets that Kafka has of a group, by partition; none if nobody answers.
+
+    A consumer that never joins asks: the admin client's question ends the process
+    where the group has no coordinator (confluentinc/librdkafka issue 5040).
+    """
+    consumer = _make_consumer(bootstrap_servers, "read_uncommitted", group)
+    try:
+        numbers = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        asked = [TopicPartition(topic, number) for number in numbers]
+        found = consumer.committed(asked, timeout=10) if asked else []
+    except KafkaException:
+        return {}
+    finally:
+        consumer.close()
+    return {one.partition: one.offset for one in found if one.offset >= 0}
+
+
 def _read_ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
     """The ends of the partitions that are not empty.
 
@@ -102,11 +120,13 @@ def _read_end(consumer: Consumer, partition: TopicPartition) -> int:
     return ends[1]
 
 
-def _make_consumer(bootstrap_servers: str, isolation: str) -> Consumer:
+def _make_consumer(
+    bootstrap_servers: str, isolation: str, group: str | None = None
+) -> Consumer:
     return Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
-            "group.id": f"reader-{uuid4().hex[:8]}",
+            "group.id": group or f"reader-{uuid4().hex[:8]}",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "isolation.level": isolation,
