@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.errors import JobsError
+from jobs_lib.errors import JobsError, TopicError
 from jobs_lib.kafka.places import count_left, find_places
 from jobs_lib.masking import describe
 
@@ -23,8 +23,8 @@ _LOOK_SECONDS = 1.0
 class Filling:
     """Looks how far new read models are, until all have reached their topics' ends.
 
-    The ends are those that the topics had at the first look. A group that has once
-    read a topic to its end is new no more, in any process.
+    The ends are those that the topics had when the process started. A group that has
+    once read a topic to its end is new no more, in any process.
     """
 
     def __init__(
@@ -49,6 +49,22 @@ class Filling:
         self._lock = threading.Lock()
         self._looked_at = 0.0
         self._reason: str | None = None
+
+    def note_ends(self) -> None:
+        """Note the ends that the topics of new read models have now.
+
+        Those that nobody can tell now are noted at the first look that can.
+        """
+        with self._lock:
+            for declared in self._open:
+                try:
+                    if declared.is_current and not self._read_stored(declared)[0]:
+                        self._find_ends(declared)
+                except TopicError:
+                    continue
+                except Exception:
+                    # The others would wait as long. The answer of the probe says why.
+                    return
 
     def explain(self) -> str | None:
         """Say which read model is not filled yet, and why; None if all are.
@@ -79,14 +95,22 @@ class Filling:
         # Nobody reads a version that is filled beside another one.
         if not declared.is_current:
             return None
-        rows = self._ask("read_filling", declared)
-        if rows[0][0]:
+        is_filled, stored = self._read_stored(declared)
+        if is_filled:
             return None
-        left = self._count_left(declared, {n: at for _, n, at in rows if n is not None})
-        if left:
+        ends = self._find_ends(declared)
+        group, topic = declared.group, declared.topic
+        if left := count_left(self._settings, group, topic, stored, ends):
             return f"{declared.topic} is read for the first time: {left} offsets left"
         self._ask("note_filled", declared)
         return None
+
+    def _read_stored(
+        self, declared: Subscription
+    ) -> tuple[bool, dict[int, int | None]]:
+        """Whether one has been filled before, and the offsets that are stored."""
+        rows = self._ask("read_filling", declared)
+        return rows[0][0], {number: at for _, number, at in rows if number is not None}
 
     def _ask(self, query: str, declared: Subscription) -> list[tuple[Any, ...]]:
         names = {"group": declared.group, "topic": declared.topic}
@@ -97,11 +121,9 @@ class Filling:
             statement = self._database.queries[query]
             return connection.execute(statement, names).fetchall()
 
-    def _count_left(self, declared: Subscription, stored: dict[int, int | None]) -> int:
-        """Count the offsets before the ends that its group has not passed."""
-        group, topic = declared.group, declared.topic
-        ends = self._ends.get((group, topic))
-        if ends is None:
-            ends = find_places(self._settings, topic, "end")
-            self._ends[group, topic] = ends
-        return count_left(self._settings, group, topic, stored, ends)
+    def _find_ends(self, declared: Subscription) -> dict[int, int]:
+        """Find the ends that one must reach; they never change."""
+        name = declared.group, declared.topic
+        if name not in self._ends:
+            self._ends[name] = find_places(self._settings, declared.topic, "end")
+        return self._ends[name]

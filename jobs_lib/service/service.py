@@ -196,6 +196,7 @@ class Service:
         self._owners = owners[::-1]
         for part in self._list_parts(ticks=executes and bool(self.app.schedules)):
             self._start_part(part)
+        self._filling.note_ends()
         self._is_running = True
 
     def _check_surroundings(self) -> tuple[UUID, int]:

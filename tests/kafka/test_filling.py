@@ -87,6 +87,33 @@ def test_a_read_model_that_was_filled_once_is_new_no_more(
 
 
 @pytest.mark.guarantee("W65")
+def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
+    declare, name, gate, admin, bootstrap_servers, wait_for
+):
+    app = declare(gate)
+    app.consumers.clear()
+
+    @app.read_model(name, table="model", key="id", group=name)
+    def row(record):
+        if record.value["n"] == 2:
+            gate.wait(30)
+        return record.value
+
+    def count() -> int:
+        return int(admin.execute("select from model").rowcount)
+
+    with running(app, "consumers") as service:
+        wait_for(lambda: count() == 10, timeout=60, what="the first are in")
+        producer = make_producer(bootstrap_servers)
+        producer.produce(name, b'{"n": 2}', "later", partition=0)
+        assert producer.flush(30) == 0
+        # The later record is held, and is none of those that count.
+        wait_for(lambda: service.is_ready, timeout=20, what="it is ready")
+        assert count() == 10
+        gate.set()
+
+
+@pytest.mark.guarantee("W65")
 def test_what_keeps_a_process_from_knowing_is_the_answer(declare, gate, name):
     app = declare(gate)
     away = app.settings.model_copy(update={"kafka_bootstrap_servers": "127.0.0.1:1"})
