@@ -242,11 +242,9 @@ class ReadModel(ABC):
     ) -> None:
         """Note that the topic shows these keys, in the open transaction."""
         keys = {change[0] for wave in changes.waves for change in wave}
-        connection.execute(
-            self._queries()["note_shown"],
-            {"model": self._name, "record_key": write_array([*keys], write)},
-            prepare=True,
-        )
+        given = {"model": self._name, "record_key": write_array([*keys], write)}
+        for query in ("note_shown", "keep_shown"):
+            connection.execute(self._queries()[query], given, prepare=True)
 
     @abstractmethod
     def list_keys(self) -> sql.Composable:

@@ -34,19 +34,30 @@ on conflict (consumer_group, topic, partition) do update set
     highest_offset = null, failed_offset = null, failure = null, failing_since = null
 
 -- template: note_model_keys
-insert into {schema}.resync_keys (model, key, version, partition, record_offset)
+insert into {schema}.resync_noted (model, key, version, partition, record_offset)
 select %(model)s, t.{key}::text, t.version, k.partition, k.record_offset
 from {table} t
 left join {schema}.model_keys k on k.model = %(model)s and k.key = t.{key}::text
 
 -- name: note_side_keys
-insert into {schema}.resync_keys (model, key, version, partition, record_offset)
+insert into {schema}.resync_noted (model, key, version, partition, record_offset)
 select k.model, k.key, k.version, k.partition, k.record_offset
 from {schema}.model_keys k
 where k.model = %(model)s and not k.is_gone
 
 -- name: note_shown
-delete from {schema}.resync_keys
+-- The lock keeps the end from looking at half of the blocks. Nothing is noted for one
+-- that has ended.
+with begun as (
+    select r.model from {schema}.resyncs r where r.model = %(model)s for key share
+)
+insert into {schema}.resync_shown (model, keys)
+select b.model, %(record_key)s::text[] from begun b
+
+-- name: keep_shown
+-- At the end only: a key comes that the topic did not show before. This must be a
+-- statement of its own, which sees what the end has found while the lock was waited for.
+delete from {schema}.resync_unshown
 where model = %(model)s and key = any (%(record_key)s::text[])
 
 -- name: read_resync_parts
@@ -59,11 +70,27 @@ left join {schema}.offsets f on f.consumer_group = r.consumer_group
 where p.model = %(model)s and r.consumer_group = %(group)s
 order by p.partition
 
+-- name: find_unshown
+-- All in one pass. Who comes later finds nothing noted any more.
+with noted as (
+    delete from {schema}.resync_noted where model = %(model)s
+    returning model, key, version, partition, record_offset
+), shown as (
+    delete from {schema}.resync_shown where model = %(model)s
+    returning keys
+)
+insert into {schema}.resync_unshown (model, key, version, partition, record_offset)
+select n.model, n.key, n.version, n.partition, n.record_offset
+from noted n
+where not exists (
+    select from (select unnest(keys) as key from shown) s where s.key = n.key
+)
+
 -- part: some_unshown
 -- Some keys that the topic did not show; they are taken out of the list.
 with unshown as (
-    delete from {schema}.resync_keys where ctid = any (array(
-        select ctid from {schema}.resync_keys where model = %(model)s
+    delete from {schema}.resync_unshown where ctid = any (array(
+        select ctid from {schema}.resync_unshown where model = %(model)s
         limit %(rows)s for update skip locked
     ))
     returning key, version, partition, record_offset
@@ -101,8 +128,12 @@ select coalesce((select array_agg(key) from gone), '{{}}'), (select count(*) fro
 -- name: end_resync
 with gone as (
     delete from {schema}.resyncs where model = %(model)s
+), noted as (
+    delete from {schema}.resync_noted where model = %(model)s
+), shown as (
+    delete from {schema}.resync_shown where model = %(model)s
 )
-delete from {schema}.resync_keys where model = %(model)s
+delete from {schema}.resync_unshown where model = %(model)s
 
 -- name: end_resync_group
 -- Another process may still have some partitions: it ends the rest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import psycopg
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
@@ -90,6 +91,8 @@ def read(admin):
 
 OLD = {f"k{n}": (n, None) for n in range(KEYS)}
 NEW = {f"k{n}": (n, 2 * n) for n in range(KEYS)}
+LISTS = ("noted", "shown", "unshown")
+"""The tables of what is known of keys meanwhile."""
 
 
 @pytest.mark.guarantee("W62", "W64", "W67")
@@ -124,7 +127,7 @@ def left_behind(admin) -> list[str]:
     """What a re-synchronisation that has ended leaves in the database."""
     queries = [
         "select model from jobs_lib.resyncs",
-        "select key from jobs_lib.resync_keys",
+        *(f"select * from jobs_lib.resync_{one}" for one in LISTS),
         "select topic from jobs_lib.offsets where consumer_group like '%resync%'",
         "select origin from jobs_lib.origins where role like '%resync%'",
     ]
@@ -251,11 +254,41 @@ def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_fo
         " from jobs_lib.resync_parts p where p.partition = f.partition"
         " and f.consumer_group = (select consumer_group from jobs_lib.resyncs)"
     )
-    admin.execute("delete from jobs_lib.resync_keys")
+    admin.execute("delete from jobs_lib.resync_noted")
     admin.execute("update model set n = -1")
     assert resync(other, "model") == (0, True)
     written = {key for key, (n, _) in read().items() if n != -1}
     assert 1 <= len(written) <= 4
+    assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W64")
+def test_a_key_that_is_shown_late_stays(
+    declare, read, admin, database, versions, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    admin.execute("insert into model values ('orphan', 1, 7, 7)")
+    if versions == "side":
+        admin.execute(
+            "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+            " values ('model', 'orphan', 1, false)"
+        )
+    work = Resync(app.settings, database, find_model(app, "model"))
+    work.begin()
+    queries, model = database.queries, {"model": "model"}
+    with database.connect("test") as ending, database.connect("test") as block:
+        ending.autocommit = False
+        ending.execute(queries["lock_resync"], {**model, "group": work.group})
+        # As another process does that has reached all ends: it finds every key.
+        ending.execute(queries["find_unshown"], model)
+        block.execute("set lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            block.execute(queries["note_shown"], {**model, "record_key": ["k1"]})
+        ending.commit()
+    assert resync(app, "model") == (1, True)
+    assert read() == OLD
     assert left_behind(admin) == []
 
 
@@ -275,7 +308,7 @@ def test_a_key_that_is_made_while_it_begins_is_no_orphan(
 
         monkeypatch.setattr("jobs_lib.consuming.resync.find_places", find_places)
         Resync(app.settings, database, find_model(app, "model")).begin()
-    noted = admin.execute("select count(*), max(key) from jobs_lib.resync_keys")
+    noted = admin.execute("select count(*), max(key) from jobs_lib.resync_noted")
     assert noted.fetchone() == (KEYS, "k9")
 
 
