@@ -33,7 +33,7 @@ from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from uuid import UUID
 
     from confluent_kafka import Message
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.changes import Changes
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.kafka.topic_ids import TopicIds
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.session import Session
     from jobs_lib.telemetry.liveness import Pulse
@@ -64,7 +65,7 @@ class Consumer:
         block_seconds: float,
         prefetch_bytes: int,
         heartbeat: float,
-        read_topic_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
+        topic_ids: TopicIds,
         threads: int = 2,
     ) -> None:
         """Prepare to consume.
@@ -78,7 +79,7 @@ class Consumer:
             block_seconds: a block ends after the record during which they are over.
             prefetch_bytes: what records that wait in memory may need there.
             heartbeat: seconds between two looks at the offsets in the database.
-            read_topic_ids: asks Kafka for the ids of topics.
+            topic_ids: asks Kafka which topics these are.
             threads: the number of threads that apply blocks.
         """
         self.group = member.group
@@ -91,7 +92,7 @@ class Consumer:
             self.group, self._declared, self._offsets, block_seconds
         )
         self._heartbeat = heartbeat
-        self._read_topic_ids = read_topic_ids
+        self._topic_ids = topic_ids
         self._looked_at = 0.0
         """When the offsets in the database were last compared with ours."""
         self._queues = Queues(member, prefetch_bytes)
@@ -108,7 +109,7 @@ class Consumer:
             self._declared,
             self._offsets,
             self._failures,
-            read_topic_ids,
+            topic_ids.read,
             self._changed,
             self._untold,
         )
@@ -156,7 +157,7 @@ class Consumer:
         """Continue partitions from the offsets in the database."""
         parts = {_parse(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
-        ids = self._read_topic_ids({topic for topic, _ in parts})
+        ids = self._topic_ids.read({topic for topic, _ in parts})
         with self._database.connect(name, impatient=True) as connection:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
@@ -385,6 +386,7 @@ class Consumer:
                 for one in self._partitions.values()
                 if not (one.busy or one.leaving or one.in_doubt)
             }
+        self._look_at_topics()
         self._member.ask_positions(self._note_reached)
         if not ours:
             return
@@ -396,6 +398,15 @@ class Consumer:
                 if progress is None or progress.busy or progress.stored != before:
                     continue
                 progress.in_doubt |= stored.get(partition) != before
+
+    def _look_at_topics(self) -> None:
+        """Notice topics that were made anew, and that the client goes on reading."""
+        ids = self._topic_ids.poll()
+        with self._changed:
+            for (topic, _), progress in self._partitions.items():
+                known, found = progress.topic_id, ids.get(topic)
+                if known is not None and found is not None and known != found:
+                    progress.replaced = True
 
     def _note_reached(self, positions: Mapping[Partition, int]) -> None:
         """Let Kafka be told how far partitions are read that have no more records.

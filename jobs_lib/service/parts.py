@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.executor import Executor
-from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership
 from jobs_lib.ownership.filled import FilledOrigins
@@ -108,7 +108,7 @@ class PartMaker:
             block_seconds=settings.consumer_block_seconds,
             prefetch_bytes=settings.consumer_prefetch_bytes,
             heartbeat=settings.heartbeat_interval,
-            read_topic_ids=partial(read_topic_ids, settings),
+            topic_ids=TopicIds(settings, member.topics),
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)

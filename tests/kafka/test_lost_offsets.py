@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -11,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from jobs_lib import ConfigurationError
 from jobs_lib.kafka import member as member_module
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
 from tests.support.records import key_of, produce
 
@@ -191,15 +194,63 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
 
 
 @pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
 def test_a_topic_made_anew_while_a_service_runs_is_noticed(
-    consume, make_anew, bootstrap_servers, wait_for
+    consume, make_anew, bootstrap_servers, read_offset, wait_for, records
 ):
     name, app, seen = consume()
     with heard("topic.replaced") as replaced, running(app, "consumers"):
+        produce(bootstrap_servers, name, [("k", 10)])
+        wait_for(lambda: read_offset(name) == 11, timeout=30, what="it reads")
         make_anew(name)
-        produce(bootstrap_servers, name, [("k", 100 + n) for n in range(3)])
+        produce(bootstrap_servers, name, [("k", 100 + n) for n in range(records)])
         wait_for(lambda: replaced, timeout=120, what="it is told")
-    assert seen == [*range(10)]
+    assert replaced[0][1]["next_offset"] == read_offset(name)
+    assert not {100 + n for n in range(11)} & {*seen}
+
+
+@pytest.mark.guarantee("FK20")
+def test_a_topic_made_anew_that_the_client_goes_on_reading_is_noticed(
+    consume, bootstrap_servers, read_offset, monkeypatch, wait_for
+):
+    name, app, seen = consume()
+    with heard("topic.replaced") as replaced, running(app, "consumers"):
+        produce(bootstrap_servers, name, [("k", 10)])
+        wait_for(lambda: read_offset(name) == 11, timeout=30, what="it reads")
+        other = {name: uuid4()}
+        monkeypatch.setattr(
+            "jobs_lib.kafka.topic_ids.read_topic_ids", lambda settings, topics: other
+        )
+        monkeypatch.setattr(TopicIds, "poll", lambda self: other)
+        wait_for(lambda: replaced, timeout=30, what="it is told")
+        produce(bootstrap_servers, name, [("k", 11)])
+        wait_for(lambda: len(replaced) > 2, timeout=30, what="it stands still")
+    assert seen == [*range(11)]
+    assert read_offset(name) == 11
+
+
+def test_the_ids_of_topics_are_asked_for_without_waiting(
+    make, topic, make_anew, own_broker, wait_for
+):
+    name = topic(1)
+    settings = make().settings
+    ids = TopicIds(settings, [name], interval=0.1)
+    wait_for(lambda: ids.poll() == ids.read([name]), what="the id comes")
+    before = ids.read([name])
+    make_anew(name)
+    wait_for(lambda: name in (found := ids.poll()) and found != before, what="another")
+    # Nobody answers, then somebody does.
+    name = own_broker.create(1)
+    servers = own_broker.bootstrap_servers
+    there = settings.model_copy(update={"kafka_bootstrap_servers": servers})
+    ids = TopicIds(there, [name], interval=0.1)
+    wait_for(ids.poll, what="the id comes")
+    with own_broker.down():
+        began = time.monotonic()
+        for _ in range(100):
+            ids.poll()
+        assert time.monotonic() - began < 5
+    wait_for(ids.poll, timeout=60, what="the id comes again")
 
 
 @pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
