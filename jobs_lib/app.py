@@ -13,6 +13,7 @@ import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.consuming.gate import Dependency, check_circles
 from jobs_lib.declaring import JobDeclarations, TopicDeclarations
 from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
@@ -81,10 +82,14 @@ class App(JobDeclarations, TopicDeclarations):
         """The names in Kafka of the declared topics and groups.
 
         Raises:
-            ConfigurationError: a name belongs to another environment, or two names of
-                a topic and group mean the same ones.
+            ConfigurationError: a name belongs to another environment, two names of a
+                topic and group mean the same ones, or consumers would wait for
+                themselves or for each other.
         """
         check_once([(one.topic, one.group) for one in self.consumers])
+        check_circles(
+            {Dependency(one.topic, one.group): one.after for one in self.consumers}
+        )
         names = {topic.name for topic in self.topics.values()}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         return names | ({self.home} if self.home else set())

@@ -279,6 +279,13 @@ class Settings(BaseSettings):
         description="Memory for the records of a group that wait to be handled, "
         "without what Kafka's client keeps for itself.",
     )
+    gate_refresh: float = Field(
+        1.0,
+        ge=0.01,
+        le=3_600,
+        description="Seconds between two questions to Kafka, how far those groups are "
+        "that consumers wait for (`after`). An answer counts for three times as long.",
+    )
     answer_seconds: float = Field(
         300.0,
         ge=60,

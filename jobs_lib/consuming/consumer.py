@@ -22,6 +22,7 @@ from jobs_lib import telemetry
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.applier import Applier
 from jobs_lib.consuming.failures import Failures
+from jobs_lib.consuming.gated import Gated
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.progress import ALL, Ahead, Progress, get_offset
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.changes import Changes
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.kafka.positions import Positions
     from jobs_lib.kafka.topic_ids import TopicIds
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.session import Session
@@ -66,6 +68,8 @@ class Consumer:
         prefetch_bytes: int,
         heartbeat: float,
         topic_ids: TopicIds,
+        dependencies: Positions | None = None,
+        refresh: float = 1.0,
         threads: int = 2,
     ) -> None:
         """Prepare to consume.
@@ -80,6 +84,8 @@ class Consumer:
             prefetch_bytes: what records that wait in memory may need there.
             heartbeat: seconds between two looks at the offsets in the database.
             topic_ids: asks Kafka which topics these are.
+            dependencies: says how far other groups are that records wait for.
+            refresh: seconds between two of its answers.
             threads: the number of threads that apply blocks.
         """
         self.group = member.group
@@ -115,6 +121,15 @@ class Consumer:
         )
         self.measures = Measures(member, self._partitions, self._changed)
         """How far it is, and how long it was busy."""
+        self._gated: Gated | None = None
+        """Holds records that wait for other groups; None if none do."""
+        self.measures.gated = frozenset(
+            topic for topic, one in self._declared.items() if one.after
+        )
+        if dependencies and self.measures.gated:
+            self._gated = Gated(
+                self.group, self._declared.values(), self._queues, dependencies, refresh
+            )
         self._next: list[Progress | None] = [None] * threads
         """For each thread the partition whose block it has read ahead."""
         self._stopping = threading.Event()
@@ -273,6 +288,8 @@ class Consumer:
             while not self._stopping.is_set():
                 self._look_at_offsets(connection)
                 self._failures.tell()
+                if self._gated is not None:
+                    self._gated.look()
                 progress = self._next[number] or self._queues.take()
                 self._next[number] = None
                 if progress is None:
@@ -295,10 +312,13 @@ class Consumer:
         self._failures.write_late(connection, progress)
         if not self._recovery.settle(connection, progress):
             return
-        with self._changed:
-            ahead = progress.take_ahead()
-            block = progress.choose() if ahead is None else ahead.block
-            progress.taken = len(block)
+        try:
+            with self._changed:
+                block, ahead = self._choose(progress)
+        except RecordError as error:
+            first = [progress.waiting[0]]
+            self._failures.note(connection, progress, first, 0, error)
+            return
         if not block or not self._prepare(connection, progress, block):
             return
         began, worked = time.monotonic(), time.thread_time()
@@ -317,6 +337,22 @@ class Consumer:
         seconds, worked = time.monotonic() - began, time.thread_time() - worked
         progress.adapt(applied, seconds, worked, self._applier.get_seconds(progress))
         self._move(progress, get_offset(block[applied - 1]) + 1, applied)
+
+    def _choose(self, progress: Progress) -> tuple[list[Message], Ahead | None]:
+        """Choose the next block, which may be read already; call under the lock.
+
+        Raises:
+            RecordError: the first record does not say for what it waits.
+        """
+        ahead = progress.take_ahead()
+        block = progress.choose() if ahead is None else ahead.block
+        if self._gated is not None:
+            size = len(block)
+            block = self._gated.cut(progress, block)
+            if len(block) < size:
+                ahead = None
+        progress.taken = len(block)
+        return block, ahead
 
     def _move(self, progress: Progress, following: int, count: int) -> None:
         """Note that so many records are committed, and read on if few wait."""
@@ -354,9 +390,11 @@ class Consumer:
         self._next[number] = progress
         model = self._declared[progress.partition[0]].model
         assert model is not None
-        with self._changed:
-            block = progress.choose()
-            progress.taken = len(block)
+        try:
+            with self._changed:
+                block, _ = self._choose(progress)
+        except RecordError:
+            return  # it is raised again at its turn
         if not block:
             return
         try:

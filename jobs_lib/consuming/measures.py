@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,17 @@ class Lag:
     """That of the partition which is furthest behind."""
 
 
+@dataclass(frozen=True, slots=True)
+class GateWait:
+    """A partition whose next record waits for other groups."""
+
+    partition: Partition
+    seconds: float
+    """Since the record was found to wait."""
+    after: str
+    """The group that is furthest behind."""
+
+
 class Measures:
     """The figures of one consumer; any thread may ask for them."""
 
@@ -44,6 +56,8 @@ class Measures:
             lock: guards the partitions.
         """
         self.group = member.group
+        self.gated: frozenset[str] = frozenset()
+        """The topics whose records wait for other groups."""
         self._member = member
         self._partitions = partitions
         self._lock = lock
@@ -59,6 +73,17 @@ class Measures:
         """Read the seconds in which threads were busy with records, by topic."""
         with self._lock:
             return dict(self._seconds)
+
+    def find_waits(self) -> list[GateWait]:
+        """Find the owned partitions that wait for other groups, the longest first."""
+        now = time.monotonic()
+        with self._lock:
+            waits = [
+                GateWait(partition, now - held.since, held.wait.dependency.group)
+                for partition, progress in self._partitions.items()
+                if (held := progress.held) is not None and not progress.leaving
+            ]
+        return sorted(waits, key=lambda one: -one.seconds)
 
     def find_lags(self, positions: Positions, within: float) -> dict[str, Lag]:
         """Find how far the owned partitions are behind their ends, by topic.

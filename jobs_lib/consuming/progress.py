@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.consuming.changes import Changes
+    from jobs_lib.consuming.gate import Held
     from jobs_lib.consuming.subscription import BlockError
     from jobs_lib.kafka.member import Partition
 
@@ -91,6 +92,8 @@ class Progress:
     """Set while no record may be read, because some before it are gone."""
     paused: bool = False
     """Set while Kafka is not asked for more, since the waiting records move slowly."""
+    held: Held | None = None
+    """Set while the next record waits for other groups."""
     busy: bool = False
     leaving: bool = False
     most: int = 1
@@ -130,13 +133,16 @@ class Progress:
             and not self.leaving
             and self.retry_at <= now
             and bool(
-                self.in_doubt
-                or self.replaced
-                or self.range
-                or self.stopped
-                or self.waiting
+                self.in_doubt or self.replaced or self.stopped or self._has_records
             )
         )
+
+    @property
+    def _has_records(self) -> bool:
+        """Whether records can be applied, or are gone, which is told behind those."""
+        if self.held is not None:
+            return self.range is not None and not self.waiting
+        return bool(self.waiting or self.range)
 
     @property
     def competes(self) -> bool:
@@ -251,8 +257,8 @@ class Progress:
     def stop(self) -> None:
         """Read nothing more for some time: records before the next one are gone."""
         self.drop_all()
-        self.reading = False
-        self.range = None
+        self.reading = self.paused = False
+        self.range = self.held = None
         self.stopped = True
         self.wait_longer()
 
@@ -260,7 +266,7 @@ class Progress:
         """Drop everything that waits; the client must seek to ``stored``."""
         self.drop_all()
         self.reading = False
-        self.range = None
+        self.range = self.held = None
         self.replaced = self.stopped = self.paused = False
         self.stored = stored
         self.failed = self.search_until = self.lost_at = None

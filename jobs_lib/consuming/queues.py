@@ -140,6 +140,12 @@ class Queues:
             progress.busy, progress.taken, progress.ahead = False, 0, None
             self.changed.notify_all()
 
+    def pause(self, progress: Progress) -> None:
+        """Drop what waits, and fetch nothing until it is refilled, under the lock."""
+        progress.drop_all()
+        progress.paused, progress.reading = True, False
+        self._member.pause(progress.partition)
+
     def refill(self, progress: Progress) -> None:
         """Read on where few records wait; the caller holds the lock."""
         if progress.paused and 2 * progress.waiting_bytes < self._share:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from jobs_lib.consuming.gate import Dependency
 from jobs_lib.consuming.handler import Handler, refuse_value
 from jobs_lib.consuming.routing import CE_TYPE, TypePlace
 from jobs_lib.consuming.versions import Version, name_table
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[Any]
 
+After: TypeAlias = "tuple[tuple[str | Exact, str | Exact], ...]"
+"""Pairs of a topic and a group, as declared."""
 OnGap: TypeAlias = Literal["stop", "skip"]
 OnError: TypeAlias = Literal["stop", "skip"]
 
@@ -71,6 +74,7 @@ class Subscription:
         """The most records of a block; None as the settings say."""
         self.block_seconds: float | None = None
         """A block ends after so many seconds; None as the settings say."""
+        self._after: After = ()
         self._opened = 0
         self._handlers: dict[str | None, Handler] = {}
         self._decoder: Decoder | None = None
@@ -85,6 +89,15 @@ class Subscription:
     def group(self) -> str:
         """The group's name in Kafka."""
         return name_in_kafka(self._settings(), self._group)
+
+    @cached_property
+    def after(self) -> tuple[Dependency, ...]:
+        """The groups that must have handled a record first, by the names in Kafka."""
+        settings = self._settings()
+        return tuple(
+            Dependency(*(name_in_kafka(settings, name) for name in pair))
+            for pair in self._after
+        )
 
     @cached_property
     def first_group(self) -> str:
@@ -108,7 +121,11 @@ class Subscription:
         return self._topic == Exact(name)
 
     def agree(
-        self, type_place: TypePlace, block: int | None, block_seconds: float | None
+        self,
+        type_place: TypePlace,
+        block: int | None,
+        block_seconds: float | None,
+        after: After = (),
     ) -> None:
         """Note what all handlers of the partitions say alike.
 
@@ -119,6 +136,7 @@ class Subscription:
             "place of the type": (self.type_place, type_place),
             "block": (self.block, block),
             "block_seconds": (self.block_seconds, block_seconds),
+            "after": (self._after, after),
         }
         for name, (before, now) in said.items():
             if self._handlers and before != now:
@@ -129,6 +147,7 @@ class Subscription:
                 )
         self.type_place = type_place
         self.block, self.block_seconds = block, block_seconds
+        self._after = after
 
     def add_handler(
         self,
@@ -172,7 +191,11 @@ class Subscription:
         self._handlers[type_] = handler
 
     def set_model(
-        self, model: ReadModel, decoder: Decoder, on_error: OnError = "stop"
+        self,
+        model: ReadModel,
+        decoder: Decoder,
+        on_error: OnError = "stop",
+        after: After = (),
     ) -> None:
         """Keep a table with ``model``, which reads values with ``decoder``.
 
@@ -187,6 +210,7 @@ class Subscription:
             )
         _check_on_error(on_error)
         self.on_error = on_error
+        self._after = after
         self.model = model
         self._decoder = decoder
 
@@ -221,6 +245,7 @@ class Subscription:
         self.model = other.model.make_anew()
         self._decoder = other._decoder
         self.on_error = other.on_error
+        self._after = other._after
         self.block, self.block_seconds = other.block, other.block_seconds
         self.tables, self.plain_tables = other.tables, other.plain_tables
         self.version, self.is_current = other.version, other.is_current

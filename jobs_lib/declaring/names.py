@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.naming import Exact, plain_name
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 """The names that Kafka accepts."""
@@ -45,6 +46,56 @@ def check_name(name: object, what: str) -> None:
     raise ConfigurationError(
         f"{_show(name)} is no name for {what}: give 1 to {_LONGEST} printable "
         "characters, such as 'shop'"
+    )
+
+
+def check_after(
+    given: object, topic: str | Exact, group: str | Exact, what: str
+) -> tuple[tuple[str | Exact, str | Exact], ...]:
+    """Check the topics and groups that a consumer waits for, each named once.
+
+    Args:
+        given: the argument.
+        topic: that the consumer reads.
+        group: of the consumer.
+        what: names the consumer in messages.
+
+    Raises:
+        ConfigurationError: it holds no pairs of names, names the consumer's own group,
+            or several other topics.
+    """
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise _no_pairs(given, what)
+    pairs: dict[tuple[str | Exact, str | Exact], None] = {}
+    for pair in given:
+        if not (
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(isinstance(name, str | Exact) for name in pair)
+        ):
+            raise _no_pairs(given, what)
+        check_topic_name(plain_name(pair[0]))
+        check_name(plain_name(pair[1]), "a consumer group")
+        if pair[1] == group:
+            raise ConfigurationError(
+                f"{what} waits for its own group, and would wait for ever: leave "
+                f"{pair!r} out of `after`"
+            )
+        pairs[pair[0], pair[1]] = None
+    others = sorted({plain_name(one) for one, _ in pairs if one != topic})
+    if len(others) > 1:
+        raise ConfigurationError(
+            f"{what} waits for groups that read {' and '.join(map(repr, others))}, and "
+            "a record names its place in one other topic: name groups that read this "
+            "topic, and one more at most"
+        )
+    return tuple(pairs)
+
+
+def _no_pairs(given: object, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the `after` of {what} is {_show(given)}: give pairs of a topic and a group, "
+        'as in [("flights", "flight-tracker")]'
     )
 
 

@@ -18,7 +18,7 @@ from jobs_lib.declaring.arguments import (
     check_version,
 )
 from jobs_lib.declaring.functions import check_function, check_plain, check_takes
-from jobs_lib.declaring.names import check_name, check_topic_name
+from jobs_lib.declaring.names import check_after, check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, name_in_kafka, plain_name
 from jobs_lib.outbox.topic import Entity, Topic, has_version
@@ -26,7 +26,7 @@ from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
 from jobs_lib.postgres.hints import Hints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import TypeForm
 
@@ -162,6 +162,7 @@ class TopicDeclarations:
         on_gap: Literal["stop", "skip"] = "stop",
         on_error: Literal["stop", "skip"] = "stop",
         repeatable: bool = False,
+        after: Sequence[tuple[str | Exact, str | Exact]] = (),
     ) -> DeclareHandler[V, K]:
         """Declare a function that handles the records of a topic.
 
@@ -196,6 +197,9 @@ class TopicDeclarations:
                 into the table ``skipped``, and the rest goes on.
             repeatable: whether a replay may hand the function records that it has
                 handled before, and the result is the same.
+            after: pairs of a topic and a consumer group: a record waits until each of
+                these groups has handled it. For another topic than this one, a record
+                names the one that it was made of in its header ``ce_derivedfrom``.
 
         Raises:
             ConfigurationError: the arguments do not go together, or not with those of
@@ -208,13 +212,14 @@ class TopicDeclarations:
         takes = check_per(per, what)
         check_block(block, block_seconds, what)
         check_seconds(timeout, "timeout", what)
+        waits = check_after(after, topic, group, what)
         decoder = self._make_decoder(plain_name(topic), value, schema)
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             check_function(function, what)
             check_takes(function, (takes, "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.agree(place, block, block_seconds)
+            declared.agree(place, block, block_seconds, waits)
             handler = Handler(function, decoder, read_key, per, timeout)
             declared.add_handler(handler, type, on_gap, on_error, repeatable)
             return function
@@ -239,6 +244,7 @@ class TopicDeclarations:
         on_change: OnChange[V, K] | None = None,
         on_error: Literal["stop", "skip"] = "stop",
         version: int | None = None,
+        after: Sequence[tuple[str | Exact, str | Exact]] = (),
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -282,6 +288,7 @@ class TopicDeclarations:
                 tables of other names from the topic's start, in a group of its own and
                 without ``on_change``, until ``jobs-lib readmodel switch`` gives it the
                 names. Defaults to 1.
+            after: pairs of a topic and a consumer group, as for :meth:`consumer`.
 
         Raises:
             ConfigurationError: the arguments do not go together.
@@ -293,6 +300,7 @@ class TopicDeclarations:
         check_block(block, block_seconds, what)
         if not isinstance(gapless, bool):
             raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
+        waits = check_after(after, topic, group, what)
         keys, beside = check_tables(table, key, tables, versions, what)
         number = check_version(version, keys, what)
         # Not before there is a table to write: they load psycopg.
@@ -322,7 +330,7 @@ class TopicDeclarations:
                 model.on_change = Handler(on_change, decoder, read_key, "block")
             model.gapless = gapless
             model.function, model.key_type = function, key_type
-            declared.set_model(model, decoder, on_error)
+            declared.set_model(model, decoder, on_error, waits)
             declared.set_tables(
                 [ModelTable(*one, beside) for one in keys.items()],
                 Version(number, group, is_said=version is not None),

@@ -37,11 +37,13 @@ class Needs:
     joins: set[str] = field(default_factory=set)
     """Consumer groups."""
     follows: set[str] = field(default_factory=set)
-    """Consumer groups whose assignments it asks for."""
+    """Consumer groups whose assignments or offsets it asks for."""
+    measures: set[str] = field(default_factory=set)
+    """Topics of which it asks how far other groups are."""
 
     def topics(self) -> dict[str, set[str]]:
         """The rights needed on each topic."""
-        return _gather(READ=self.reads, WRITE=self.writes)
+        return _gather(READ=self.reads, WRITE=self.writes, DESCRIBE=self.measures)
 
     def groups(self) -> dict[str, set[str]]:
         """The rights needed on each group."""

@@ -38,7 +38,7 @@ from jobs_lib.kafka.refusal import SILENT, SOON, explain, no_answer
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from confluent_kafka.admin import AdminClient
 
@@ -127,8 +127,16 @@ class Positions:
         self._next_at = 0.0
         """When the next round may begin."""
         self._answers: dict[_Question, KnownOffsets] = {}
+        self._answered: list[Callable[[], object]] = []
         self._kafka = _Clients(settings, group or settings.pod, timeout)
         self._loop = Loop("positions", self._work, ended=self._kafka.close)
+
+    def listen(self, answered: Callable[[], object]) -> None:
+        """Call a function after each round of requests; add it before :meth:`start`.
+
+        It is called in the thread that asks, and may ask for the next round.
+        """
+        self._answered.append(answered)
 
     def start(self) -> None:
         """Start the thread; it makes no connection before somebody asks."""
@@ -241,6 +249,8 @@ class Positions:
                     self._answers[_Question(kind, topic, group)] = KnownOffsets(
                         len(partitions), offsets.get(topic, {}), read_at
                     )
+        for answered in self._answered:
+            answered()
         for failure in failures:
             if not isinstance(failure, AccessError):
                 raise failure

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _PAUSE = 15.0
 """Minimum of seconds between two reads of what waits."""
+_MOST_PARTITIONS = 100
+"""The most partitions of a consumer with figures of their own."""
 _STALE = 60.0
 """Seconds after which the figures read are not shown any more."""
 
@@ -228,6 +230,14 @@ def describe_consumers(
     highest = _make_gauge(
         "lag_highest", "Those of its partition that is furthest behind."
     )
+    held = _make_gauge(
+        "gate_partitions", "Partitions whose next record waits for other groups."
+    )
+    waited = _make_gauge(
+        "gate_seconds",
+        "For how long one does, and for which group; at most a hundred.",
+        *("partition", "after"),
+    )
     seconds = CounterMetricFamily(
         f"{PREFIX}consumer_apply_seconds",
         "Seconds in which threads were busy with blocks, failed ones as well.",
@@ -236,11 +246,18 @@ def describe_consumers(
     for one in consumers:
         for topic, busy in one.read_seconds().items():
             seconds.add_metric((one.group, topic), busy)
+        waits = one.find_waits()
+        for topic in one.gated:
+            count = sum(wait.partition[0] == topic for wait in waits)
+            held.add_metric((one.group, topic), count)
+        for wait in waits[:_MOST_PARTITIONS]:
+            topic, number = wait.partition
+            waited.add_metric((one.group, topic, str(number), wait.after), wait.seconds)
         if positions is not None:
             for topic, found in one.find_lags(positions, _STALE).items():
                 lag.add_metric((one.group, topic), found.total)
                 highest.add_metric((one.group, topic), found.highest)
-    yield from (lag, highest, seconds)
+    yield from (lag, highest, held, waited, seconds)
 
 
 def describe_consumed(consumed: Consumed | None) -> Iterator[Metric]:

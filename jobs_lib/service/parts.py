@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.measures import Measures
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.errors import JobsError
+    from jobs_lib.kafka.positions import Positions
     from jobs_lib.ownership import Holder, Process, Source
     from jobs_lib.ownership.ownership import JobHolder
     from jobs_lib.postgres.database import Database
@@ -80,6 +81,8 @@ class PartMaker:
         process: this process, as the owner of origins.
         installation: the database's identity.
         fail: stops the service for good, with the reason.
+        dependencies: says how far the groups are that consumers wait for; None if they
+            wait for none.
     """
 
     app: App
@@ -87,6 +90,7 @@ class PartMaker:
     process: Process
     installation: UUID
     fail: Callable[[JobsError], None]
+    dependencies: Positions | None = None
 
     def make_consumer(self, group: str, declared: Sequence[Subscription]) -> Owner:
         """Make the consumer of one group."""
@@ -109,6 +113,8 @@ class PartMaker:
             prefetch_bytes=settings.consumer_prefetch_bytes,
             heartbeat=settings.heartbeat_interval,
             topic_ids=TopicIds(settings, member.topics),
+            dependencies=self.dependencies,
+            refresh=settings.gate_refresh,
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)

@@ -80,13 +80,15 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
         return False
     consumers = app.consumers if "consumers" in parts else []
     followed = job_consumers(app) if sidecar else []
+    after = {one for declared in consumers for one in declared.after}
     needs = Needs(
         reads={one.topic for one in consumers},
+        measures={one.topic for one in after},
         joins={one.group for one in consumers},
         writes={topic.name for topic in app.topics.values()}
         if "relay" in parts
         else set(),
-        follows={one.group for one in followed},
+        follows={one.group for one in followed} | {one.group for one in after},
     )
     try:
         check_access(settings, needs)
@@ -103,11 +105,42 @@ def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
     consumers = app.consumers if "consumers" in parts else []
     written = app.topics.values() if "relay" in parts else []
     topics = {one.topic for one in consumers} | {topic.name for topic in written}
+    topics |= {one.topic for declared in consumers for one in declared.after}
     # From here on each part copes by itself if Kafka has gone away meanwhile.
     with contextlib.suppress(UnavailableError):
         found = list_partitions(app.settings, topics)
         if missing := sorted(name for name in topics if not found[name]):
             telemetry.warn(MISSING, str(missing_topics(app.settings, missing)))
+
+
+def check_dependencies(app: App, parts: Collection[str]) -> None:
+    """Refuse consumers of a topic that is not cut like the one of their dependencies.
+
+    Raises:
+        ConfigurationError: the topics have different numbers of partitions.
+        UnavailableError: no broker answers.
+    """
+    consumers = app.consumers if "consumers" in parts else []
+    pairs = {
+        (declared.topic, one.topic)
+        for declared in consumers
+        for one in declared.after
+        if one.topic != declared.topic
+    }
+    if not pairs:
+        return
+    counts = list_partitions(app.settings, {topic for pair in pairs for topic in pair})
+    for topic, other in sorted(pairs):
+        # Of a missing topic nothing is known: the gate stays closed.
+        if counts[topic] and counts[other] and counts[topic] != counts[other]:
+            raise ConfigurationError(
+                f"the consumer of {topic!r}, which has {counts[topic]} partitions, "
+                f"waits for groups that read {other!r}, which has {counts[other]}: one "
+                "partition would wait for several, and a slow one hold up records that "
+                "have nothing to do with it. Give both topics the same number of "
+                "partitions and the same keys, or wait for groups that read "
+                f"{topic!r}"
+            )
 
 
 def check_model_tables(database: Database, app: App, parts: Collection[str]) -> None:

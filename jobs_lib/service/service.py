@@ -33,6 +33,7 @@ from jobs_lib.service.parts import PartMaker
 from jobs_lib.service.preparation import (
     PARTS,
     can_reach_kafka,
+    check_dependencies,
     check_model_tables,
     check_parts,
     choose_origins,
@@ -110,6 +111,9 @@ class Service:
         self._executor: Executor | None = None
         self.positions: Positions | None = None
         """What Kafka says of groups and topics; None without consumers."""
+        self._dependencies: Positions | None = None
+        """How far the groups are that consumers wait for; None if they wait for none.
+        """
         self._stopping = threading.Event()
         self._metrics = self._make_metrics()
         settings = self.settings
@@ -176,12 +180,18 @@ class Service:
         self._patiently(lambda: self._start_part(self.process))
         if executes:
             self._patiently(partial(self._refuse_others, not chosen))
-        maker = PartMaker(
-            self.app, self.database, self.process, installation, self._fail
-        )
-        owners = [maker.make_consumer(*group) for group in groups.items()]
         if groups:
             self.positions = Positions(self.settings, min(groups))
+            self._dependencies = self._make_dependencies(min(groups))
+        maker = PartMaker(
+            self.app,
+            self.database,
+            self.process,
+            installation,
+            self._fail,
+            self._dependencies,
+        )
+        owners = [maker.make_consumer(*group) for group in groups.items()]
         if executes:
             members = [owner.member for owner in owners if owner.member is not None]
             executor = maker.make_executor(is_measured=self._metrics is not None)
@@ -211,6 +221,7 @@ class Service:
             partial(check_model_tables, self.database, self.app, self.parts)
         )
         reaches = can_reach_kafka(self.app, self.parts, sidecar=self._sidecar)
+        self._patiently(partial(check_dependencies, self.app, self.parts))
         self._patiently(self.app.load_schemas)
         self._declare_topics()
         check_parts(self.app, self.parts)
@@ -235,11 +246,19 @@ class Service:
             yield self._metrics
         if self.positions is not None:
             yield self.positions
+        if self._dependencies is not None:
+            yield self._dependencies
         yield from [owner.worker for owner in self._owners]
         yield from [owner.ownership for owner in self._owners]
         yield from [owner.member for owner in self._owners if owner.member is not None]
         if ticks:
             yield Scheduler(self.database, self.app.schedules.values())
+
+    def _make_dependencies(self, group: str) -> Positions | None:
+        """What says how far other groups are: it has an interval of its own."""
+        if not any(one.after for one in self.app.consumers):
+            return None
+        return Positions(self.settings, group, interval=self.settings.gate_refresh)
 
     def _describe_process(
         self, groups: Iterable[str], *, executes: bool, relays: bool

@@ -52,6 +52,9 @@
                        next_offset                   were lost: it goes on from there
     offset.lost        group, origin, next_offset,   the partition has no record there,
                        start, end, error             and stands still
+    gate.closed        group, count, origin, after,  so many partitions wait for other
+                       seconds, reason               groups; the longest one is named
+    gate.opened        group, seconds                none of these waits any more
     topic.replaced     group, origin, next_offset,   its topic was deleted and made
                        error                         anew; it stands still
     loop.failed        loop, error, sqlstate         and goes on
@@ -120,6 +123,8 @@ _LOGGED = {
     "record.missing": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,
+    "gate.closed": logging.WARNING,
+    "gate.opened": logging.INFO,
     "topic.replaced": logging.ERROR,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,

@@ -1,0 +1,501 @@
+"""Records that wait until other groups have handled them, on a real Kafka."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs_lib import ConfigurationError, Exact
+from jobs_lib.consuming import gated as module
+from jobs_lib.service.service import Service
+from tests.support.apps import heard, running
+from tests.support.groups import Group
+from tests.support.records import key_of, produce, read_committed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib import App
+    from jobs_lib.consuming.progress import Progress
+
+REFRESH = 0.05
+SHORT = 0.3
+
+
+@pytest.fixture
+def group(bootstrap_servers) -> Iterator[Callable[[], Group]]:
+    """A function that makes a group that others wait for."""
+    made: list[Group] = []
+
+    def make_group() -> Group:
+        made.append(Group(bootstrap_servers))
+        return made[-1]
+
+    yield make_group
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def short(monkeypatch) -> None:
+    """Let go what waits, and tell of it, after a short time."""
+    monkeypatch.setattr(module, "_KEEP_SECONDS", SHORT)
+    monkeypatch.setattr(module, "_TELL_SECONDS", SHORT)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.05)
+
+
+def declare(app: App, name: str, seen: str, after: Any, **options: Any) -> str:
+    """Declare a consumer that notes its records; returns its group."""
+    own = options.pop("group", f"{name}-own")
+
+    @app.consumer(name, group=own, after=after, **options)
+    def handle(record, conn) -> None:
+        conn.execute(seen, (record.partition, record.value))
+
+    return own
+
+
+def find(service: Service, partition: int = 0) -> Progress | None:
+    """The progress of a partition that the service's first consumer owns."""
+    consumer: Any = next(
+        one.worker for one in service._owners if one.measures is not None
+    )
+    for (_, number), progress in dict(consumer._partitions).items():
+        if number == partition:
+            found: Progress = progress
+            return found
+    return None
+
+
+def is_held(service: Service, partition: int = 0, *, at: int | None = None) -> bool:
+    """Whether the partition waits, by default at any record."""
+    progress = find(service, partition)
+    held = None if progress is None else progress.held
+    return held is not None and at in (
+        None,
+        next(iter(held.places.values())).offset,
+    )
+
+
+def is_let_go(service: Service, partition: int = 0) -> bool:
+    """Whether it waits without records in memory."""
+    progress = find(service, partition)
+    assert progress is not None
+    return progress.held is not None and progress.paused and not progress.waiting
+
+
+@pytest.mark.guarantee("K1", "K9", "I29", "I30")
+def test_each_record_waits_until_all_groups_have_passed_it(
+    make, admin, bootstrap_servers, topic, group, wait_for
+):
+    name, groups, count = topic(3), [group(), group()], 20
+    app = make(gate_refresh=REFRESH)
+    seen: list[tuple[int, int]] = []
+
+    @app.consumer(name, group=f"{name}-own", after=[(name, g.name) for g in groups])
+    def handle(record, conn) -> None:
+        for one in groups:
+            assert one.read(name, record.partition) > record.offset
+        seen.append((record.partition, record.offset))
+
+    for partition in range(3):
+        records = [(key_of(partition, 3), n) for n in range(count)]
+        produce(bootstrap_servers, name, records)
+    at = [{0: 0, 1: 0, 2: 0} for _ in groups]
+    chosen = random.Random(7)
+    with heard("record.failed") as failed, running(app, "consumers"):
+        while any(min(one.values()) < count for one in at):
+            number = chosen.randrange(2)
+            partition = chosen.choice(
+                [p for p in at[number] if at[number][p] < count] or [0]
+            )
+            step = at[number][partition] + chosen.randint(1, 5)
+            at[number][partition] = min(count, step)
+            groups[number].commit_one(name, {partition: at[number][partition]})
+        wait_for(lambda: len(seen) == 3 * count, timeout=30, what="the last one is in")
+    assert not failed
+    for partition in range(3):
+        assert [o for p, o in seen if p == partition] == [*range(count)]
+
+
+@pytest.mark.guarantee("K10", "K7", "K2")
+def test_the_committed_offset_is_the_first_that_is_held(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    name, other = topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, name, seen, [(name, other.name)])
+    produce(bootstrap_servers, name, [("k", n) for n in range(8)])
+    other.commit(name, 5)
+    with running(app, "consumers") as service:
+        wait_for(lambda: is_held(service, at=5), timeout=30, what="5 is held")
+        assert read_seen() == [*range(5)]
+        other.commit(name, 6)
+        wait_for(lambda: is_held(service, at=6), timeout=30, what="6 is held")
+        assert read_seen() == [*range(6)]
+    # It goes on with the same record after a restart.
+    other.commit(name, 8)
+    with running(app, "consumers"):
+        wait_for(lambda: read_seen() == [*range(8)], timeout=30, what="all are in")
+
+
+@pytest.mark.guarantee("K11", "K20", "FK16")
+def test_a_group_that_nobody_knows_holds_everything_and_is_named(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, short, wait_for
+):
+    name, other = topic(4), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, name, seen, [(name, other.name)])
+    for partition in range(4):
+        produce(bootstrap_servers, name, [(key_of(partition, 4), partition)])
+    with (
+        heard("gate.closed", "gate.opened") as told,
+        running(app, "consumers") as service,
+    ):
+        wait_for(lambda: told, timeout=30, what="it is told")
+        (measures,) = service._find_measures()
+        wait_for(lambda: len(measures.find_waits()) == 4, what="all partitions wait")
+        waits = measures.find_waits()
+        assert {one.after for one in waits} == {other.name}
+        assert {one.partition for one in waits} == {(name, n) for n in range(4)}
+        assert min(one.seconds for one in waits) >= 0
+        assert sum(map(len, map(read_seen, range(4)))) == 0
+        other.commit(name, 1, 1, 1, 1)
+        wait_for(lambda: len(told) > 1, timeout=30, what="it is open")
+        wait_for(
+            lambda: sum(map(len, map(read_seen, range(4)))) == 4, what="all are in"
+        )
+    (_, fields), (_, opened) = told
+    assert [event for event, _ in told] == ["gate.closed", "gate.opened"]
+    assert fields["after"] == other.name
+    assert fields["group"] == opened["group"] == f"{name}-own"
+    assert 1 <= fields["count"] <= 4
+    assert fields["seconds"] >= SHORT
+    assert f"{other.name!r} has committed nothing of {name!r}" in fields["reason"]
+
+
+@pytest.mark.guarantee("K12", "FK17")
+def test_a_group_that_is_set_back_holds_the_consumer_again(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    name, other = topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, name, seen, [(name, other.name)])
+    produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+    other.commit(name, 100)
+    with running(app, "consumers") as service:
+        wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
+        other.commit(name, 0)
+        asked: Any = service._dependencies
+        wait_for(
+            lambda: asked.ask_committed(other.name, name).offsets == {0: 0},
+            what="the answer has come",
+        )
+        produce(bootstrap_servers, name, [("k", 3)])
+        wait_for(lambda: is_held(service, at=3), timeout=30, what="it is held")
+        other.commit(name, 3)
+        other.commit(name, 4)
+        wait_for(lambda: read_seen() == [0, 1, 2, 3], timeout=30, what="it goes on")
+
+
+@pytest.mark.guarantee("K13", "K15", "K9")
+def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, short, wait_for
+):
+    name, other = topic(2), group()
+    app = make(gate_refresh=REFRESH, heartbeat_interval=0.1, stale_after=1.0)
+    own = declare(app, name, seen, [(name, other.name)])
+    keys = [key_of(partition, 2) for partition in range(2)]
+    produce(bootstrap_servers, name, [(keys[0], n) for n in range(9)])
+    other.commit(name, 4, 1_000)
+    with running(app, "consumers") as service:
+        wait_for(
+            lambda: is_held(service, at=4) and is_let_go(service),
+            timeout=30,
+            what="its records are let go",
+        )
+        produce(bootstrap_servers, name, [(keys[1], n) for n in range(50)])
+        wait_for(
+            lambda: read_committed(bootstrap_servers, own, name) == {0: 4, 1: 50},
+            timeout=30,
+            what="the other one flows",
+        )
+        # Kafka hears of positions with each look at the offsets.
+        consumer: Any = service._owners[0].worker
+        looks = consumer._looked_at
+        wait_for(
+            lambda: consumer._looked_at > looks + 10 * 0.1, what="ten more heartbeats"
+        )
+        assert read_committed(bootstrap_servers, own, name) == {0: 4, 1: 50}
+        assert read_seen(0) == [*range(4)]
+        other.commit(name, 9, 1_000)
+        wait_for(lambda: read_seen(0) == [*range(9)], timeout=30, what="it goes on")
+        wait_for(
+            lambda: read_committed(bootstrap_servers, own, name) == {0: 9, 1: 50},
+            timeout=30,
+            what="Kafka is told",
+        )
+
+
+@pytest.mark.guarantee("K17", "K5")
+def test_a_read_model_moves_in_the_leaps_of_its_dependency(
+    make, admin, bootstrap_servers, topic, group, wait_for
+):
+    name, elsewhere, other = topic(1), topic(1), group()
+    app = make(gate_refresh=REFRESH, consumer_block=30)
+    admin.execute("create table rm (id text primary key, version bigint, n int)")
+
+    @app.read_model(
+        name, table="rm", key="id", group=f"{name}-own", after=[(name, other.name)]
+    )
+    def rm(record) -> dict[str, Any]:
+        return {"n": record.value}
+
+    produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(300)])
+    # What the group has done of another topic does not count.
+    other.commit(elsewhere, 300)
+    with heard("records.committed") as committed, running(app, "consumers") as service:
+        for leap in (100, 200, 250):
+            other.commit(name, leap)
+            wait_for(
+                lambda leap=leap: is_held(service, at=leap),
+                timeout=30,
+                what=f"{leap} is held",
+            )
+            (count,) = admin.execute("select count(*) from rm").fetchone()
+            assert count == leap
+    ends = [fields["next_offset"] for _, fields in committed]
+    assert {100, 200, 250} <= {*ends}
+    assert ends == sorted(ends)
+
+
+@pytest.mark.guarantee("K3", "K21")
+def test_nothing_is_handled_that_a_read_model_does_not_have(
+    make, admin, bootstrap_servers, topic, wait_for
+):
+    name, count = topic(4), 10_000
+    app = make(gate_refresh=REFRESH)
+    admin.execute("create table rm (id text primary key, version bigint)")
+    handled: list[int] = []
+
+    @app.read_model(name, table="rm", key="id", group=f"{name}-b")
+    def rm(record) -> dict[str, Any]:
+        return {}
+
+    @app.consumer(name, group=f"{name}-a", per="block", after=[(name, f"{name}-b")])
+    def handle(records, conn) -> None:
+        keys = [record.key for record in records]
+        query = "select count(*) from rm where id = any (%s)"
+        (found,) = conn.execute(query, (keys,)).fetchone()
+        assert found == len(keys)
+        handled.append(found)
+
+    with heard("record.failed") as failed, running(app, "consumers"):
+        produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(count)])
+        wait_for(lambda: sum(handled) == count, timeout=60, what="all are handled")
+    assert not failed
+
+
+@pytest.mark.guarantee("K19")
+def test_each_consumer_waits_for_its_own_groups(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    name, late, quick = topic(1), group(), group()
+    app = make(gate_refresh=REFRESH)
+    handled: list[int] = []
+
+    @app.consumer(name, group=f"{name}-a", after=[(name, quick.name)])
+    def handle_soon(record, conn) -> None:
+        handled.append(record.value)
+
+    after = [(name, late.name), (Exact(name), quick.name)]
+    declare(app, name, seen, after, group=f"{name}-b")
+    produce(bootstrap_servers, name, [("k", n) for n in range(5)])
+    quick.commit(name, 5)
+    late.commit(name, 2)
+    with running(app, "consumers"):
+        wait_for(lambda: read_seen() == [0, 1], timeout=30, what="two are in")
+        wait_for(lambda: handled == [*range(5)], timeout=30, what="the others go on")
+        assert read_seen() == [0, 1]
+        late.commit(name, 5)
+        wait_for(lambda: read_seen() == [*range(5)], timeout=30, what="all are in")
+
+
+@pytest.mark.guarantee("K8")
+def test_the_first_record_of_a_new_partition_needs_no_question(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    name, other = topic(2), group()
+    other.commit(name, 10, 10)
+    apps = [make(gate_refresh=3600.0, pod=f"pod-{n}") for n in range(2)]
+    for app in apps:
+        declare(app, name, seen, [(name, other.name)])
+    with running(apps[0], "consumers") as stays:
+        asked: Any = stays._dependencies
+        rounds: list[str] = []
+        read = asked._kafka.read
+
+        def count(kind: Any, group: str, topics: Any) -> Any:
+            rounds.append(group)
+            return read(kind, group, topics)
+
+        with running(apps[1], "consumers") as leaves:
+            both = (stays, leaves)
+            wait_for(
+                lambda: (
+                    sorted(len(one._owners[0].ownership.owned) for one in both)
+                    == [1, 1]
+                ),
+                timeout=30,
+                what="each has a partition",
+            )
+            wait_for(
+                lambda: asked.ask_committed(other.name, name, within=3600.0),
+                what="the first answer has come",
+            )
+            asked._kafka.read = count
+        for partition in range(2):
+            produce(bootstrap_servers, name, [(key_of(partition, 2), partition)])
+        wait_for(
+            lambda: (read_seen(0), read_seen(1)) == ([0], [1]),
+            timeout=30,
+            what="both are in",
+        )
+    assert not rounds
+
+
+@pytest.mark.guarantee("K9")
+@pytest.mark.parametrize("is_kept", [True, False], ids=["in-memory", "let-go"])
+def test_an_offset_that_is_set_while_a_partition_waits_is_noticed(
+    make,
+    admin,
+    bootstrap_servers,
+    topic,
+    group,
+    seen,
+    read_seen,
+    request,
+    wait_for,
+    is_kept,
+):
+    if not is_kept:
+        request.getfixturevalue("short")
+    name, other = topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, name, seen, [(name, other.name)])
+    produce(bootstrap_servers, name, [("k", n) for n in range(9)])
+    other.commit(name, 5)
+    with heard("offset.moved") as moved, running(app, "consumers") as service:
+        wait_for(lambda: is_held(service, at=5), timeout=30, what="5 is held")
+        if not is_kept:
+            wait_for(lambda: is_let_go(service), timeout=30, what="it is let go")
+        admin.execute("update jobs_lib.offsets set next_offset = 3")
+        wait_for(
+            lambda: read_seen() == [0, 1, 2, 3, 4, 3, 4], timeout=30, what="it is back"
+        )
+        wait_for(lambda: is_held(service, at=5), timeout=30, what="5 is held again")
+        admin.execute("update jobs_lib.offsets set next_offset = 7")
+        wait_for(lambda: is_held(service, at=7), timeout=30, what="7 is held")
+        other.commit(name, 9)
+        wait_for(
+            lambda: read_seen()[-3:] == [4, 7, 8], timeout=30, what="the rest is in"
+        )
+    assert moved[0][1]["next_offset"] == 3
+
+
+@pytest.mark.guarantee("K5")
+def test_a_derived_record_waits_for_groups_on_the_topic_of_its_origin(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    first, derived, other = topic(1), topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, derived, seen, [(first, other.name)])
+    other.commit(first, 41)
+    other.commit(derived, 1_000)
+    with running(app, "consumers") as service:
+        for value, offset in ((0, 7), (1, 40), (2, 41)):
+            header = {"ce_derivedfrom": f"{first}/0/{offset}"}
+            produce(bootstrap_servers, derived, [("k", value)], headers=header)
+        wait_for(lambda: is_held(service, at=41), timeout=30, what="41 is held")
+        assert read_seen() == [0, 1]
+        other.commit(first, 42)
+        wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
+
+
+def test_a_record_that_does_not_say_its_origin_stops_its_partition_or_is_skipped(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    first, derived, other = topic(1), topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, derived, seen, [(first, other.name)])
+    skips = make(gate_refresh=REFRESH)
+    declare(
+        *(skips, derived, seen, [(first, other.name)]),
+        group=f"{derived}-skips",
+        on_error="skip",
+    )
+    other.commit(first, 10)
+    good = {"ce_derivedfrom": f"{first}/0/1"}
+    for value, headers in ((0, good), (1, {}), (2, good)):
+        produce(bootstrap_servers, derived, [("k", value)], headers=headers)
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: len(failed) > 1, timeout=30, what="it is named")
+        assert read_seen() == [0]
+    assert {fields["offset"] for _, fields in failed} == {1}
+    error = failed[0][1]["error"]
+    assert f"{derived}/0 offset 1" in error
+    assert f"{first}/<partition>/<offset>" in error
+    with heard("record.skipped") as skipped, running(skips, "consumers"):
+        wait_for(lambda: read_seen() == [0, 0, 2], timeout=30, what="others go on")
+    assert [fields["offset"] for _, fields in skipped] == [1]
+
+
+def test_topics_that_are_not_cut_alike_are_refused_at_the_start(make, topic, seen):
+    name, first = topic(2), topic(3)
+    app = make()
+    declare(app, name, seen, [(first, "others")])
+    says = (
+        f"{name!r}, which has 2 partitions, .*{first!r}, which has 3.*the same number"
+    )
+    with pytest.raises(ConfigurationError, match=says):
+        Service(app, ("consumers",)).start()
+
+
+def test_consumers_that_wait_for_each_other_are_refused_at_the_start(make, topic, seen):
+    name = topic(1)
+    app = make()
+    declare(app, name, seen, [(name, "b")], group="a")
+    declare(app, name, seen, [(name, "c")], group="b")
+    declare(app, name, seen, [(name, "b")], group="c")
+    says = f"wait for each other for ever: 'b' on '{name}' for 'c' on '{name}' for 'b'"
+    with pytest.raises(ConfigurationError, match=says):
+        Service(app, ("consumers",)).start()
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("K14", "K15")
+def test_waiting_for_longer_than_the_poll_interval_costs_no_rebalance(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, short, wait_for
+):
+    name, other = topic(1), group()
+    app = make(
+        gate_refresh=REFRESH,
+        session_timeout=6.0,
+        kafka={"max.poll.interval.ms": "6000"},
+    )
+    declare(app, name, seen, [(name, other.name)])
+    produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+    with (
+        heard("origins.released", "origins.lost", "loop.failed") as lost,
+        running(app, "consumers") as service,
+    ):
+        wait_for(lambda: is_held(service), timeout=30, what="it is held")
+        until = time.monotonic() + 15
+        wait_for(lambda: time.monotonic() > until, timeout=30, what="time goes by")
+        assert not lost
+        other.commit(name, 3)
+        wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="it goes on")
+        assert not lost

@@ -1,0 +1,422 @@
+"""The gate's decision: what other groups have committed opens it, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from jobs_lib import App, ConfigurationError, Exact
+from jobs_lib.consuming import gated as module
+from jobs_lib.consuming.gate import (
+    Dependency,
+    Gate,
+    Held,
+    Place,
+    find_end,
+    find_wait,
+    read_origin,
+)
+from jobs_lib.consuming.gated import Gated
+from jobs_lib.consuming.progress import Progress
+from jobs_lib.consuming.queues import Queues
+from jobs_lib.errors import RecordError
+from jobs_lib.kafka.positions import KnownOffsets
+from jobs_lib.settings import load_settings
+from tests.support.apps import heard
+
+B, C = Dependency("t", "b"), Dependency("t", "c")
+OF_ORIGIN = Dependency("t0", "d")
+
+
+def know(*offsets: int | None) -> KnownOffsets:
+    """An answer with the offset of each partition; None where there is none."""
+    found = {number: at for number, at in enumerate(offsets) if at is not None}
+    return KnownOffsets(len(offsets), found, time.monotonic())
+
+
+class FakeMessage:
+    """A record of the topic t, as Kafka's client gives it."""
+
+    def __init__(self, offset: int, partition: int, origin: str | None) -> None:
+        self._place = (partition, offset)
+        self._headers = [("ce_derivedfrom", (origin or "").encode())]
+        if origin is None:
+            self._headers = []
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self._place[0]
+
+    def offset(self) -> int:
+        return self._place[1]
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._headers
+
+    def __len__(self) -> int:
+        return 1
+
+
+def make_message(offset: int, partition: int = 0, origin: str | None = None) -> Any:
+    """Make a record of the topic t."""
+    return FakeMessage(offset, partition, origin)
+
+
+@pytest.mark.guarantee("K6")
+def test_the_slowest_group_counts_for_each_partition():
+    answers = {B: know(30, 30, 10), C: know(23, 52, 15)}
+    assert [find_end((B, C), answers, number) for number in range(3)] == [23, 30, 10]
+    gate = Gate("t", (B, C))
+    waits = [gate.find_wait({"t": Place(number, 99)}, answers) for number in range(3)]
+    assert [wait and wait.dependency for wait in waits] == [C, B, B]
+    assert [wait and wait.behind for wait in waits] == [77, 70, 90]
+
+
+@pytest.mark.guarantee("K10")
+def test_a_committed_offset_is_the_first_that_waits():
+    gate, answers = Gate("t", (B,)), {B: know(5)}
+    assert gate.find_wait({"t": Place(0, 4)}, answers) is None
+    assert gate.find_wait({"t": Place(0, 5)}, answers) is not None
+    block = [make_message(offset) for offset in (2, 4, 5, 9)]
+    assert gate.count_open(block, answers) == 2
+    assert gate.count_open(block[:2], answers) == 2
+    assert gate.count_open(block[2:], answers) == 0
+    assert gate.count_open(block, {B: know(10)}) == 4
+
+
+@pytest.mark.guarantee("K11", "K18", "FK16")
+@pytest.mark.parametrize(
+    ("answer", "state", "says"),
+    [
+        (None, "unknown", "Kafka does not say how far the group 'b' is in 't'"),
+        (know(None, None), "missing", "'b' has committed nothing of 't': does it run"),
+        (know(None, 7), "waits", "'b' is at offset 0 of t/0, and has to pass 0"),
+        (know(0, 7), "waits", "'b' is at offset 0 of t/0, and has to pass 0"),
+    ],
+    ids=["no answer", "unknown group", "no commit", "nothing read"],
+)
+def test_what_is_not_known_is_closed(answer, state, says):
+    gate, answers = Gate("t", (B, C)), {B: answer, C: know(9, 9)}
+    assert gate.count_open([make_message(0)], answers) == 0
+    wait = gate.find_wait({"t": Place(0, 0)}, answers)
+    assert wait is not None
+    assert (wait.state, wait.dependency) == (state, B)
+    assert says in wait.explain()
+    assert find_wait(B, know(1), Place(0, 0)) is None
+
+
+def test_a_partition_that_the_other_topic_does_not_have_is_closed():
+    assert find_end((B,), {B: know(9)}, 1) == 0
+
+
+def test_a_group_of_which_nothing_is_known_is_named_before_one_that_is_far_behind():
+    gate, answers = Gate("t", (B, C)), {B: know(1, 1), C: know(None, None)}
+    wait = gate.find_wait({"t": Place(0, 1_000)}, answers)
+    assert wait is not None
+    assert wait.dependency == C
+
+
+@pytest.mark.guarantee("K5")
+def test_a_derived_record_is_judged_by_both_topics():
+    gate = Gate("t", (B, OF_ORIGIN))
+    block = [
+        make_message(offset, origin=f"t0/{part}/{at}")
+        for offset, part, at in ((0, 0, 7), (1, 1, 3), (2, 0, 8), (3, 0, 1))
+    ]
+    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(8, 4)}) == 2
+    assert gate.count_open(block, {B: know(1), OF_ORIGIN: know(8, 4)}) == 1
+    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(8, 3)}) == 1
+    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(9, 4)}) == 4
+    assert gate.locate(block[1]) == {"t": Place(0, 1), "t0": Place(1, 3)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "t0", "t0/0", "t1/0/1", "t0/0/-1", "t0/x/1", "t0/0/1/2", "t0/0/²"],
+)
+def test_an_origin_that_is_no_place_of_the_topic_is_refused(text):
+    with pytest.raises(RecordError, match=r"t/0 offset 6 .*t0/<partition>/<offset>"):
+        read_origin(make_message(6, origin=text), "t0")
+
+
+def test_records_before_one_without_an_origin_go_first():
+    gate, answers = Gate("t", (OF_ORIGIN,)), {OF_ORIGIN: know(8)}
+    block = [make_message(0, origin="t0/0/7"), make_message(1)]
+    assert gate.count_open(block, answers) == 1
+    with pytest.raises(RecordError):
+        gate.count_open(block[1:], answers)
+
+
+# Partitions that are held
+
+
+class Answering:
+    """Gives answers of two groups, and notes for which ages it is asked."""
+
+    def __init__(self, **answers: KnownOffsets | None) -> None:
+        self.answers = answers
+        self.within: list[float] = []
+        self.listen = Mock()
+
+    def ask_committed(
+        self, group: str, topic: str, *, within: float
+    ) -> KnownOffsets | None:
+        self.within.append(within)
+        return self.answers.get(group)
+
+
+@pytest.fixture
+def positions() -> Answering:
+    """Both groups have passed four records of each partition."""
+    return Answering(b=know(4, 4), c=know(4, 4))
+
+
+@pytest.fixture
+def member() -> Any:
+    """A member that notes what it is told."""
+    return Mock()
+
+
+@pytest.fixture
+def queues(member) -> Queues:
+    """Two partitions with ten records each."""
+    queues = Queues(member, 1_000_000)
+    for number in range(2):
+        progress = Progress(("t", number), 1, 0, reading=True, most=100)
+        progress.push([make_message(offset, number) for offset in range(10)])
+        queues.partitions["t", number] = progress
+    return queues
+
+
+@pytest.fixture
+def gated(queues, positions) -> Gated:
+    """What holds these partitions."""
+    declared: Any = [Mock(topic="t", after=(B, C)), Mock(topic="free", after=())]
+    return Gated("a", declared, queues, positions, refresh=2.0)
+
+
+def hold(gated: Gated, queues: Queues, number: int = 0) -> Progress:
+    """Apply what may be applied of a partition, so that the rest is held."""
+    progress = queues.partitions["t", number]
+    while block := gated.cut(progress, progress.choose()):
+        progress.move((block[-1].offset() or 0) + 1, len(block))
+    return progress
+
+
+@pytest.mark.guarantee("K18")
+def test_an_answer_counts_for_three_refreshes(gated, queues, positions):
+    hold(gated, queues)
+    assert {*positions.within} == {6.0}
+
+
+@pytest.mark.guarantee("K10", "K13")
+def test_no_thread_takes_a_partition_that_is_held(gated, queues):
+    progress = hold(gated, queues)
+    assert progress.stored == 4
+    assert progress.held is not None
+    assert not progress.is_ready(time.monotonic())
+    assert queues.partitions["t", 1].is_ready(time.monotonic())
+
+
+@pytest.mark.parametrize("mark", ["in_doubt", "replaced", "stopped", "range"])
+def test_a_held_partition_is_taken_for_anything_else(gated, queues, mark):
+    progress = hold(gated, queues)
+    setattr(progress, mark, (20, 30) if mark == "range" else True)
+    now = time.monotonic()
+    if mark == "range":
+        # What is in memory goes in first, and it waits.
+        assert not progress.is_ready(now)
+        progress.drop_all()
+    assert progress.is_ready(now)
+
+
+@pytest.mark.guarantee("K7")
+def test_an_answer_opens_what_it_allows(gated, queues, positions, member):
+    first, second = hold(gated, queues, 0), hold(gated, queues, 1)
+    positions.answers["b"] = know(5, 4)
+    gated.judge()
+    assert first.held is not None
+    positions.answers["c"] = know(5, 9)
+    gated.judge()
+    assert first.held is None
+    assert first.is_ready(time.monotonic())
+    assert second.held is not None
+    assert second.held.wait.dependency == B
+    member.begin.assert_not_called()
+    assert [one.offset() for one in gated.cut(first, first.choose())] == [4]
+
+
+def test_a_partition_waits_since_its_record_began_to(gated, queues):
+    progress = hold(gated, queues)
+    assert progress.held is not None
+    progress.held.since -= 100
+    since = progress.held.since
+    gated.cut(progress, progress.choose())
+    assert progress.held.since == since
+
+
+@pytest.mark.guarantee("K15")
+def test_records_of_a_partition_that_waits_for_long_are_read_again(
+    gated, queues, positions, member
+):
+    progress = hold(gated, queues)
+    gated.look()
+    assert len(progress.waiting) == 6
+    assert progress.held is not None
+    progress.held.since -= module._KEEP_SECONDS + 1
+    gated._looked_at = 0.0
+    gated.look()
+    assert not progress.waiting
+    assert not progress.reading
+    member.pause.assert_called_once_with(("t", 0))
+    # Nothing is left to let go.
+    gated._looked_at = 0.0
+    gated.look()
+    member.pause.assert_called_once()
+    member.begin.assert_not_called()
+    positions.answers = {"b": know(9, 9), "c": know(9, 9)}
+    gated.judge()
+    member.begin.assert_called_once_with(("t", 0), 4)
+
+
+def test_a_partition_that_a_thread_has_keeps_its_records(gated, queues):
+    progress = hold(gated, queues)
+    assert progress.held is not None
+    progress.held.since -= module._KEEP_SECONDS + 1
+    progress.busy = True
+    gated.look()
+    assert progress.waiting
+
+
+@pytest.mark.guarantee("K20")
+def test_many_closed_partitions_are_one_event_and_are_not_told_again(gated, queues):
+    held = [hold(gated, queues, number).held for number in range(2)]
+    for number, one in enumerate(held):
+        assert one is not None
+        one.since -= module._TELL_SECONDS + 1 + number
+    with heard("gate.closed", "gate.opened") as told:
+        for _ in range(3):
+            gated._looked_at = 0.0
+            gated.look()
+        assert [event for event, _ in told] == ["gate.closed"]
+        fields = told[0][1]
+        assert (fields["count"], fields["origin"], fields["after"]) == (2, "t/1", "b")
+        for progress in queues.partitions.values():
+            progress.held = None
+        for _ in range(2):
+            gated._looked_at = 0.0
+            gated.look()
+    assert [event for event, _ in told] == ["gate.closed", "gate.opened"]
+    assert told[1][1]["seconds"] >= module._TELL_SECONDS
+
+
+def test_a_topic_without_dependencies_is_free(gated):
+    progress = Progress(("free", 0), 1, 0)
+    block = [make_message(7)]
+    assert gated.cut(progress, block) is block
+
+
+def test_a_record_that_cannot_be_judged_does_not_stay_held(queues, positions):
+    declared: Any = [Mock(topic="t", after=(OF_ORIGIN,))]
+    gated = Gated("a", declared, queues, positions, refresh=1.0)
+    progress = queues.partitions["t", 0]
+    wait: Any = Mock()
+    progress.held = Held({"t0": Place(0, 1)}, wait, time.monotonic())
+    with pytest.raises(RecordError):
+        gated.cut(progress, progress.choose())
+    assert progress.held is None
+
+
+@pytest.mark.guarantee("K15", "FK17")
+def test_a_thousand_held_partitions_are_compared_once_for_each_answer(positions):
+    queues = Queues(Mock(), 1_000_000)
+    positions.answers = {"b": know(*[0] * 1_000), "c": know(*[9] * 1_000)}
+    declared: Any = [Mock(topic="t", after=(B, C))]
+    gated = Gated("a", declared, queues, positions, refresh=1.0)
+    for number in range(1_000):
+        progress = Progress(("t", number), 1, 0, reading=True, most=100)
+        progress.push([make_message(0, number)])
+        queues.partitions["t", number] = progress
+        hold(gated, queues, number)
+    assert queues.take() is None
+    positions.within.clear()
+    gated.judge()
+    assert len(positions.within) == 2
+    positions.listen.assert_called_once_with(gated.judge)
+
+
+# Declarations
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop", settings=load_settings(environment="dev"))
+
+
+def handle(record: Any, conn: Any) -> None: ...
+
+
+@pytest.mark.guarantee("U4")
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("others", "`after` of .* is 'others': give pairs of a topic and a group"),
+        (("orders", "others"), "give pairs"),
+        ([("orders",)], "give pairs"),
+        ([("orders", "g", "h")], "give pairs"),
+        ([("orders", 7)], "give pairs"),
+        (7, "`after` of .* is 7"),
+        ([("no topic", "others")], "'no topic' is no name for a topic"),
+        ([("orders", "")], "'' is no name for a consumer group"),
+        ([("orders", "g")], "waits for its own group.*leave .* out of `after`"),
+        ([("flights", "g")], "waits for its own group"),
+        ([("a", "x"), ("b", "x")], "'a' and 'b', .* one more at most"),
+    ],
+)
+def test_what_is_no_dependency_is_refused(app, given, says):
+    with pytest.raises(ConfigurationError, match=says):
+        app.consumer("orders", group="g", after=given)
+    with pytest.raises(ConfigurationError, match=says):
+        app.read_model("orders", table="t", key="id", group="g", after=given)
+    assert not app.consumers
+
+
+def test_names_are_those_of_the_environment_and_exact_ones_stay(app):
+    after = [("orders", "b"), ("orders", Exact("c")), ("orders", "b")]
+    app.consumer("orders", group="g", after=after)(handle)
+    (declared,) = app.consumers
+    topic = "dev.orders"
+    assert declared.after == (Dependency(topic, "dev.b"), Dependency(topic, "c"))
+
+
+def test_handlers_of_one_topic_and_group_wait_for_the_same(app):
+    app.consumer("orders", group="g", type="a", after=[("orders", "b")])(handle)
+    with pytest.raises(ConfigurationError, match="give them the same after"):
+        app.consumer("orders", group="g", type="b")(handle)
+
+
+def test_a_dependency_has_the_name_that_the_environment_gives_it(app):
+    app.consumer("orders", group="g", after=[("orders", Exact("dev.h"))])(handle)
+    with pytest.raises(ConfigurationError, match="of the environment 'dev'"):
+        app.names_in_kafka()
+
+
+def test_a_longer_circle_is_named_and_other_paths_are_not(app):
+    for group, other in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "b")):
+        app.consumer("orders", group=group, after=[("orders", other)])(handle)
+    on = "on 'dev.orders'"
+    circle = " for ".join(f"'dev.{one}' {on}" for one in ("b", "c", "d", "b"))
+    with pytest.raises(ConfigurationError, match=circle):
+        app.names_in_kafka()
+
+
+def test_two_paths_to_one_group_are_no_circle(app):
+    for group, others in (("a", "bc"), ("b", "d"), ("c", "d")):
+        after = [("orders", other) for other in others]
+        app.consumer("orders", group=group, after=after)(handle)
+    assert "dev.orders" in app.names_in_kafka()
