@@ -22,6 +22,7 @@ from psycopg.rows import class_row
 from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
+from jobs_lib.operating.gates import list_gates
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.verification import (
@@ -71,7 +72,7 @@ COMMANDS = [
 """In this order each command succeeds; the last one runs when no job is left."""
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
-SERVICES += ["readmodel keys", "readmodel switch", "readmodel drop", "where"]
+SERVICES += ["readmodel keys", "readmodel switch", "readmodel drop", "where", "gates"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -395,8 +396,14 @@ def test_all_kinds_of_consumers_work_behind_pgbouncer(
     bounced, admin, bootstrap_servers, topic, wait_for
 ):
     name = topic(2)
-    app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
+    app = make_app(
+        bounced,
+        pgbouncer=True,
+        kafka_bootstrap_servers=bootstrap_servers,
+        gate_refresh=0.05,
+    )
     admin.execute("create table seen (who text, n int, unique (who, n))")
+    admin.execute("create table waited (n int)")
     admin.execute("create table side (id text primary key, n int)")
     insert = "insert into seen values (%s, %s)"
 
@@ -427,6 +434,10 @@ def test_all_kinds_of_consumers_work_behind_pgbouncer(
     def side(record):
         return {"n": record.value}
 
+    @app.consumer(name, group=f"{name}-gated", after=[(name, f"{name}-side")])
+    def handle_gated(record, conn) -> None:
+        conn.execute("insert into waited values (%s)", (record.value,))
+
     wanted = [(who, n) for who in ("async", "block", "plain", "told") for n in range(9)]
 
     def read_seen():
@@ -441,6 +452,13 @@ def test_all_kinds_of_consumers_work_behind_pgbouncer(
                 timeout=60,
                 what=f"all have {n}",
             )
+        wait_for(
+            lambda: admin.execute("select from waited").rowcount == 9,
+            timeout=60,
+            what="the one that waits has all",
+        )
+    for _ in range(_TIMES):
+        assert {part.state for part in list_gates(app)} == {"empty"}
     assert find_refused(failures) == []
     rows = admin.execute("select id, n from side order by id").fetchall()
     assert rows == [(f"k{n}", n) for n in range(9)]

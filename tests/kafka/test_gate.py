@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REFRESH = 0.05
 SHORT = 0.3
+KILLS = 30
 
 
 @pytest.fixture
@@ -499,3 +500,51 @@ def test_waiting_for_longer_than_the_poll_interval_costs_no_rebalance(
         other.commit(name, 3)
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="it goes on")
         assert not lost
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("K4", "K18", "I29", "I30")
+def test_a_consumer_that_waits_outlives_a_broker_that_is_killed_again_and_again(
+    own_broker, database_url, start_process, wait_for
+):
+    name, other = own_broker.create(), Group(own_broker.bootstrap_servers)
+    produce(own_broker.bootstrap_servers, name, [("k", n) for n in range(KILLS + 5)])
+    worker = start_process(
+        *("gated", database_url),
+        topic=name,
+        after=other.name,
+        kafka_bootstrap_servers=own_broker.bootstrap_servers,
+    )
+
+    def read_handled() -> list[int]:
+        lines = [line.split() for line in worker.lines]
+        return [int(words[1]) for words in lines if words[:1] == ["handled"]]
+
+    for kill in range(KILLS):
+        other.commit_soon(name, {0: kill + 1})
+        wait_for(
+            lambda kill=kill: kill in read_handled() or not worker.running,
+            timeout=90,
+            what=lambda kill=kill: f"{kill} is handled\n{worker.output}",
+        )
+        failures = worker.output.count("loop.failed")
+        with own_broker.down():
+            wait_for(
+                lambda failures=failures: (
+                    worker.output.count("loop.failed") > failures or not worker.running
+                ),
+                timeout=90,
+                what="the process has asked in vain",
+            )
+        assert worker.running, worker.output
+        assert read_handled() == [*range(kill + 1)]
+    other.commit_soon(name, {0: KILLS + 5})
+    wait_for(
+        lambda: read_handled() == [*range(KILLS + 5)], timeout=90, what="all are in"
+    )
+    other.close()
+    topics = {
+        one for one in own_broker.admin.list_topics(timeout=10).topics if name in one
+    }
+    assert topics == {name}

@@ -11,7 +11,9 @@ plain = App("plain")
 states = app.topic("guarded-states", value=int, compacted=True)
 
 
-@app.consumer("guarded", group="guarded-group", repeatable=True)
+@app.consumer(
+    "guarded", group="guarded-group", repeatable=True, after=[("guarded", "others")]
+)
 def handle(record: Any, connection: Any) -> None:
     """Do nothing."""
 

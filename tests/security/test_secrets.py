@@ -59,7 +59,7 @@ COMMANDS = [
     *(f"reexport start things --rate 60 --engine sql --app {APP}",),
     *(f"reexport {one} things --app {APP}" for one in ("status", "pause", "resume")),
     *(f"reexport rate things 90 --app {APP}", f"reexport cancel things --app {APP}"),
-    f"where {APP} guarded-states a",
+    *(f"where {APP} guarded-states a", f"gates {APP}"),
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]
 AWAY = ("@nowhere.invalid/d", "@127.0.0.1:1/d")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tests.support.waiting import wait_for
 
 
 class Group:
@@ -29,6 +31,18 @@ class Group:
         """Commit offsets by partition."""
         places = [TopicPartition(topic, *place) for place in offsets.items()]
         self._client.commit(offsets=places, asynchronous=False)
+
+    def commit_soon(self, topic: str, offsets: dict[int, int]) -> None:
+        """The same, once the broker has come back."""
+
+        def commit() -> bool:
+            try:
+                self.commit_one(topic, offsets)
+            except KafkaException:
+                return False
+            return True
+
+        wait_for(commit, timeout=60, what="the broker takes the offsets")
 
     def read(self, topic: str, partition: int) -> int:
         """Ask the broker how far the group is; negative if it has committed nothing."""

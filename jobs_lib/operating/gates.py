@@ -1,0 +1,157 @@
+"""Show for which groups the consumers of an app wait, and how far those are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from jobs_lib.consuming.gate import Place, find_wait, read_origin
+from jobs_lib.errors import RecordError
+from jobs_lib.kafka.places import find_places, read_committed
+from jobs_lib.kafka.positions import KnownOffsets
+from jobs_lib.kafka.reader import PartsReader, Span
+from jobs_lib.operating.session import bounded
+from jobs_lib.postgres.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from confluent_kafka import Message
+
+    from jobs_lib.app import App
+    from jobs_lib.consuming.gate import Dependency
+    from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.settings import Settings
+
+State = Literal["open", "waits", "missing", "empty", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatePart:
+    """How far one group is that a partition of a consumer waits for."""
+
+    group: str
+    """The consumer's."""
+    topic: str
+    partition: int
+    offset: int
+    """The offset to go on from."""
+    after_topic: str
+    after: str
+    """The group to wait for."""
+    committed: int | None
+    """The next offset that this group reads there; None if it has committed none."""
+    needs: int | None
+    """The lowest offset that lets the next record be handled; None if that is not
+    known."""
+    state: State
+    """``open``: the next record may be handled. ``waits``: the group is behind it.
+    ``missing``: the group has committed nothing of its topic. ``empty``: there is no
+    next record. ``unknown``: the next record does not say of which one it was made."""
+
+
+def list_gates(app: App) -> list[GatePart]:
+    """List what the consumers of an app wait for, by consumer, partition and group.
+
+    Raises:
+        TopicError: a topic does not exist, or is not visible.
+        UnavailableError: the database or Kafka does not answer.
+    """
+    database = Database.of(app.settings)
+    found: list[GatePart] = []
+    for declared in sorted(app.consumers, key=lambda one: (one.topic, one.group)):
+        if declared.after:
+            parts = _list_parts(app.settings, database, declared)
+            found += sorted(parts, key=lambda part: part.partition)
+    return found
+
+
+def _list_parts(
+    settings: Settings, database: Database, declared: Subscription
+) -> Iterator[GatePart]:
+    topic = declared.topic
+    starts = find_places(settings, topic, "start")
+    stored = _read_stored(database, declared, starts)
+    ends = find_places(settings, topic, "end")
+    left = {
+        (topic, number): Span(max(start, stored.get(number, start)), ends[number])
+        for number, start in starts.items()
+    }
+    firsts: dict[int, Message] = {}
+    if any(one.topic != topic for one in declared.after):
+        firsts = _read_firsts(settings, declared.group, left)
+    for one in declared.after:
+        answer = _ask(settings, one)
+        for (_, number), span in left.items():
+            offset = stored.get(number, span.start or 0)
+            place: Place | None = Place(number, offset)
+            if one.topic != topic:
+                place = _find_origin(firsts.get(number), one.topic)
+            is_last = offset >= span.end
+            yield GatePart(
+                group=declared.group,
+                topic=topic,
+                partition=number,
+                offset=offset,
+                after_topic=one.topic,
+                after=one.group,
+                committed=answer.offsets.get(place.partition if place else number),
+                needs=None if is_last or place is None else place.offset + 1,
+                state=_find_state(one, answer, place, is_last=is_last),
+            )
+
+
+def _find_state(
+    one: Dependency, answer: KnownOffsets, place: Place | None, *, is_last: bool
+) -> State:
+    if not answer.offsets:
+        return "missing"
+    if is_last:
+        return "empty"
+    if place is None:
+        return "unknown"
+    return "waits" if find_wait(one, answer, place) else "open"
+
+
+def _ask(settings: Settings, one: Dependency) -> KnownOffsets:
+    offsets = read_committed(settings, one.group, one.topic)
+    return KnownOffsets(len(offsets), offsets, time.monotonic())
+
+
+def _read_stored(
+    database: Database, declared: Subscription, numbers: Iterable[int]
+) -> dict[int, int]:
+    """Read the offsets in the database, which count for the consumer."""
+    partitions = [*numbers]
+    names = {
+        "group": declared.group,
+        "topics": [declared.topic] * len(partitions),
+        "partitions": partitions,
+    }
+    with database.connect("gates") as connection, bounded(connection, database):
+        rows = connection.execute(database.queries["read_offsets"], names).fetchall()
+    return {number: at for _, number, at in rows if at is not None}
+
+
+def _read_firsts(
+    settings: Settings, group: str, spans: Mapping[tuple[str, int], Span]
+) -> dict[int, Message]:
+    """Read the first record of each part that has one."""
+    open_ = {one: span for one, span in spans.items() if (span.start or 0) < span.end}
+    firsts: dict[int, Message] = {}
+    with PartsReader(settings, open_, group) as reader:
+        for (_, number), messages in reader:
+            firsts.setdefault(number, messages[0])
+            if len(firsts) == len(open_):
+                break
+    return firsts
+
+
+def _find_origin(message: Message | None, topic: str) -> Place | None:
+    if message is None:
+        return None
+    try:
+        return read_origin(message, topic)
+    except RecordError:
+        return None

@@ -1,0 +1,143 @@
+"""The command that shows for which groups consumers wait."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from jobs_lib.cli.main import cli
+from jobs_lib.errors import TopicError, UnavailableError
+from jobs_lib.operating.gates import list_gates
+from tests.support.apps import make_app, running
+from tests.support.groups import Group
+from tests.support.records import key_of, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib import App
+
+APP = "service_of_gates:app"
+
+
+@pytest.fixture
+def other(bootstrap_servers) -> Iterator[Group]:
+    """A group that a consumer waits for."""
+    group = Group(bootstrap_servers)
+    yield group
+    group.close()
+
+
+def declare(app: App, name: str, *after: tuple[str, str]) -> None:
+    @app.consumer(name, group=f"{name}-own", after=after)
+    def handle(record, conn) -> None: ...
+
+
+def shorten(app: App) -> list[tuple[Any, ...]]:
+    """What the command shows, without the names of the consumer."""
+    return [
+        (
+            part.partition,
+            part.offset,
+            part.after,
+            part.committed,
+            part.needs,
+            part.state,
+        )
+        for part in list_gates(app)
+    ]
+
+
+@pytest.mark.guarantee("K20", "K11", "FK16")
+def test_each_partition_shows_what_each_group_lacks(
+    make, admin, bootstrap_servers, topic, other, wait_for, read_offsets, monkeypatch
+):
+    name = topic(3)
+    app = make(gate_refresh=0.05)
+    declare(app, name, (name, other.name), (name, "nobody"))
+    for partition in range(2):
+        records = [(key_of(partition, 3), n) for n in range(4)]
+        produce(bootstrap_servers, name, records)
+    other.commit_one(name, {1: 1})
+    waits = (None, 1, "missing")
+    assert shorten(app) == [
+        (0, 0, other.name, None, 1, "waits"),
+        (0, 0, "nobody", *waits),
+        (1, 0, other.name, 1, 1, "open"),
+        (1, 0, "nobody", *waits),
+        (2, 0, other.name, None, None, "empty"),
+        (2, 0, "nobody", None, None, "missing"),
+    ]
+    free = make(gate_refresh=0.05)
+    declare(free, name, (name, other.name))
+    other.commit(name, 2, 4)
+    with running(free, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 2, 1: 4}, timeout=30, what="stored")
+    assert shorten(free) == [
+        (0, 2, other.name, 2, 3, "waits"),
+        (1, 4, other.name, 4, None, "empty"),
+        (2, 0, other.name, None, None, "empty"),
+    ]
+    module: Any = types.ModuleType("service_of_gates")
+    module.app = free
+    monkeypatch.setitem(sys.modules, "service_of_gates", module)
+    result = CliRunner().invoke(cli, ["gates", APP, "--json"])
+    assert result.exit_code == 0
+    first = json.loads(result.output)[0]
+    assert first == {
+        "group": f"{name}-own",
+        "topic": name,
+        "partition": 0,
+        "offset": 2,
+        "after_topic": name,
+        "after": other.name,
+        "committed": 2,
+        "needs": 3,
+        "state": "waits",
+    }
+    table = CliRunner().invoke(cli, ["gates", APP])
+    assert other.name in table.output
+    refused = CliRunner().invoke(cli, ["gates", APP, "--json", "--watch", "1"])
+    assert "--json prints once" in str(refused.exception)
+
+
+def test_a_derived_record_shows_its_place_in_the_topic_of_its_origin(
+    make, bootstrap_servers, topic, other
+):
+    name, first = topic(2), topic(2)
+    app = make()
+    declare(app, name, (first, other.name))
+    for partition, header in ((0, f"{first}/1/7"), (1, "nowhere")):
+        produce(
+            bootstrap_servers,
+            name,
+            [(key_of(partition, 2), 1)],
+            headers={"ce_derivedfrom": header},
+        )
+    other.commit(first, 1, 7)
+    assert shorten(app) == [
+        (0, 0, other.name, 7, 8, "waits"),
+        (1, 0, other.name, 7, None, "unknown"),
+    ]
+    other.commit(first, 1, 8)
+    assert shorten(app)[0] == (0, 0, other.name, 8, 8, "open")
+
+
+def test_an_app_whose_consumers_wait_for_nobody_shows_nothing(make):
+    assert list_gates(make()) == []
+
+
+def test_what_cannot_be_asked_is_named(make, topic, database_url):
+    app = make()
+    declare(app, "not-there", ("not-there", "others"))
+    with pytest.raises(TopicError, match="not-there"):
+        list_gates(app)
+    away = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
+    declare(away, topic(1), ("t", "others"))
+    with pytest.raises(UnavailableError):
+        list_gates(away)
