@@ -11,10 +11,17 @@ plain = App("plain")
 states = app.topic("guarded-states", value=int, compacted=True)
 
 
-@app.consumer(
-    "guarded", group="guarded-group", repeatable=True, after=[("guarded", "others")]
-)
+@app.consumer("guarded", group="guarded-group", repeatable=True)
 def handle(record: Any, connection: Any) -> None:
+    """Do nothing."""
+
+
+@app.consumer(
+    "guarded-states",
+    group="guarded-waiting",
+    after=[("guarded-states", "guarded-others")],
+)
+def wait(record: Any, connection: Any) -> None:
     """Do nothing."""
 
 

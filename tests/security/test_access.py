@@ -137,6 +137,26 @@ def test_a_consumer_that_may_not_read_does_not_start(
     assert "sasl.username" in text
 
 
+def test_a_consumer_that_may_not_ask_how_far_others_are_does_not_start(
+    secured_app, secured_topic, grant
+):
+    topic, other = secured_topic(), secured_topic()
+    grant("alice", "TOPIC", topic, "READ")
+    grant("alice", "GROUP", f"{topic}-group", "READ")
+    app = secured_app()
+
+    @app.consumer(topic, group=f"{topic}-group", after=[(other, "others")])
+    def handle(record, connection) -> None: ...
+
+    assert f"alice' DESCRIBE on the topic '{other}'" in refuse(app, "consumers")
+    grant("alice", "TOPIC", other, "DESCRIBE")
+    text = refuse(app, "consumers")
+    assert "alice' DESCRIBE on the consumer group 'others'" in text
+    grant("alice", "GROUP", "others", "DESCRIBE")
+    with running(app, "consumers"):
+        pass
+
+
 @pytest.mark.expects("loop.failed")
 def test_a_relay_that_may_not_write_does_not_start(
     secured_app, secured_topic, grant, wait_for
