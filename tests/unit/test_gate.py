@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 
 from jobs_lib import App, ConfigurationError, Exact
 from jobs_lib.consuming import gated as module
+from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.gate import (
     Dependency,
     Gate,
@@ -20,15 +22,19 @@ from jobs_lib.consuming.gate import (
     read_origin,
 )
 from jobs_lib.consuming.gated import Gated
-from jobs_lib.consuming.progress import Progress
+from jobs_lib.consuming.measures import Measures
+from jobs_lib.consuming.progress import Ahead, Progress
 from jobs_lib.consuming.queues import Queues
+from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.errors import RecordError
 from jobs_lib.kafka.positions import KnownOffsets
+from jobs_lib.service.metrics import describe_consumers
 from jobs_lib.settings import load_settings
 from tests.support.apps import heard
 
 B, C = Dependency("t", "b"), Dependency("t", "c")
 OF_ORIGIN = Dependency("t0", "d")
+AFTER = [("orders", "b")]
 
 
 def know(*offsets: int | None) -> KnownOffsets:
@@ -115,10 +121,11 @@ def test_a_partition_that_the_other_topic_does_not_have_is_closed():
 
 
 def test_a_group_of_which_nothing_is_known_is_named_before_one_that_is_far_behind():
-    gate, answers = Gate("t", (B, C)), {B: know(1, 1), C: know(None, None)}
-    wait = gate.find_wait({"t": Place(0, 1_000)}, answers)
+    gate = Gate("t", (B, OF_ORIGIN))
+    places = {"t": Place(0, 1_000), "t0": Place(0, 3)}
+    wait = gate.find_wait(places, {B: know(1), OF_ORIGIN: know(None)})
     assert wait is not None
-    assert wait.dependency == C
+    assert wait.dependency == OF_ORIGIN
 
 
 @pytest.mark.guarantee("K5")
@@ -350,6 +357,59 @@ def test_a_thousand_held_partitions_are_compared_once_for_each_answer(positions)
     positions.listen.assert_called_once_with(gated.judge)
 
 
+@pytest.mark.guarantee("K4", "K18")
+def test_kafka_is_asked_again_where_nobody_has_to_wait(gated, positions):
+    gated.look()
+    assert len(positions.within) == 2
+    gated.look()
+    assert len(positions.within) == 2
+
+
+@pytest.mark.guarantee("K12")
+def test_a_block_that_was_read_ahead_is_judged_again(positions, queues):
+    declared: Any = Mock(topic="t", after=(B, C), block=None)
+    consumer = Consumer(
+        *(Mock(), Mock(group="a"), [declared], uuid4()),
+        block=100,
+        block_seconds=1.0,
+        prefetch_bytes=1_000_000,
+        heartbeat=1.0,
+        read_topic_ids=Mock(),
+        dependencies=positions,
+    )
+    progress = queues.partitions["t", 0]
+    block = [*progress.waiting][:4]
+    ahead = progress.ahead = Ahead(block, Mock())
+    assert consumer._choose(progress) == (block, ahead)
+    for committed, left in ((3, block[:3]), (0, [])):
+        positions.answers["c"] = know(committed)
+        progress.ahead = Ahead(block, Mock())
+        assert consumer._choose(progress) == (left, None)
+
+
+@pytest.mark.guarantee("K20")
+def test_metrics_show_how_long_each_partition_waits_and_for_whom(gated, queues):
+    measures = Measures(Mock(group="a"), queues.partitions, queues.changed)
+    measures.gated = frozenset({"t"})
+    for number in range(2):
+        held = hold(gated, queues, number).held
+        assert held is not None
+        held.since -= 60 * (number + 1)
+    (first, second) = measures.find_waits()
+    assert (first.partition, first.after) == (("t", 1), "b")
+    assert 120 <= first.seconds < 180
+    assert 60 <= second.seconds < 120
+    families = {one.name: one for one in describe_consumers([measures], None)}
+    (count,) = families["jobs_lib_consumer_gate_partitions"].samples
+    assert (count.labels, count.value) == ({"group": "a", "topic": "t"}, 2)
+    longest, _ = families["jobs_lib_consumer_gate_seconds"].samples
+    expected = {"group": "a", "topic": "t", "partition": "1", "after": "b"}
+    assert longest.labels == expected
+    assert longest.value >= 120
+    queues.partitions["t", 1].leaving = True
+    assert [one.partition for one in measures.find_waits()] == [("t", 0)]
+
+
 # Declarations
 
 
@@ -395,7 +455,7 @@ def test_names_are_those_of_the_environment_and_exact_ones_stay(app):
 
 
 def test_handlers_of_one_topic_and_group_wait_for_the_same(app):
-    app.consumer("orders", group="g", type="a", after=[("orders", "b")])(handle)
+    app.consumer("orders", group="g", type="a", after=AFTER)(handle)
     with pytest.raises(ConfigurationError, match="give them the same after"):
         app.consumer("orders", group="g", type="b")(handle)
 
@@ -404,6 +464,15 @@ def test_a_dependency_has_the_name_that_the_environment_gives_it(app):
     app.consumer("orders", group="g", after=[("orders", Exact("dev.h"))])(handle)
     with pytest.raises(ConfigurationError, match="of the environment 'dev'"):
         app.names_in_kafka()
+
+
+def test_a_resynchronisation_waits_for_the_same_groups(app):
+    declare = app.read_model("orders", table="t", key="id", group="g", after=AFTER)
+    declare(lambda record: {})
+    (declared,) = app.consumers
+    other = Subscription("orders", Exact("again"), lambda: app.settings)
+    other.copy_model(declared)
+    assert other.after == declared.after == (Dependency("dev.orders", "dev.b"),)
 
 
 def test_a_longer_circle_is_named_and_other_paths_are_not(app):
