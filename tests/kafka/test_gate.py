@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +15,8 @@ from jobs_lib.consuming import gated as module
 from jobs_lib.service.service import Service
 from tests.support.apps import heard, running
 from tests.support.groups import Group
-from tests.support.records import key_of, produce, read_committed
+from tests.support.records import key_of, make_producer, produce, read_committed
+from tests.support.waiting import linger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,6 +60,17 @@ def declare(app: App, name: str, seen: str, after: Any, **options: Any) -> str:
         conn.execute(seen, (record.partition, record.value))
 
     return own
+
+
+def derive(servers: str, topic: str, *origins: str | None) -> None:
+    """Produce records that were made of others; their values are numbers from 0 on."""
+    producer = make_producer(servers)
+    for value, origin in enumerate(origins):
+        headers: dict[str, str | bytes | None] = {}
+        if origin is not None:
+            headers["ce_derivedfrom"] = origin
+        producer.produce(topic, str(value).encode(), "k", headers=headers)
+    assert producer.flush(30) == 0
 
 
 def find(service: Service, partition: int = 0) -> Progress | None:
@@ -105,9 +119,8 @@ def test_each_record_waits_until_all_groups_have_passed_it(
     def count_seen() -> list[int]:
         return [sum(p == number for p, _ in seen) for number in range(3)]
 
-    for partition in range(3):
-        records = [(key_of(partition, 3), n) for n in range(count)]
-        produce(bootstrap_servers, name, records)
+    keys = [key_of(partition, 3) for partition in range(3)]
+    produce(bootstrap_servers, name, [(key, n) for key in keys for n in range(count)])
     at = [{0: 0, 1: 0, 2: 0} for _ in groups]
     chosen = random.Random(7)
     with heard("record.failed") as failed, running(app, "consumers") as service:
@@ -161,8 +174,8 @@ def test_a_group_that_nobody_knows_holds_everything_and_is_named(
     name, other = topic(4), group()
     app = make(gate_refresh=REFRESH)
     declare(app, name, seen, [(name, other.name)])
-    for partition in range(4):
-        produce(bootstrap_servers, name, [(key_of(partition, 4), partition)])
+    keys = [key_of(partition, 4) for partition in range(4)]
+    produce(bootstrap_servers, name, [(key, 1) for key in keys])
     with (
         heard("gate.closed", "gate.opened") as told,
         running(app, "consumers") as service,
@@ -369,8 +382,8 @@ def test_the_first_record_of_a_new_partition_needs_no_question(
                 what="the first answer has come",
             )
             asked._kafka.read = count
-        for partition in range(2):
-            produce(bootstrap_servers, name, [(key_of(partition, 2), partition)])
+        keys = [key_of(partition, 2) for partition in range(2)]
+        produce(bootstrap_servers, name, [(keys[0], 0), (keys[1], 1)])
         wait_for(
             lambda: (read_seen(0), read_seen(1)) == ([0], [1]),
             timeout=30,
@@ -428,9 +441,8 @@ def test_a_derived_record_waits_for_groups_on_the_topic_of_its_origin(
     other.commit(first, 41)
     other.commit(derived, 1_000)
     with running(app, "consumers") as service:
-        for value, offset in ((0, 7), (1, 40), (2, 41)):
-            header = {"ce_derivedfrom": f"{first}/0/{offset}"}
-            produce(bootstrap_servers, derived, [("k", value)], headers=header)
+        origins = [f"{first}/0/{offset}" for offset in (7, 40, 41)]
+        derive(bootstrap_servers, derived, *origins)
         wait_for(lambda: is_held(service, at=41), timeout=30, what="41 is held")
         assert read_seen() == [0, 1]
         other.commit(first, 42)
@@ -450,9 +462,7 @@ def test_a_record_that_does_not_say_its_origin_stops_its_partition_or_is_skipped
         on_error="skip",
     )
     other.commit(first, 10)
-    good = {"ce_derivedfrom": f"{first}/0/1"}
-    for value, headers in ((0, good), (1, {}), (2, good)):
-        produce(bootstrap_servers, derived, [("k", value)], headers=headers)
+    derive(bootstrap_servers, derived, f"{first}/0/1", None, f"{first}/0/1")
     with heard("record.failed") as failed, running(app, "consumers"):
         wait_for(lambda: len(failed) > 1, timeout=30, what="it is named")
         assert read_seen() == [0]
@@ -511,6 +521,52 @@ def test_waiting_for_longer_than_the_poll_interval_costs_no_rebalance(
         other.commit(name, 3)
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="it goes on")
         assert not lost
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("K15")
+def test_a_million_records_that_wait_need_no_more_memory_than_the_first(
+    database_url, bootstrap_servers, topic, group, start_process, wait_for
+):
+    name, other = topic(4), group()
+    other.commit(name, 0, 0, 0, 0)
+    worker = start_process(
+        *("gated", database_url),
+        topic=name,
+        after=other.name,
+        kafka_bootstrap_servers=bootstrap_servers,
+    )
+
+    def fill(count: int) -> None:
+        producer = make_producer(bootstrap_servers)
+        for number in range(count):
+            producer.produce(name, b"1" * 100, partition=number % 4)
+            if not number % 10_000:
+                producer.flush(30)
+        assert producer.flush(30) == 0
+
+    def read_rss() -> float:
+        """The process's memory in MB."""
+        text = Path(f"/proc/{worker.pid}/status").read_text(encoding="utf-8")
+        found = re.search(r"VmRSS:\s+(\d+)", text)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    fill(200_000)
+    wait_for(
+        lambda: "gate.closed" in worker.output,
+        timeout=60,
+        what="the records are let go",
+    )
+    before = read_rss()
+    fill(800_000)
+    highest = 0.0
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        highest = max(highest, read_rss())
+        linger(0.1)
+    assert highest < before + 10
+    assert not [line for line in worker.lines if line.startswith("handled")]
 
 
 @pytest.mark.slow
