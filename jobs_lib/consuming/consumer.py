@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
@@ -316,8 +317,10 @@ class Consumer:
             with self._changed:
                 block, ahead = self._choose(progress)
         except RecordError as error:
-            first = [progress.waiting[0]]
-            self._failures.note(connection, progress, first, 0, error)
+            with self._changed:
+                first = [*islice(progress.waiting, 1)]
+            if first:
+                self._failures.note(connection, progress, first, 0, error)
             return
         if not block or not self._prepare(connection, progress, block):
             return

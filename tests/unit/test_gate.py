@@ -374,7 +374,7 @@ def test_a_block_that_was_read_ahead_is_judged_again(positions, queues):
         block_seconds=1.0,
         prefetch_bytes=1_000_000,
         heartbeat=1.0,
-        read_topic_ids=Mock(),
+        topic_ids=Mock(),
         dependencies=positions,
     )
     progress = queues.partitions["t", 0]
