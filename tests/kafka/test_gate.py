@@ -570,7 +570,7 @@ def test_a_million_records_that_wait_need_no_more_memory_than_the_first(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("K4", "K18", "I29", "I30")
 def test_a_consumer_that_waits_outlives_a_broker_that_is_killed_again_and_again(
