@@ -15,7 +15,12 @@ import click
 from confluent_kafka import libversion
 
 from benchmarks.bench import Bench, choose
-from benchmarks.consume.drain import measure_drain, measure_handler, measure_memory
+from benchmarks.consume.drain import (
+    measure_drain,
+    measure_gate,
+    measure_handler,
+    measure_memory,
+)
 from benchmarks.consume.kills import measure_kills
 from benchmarks.consume.latency import measure_databases, measure_visible
 from benchmarks.consume.peers import PEERS
@@ -30,6 +35,7 @@ from jobs_lib.devstack.kafka import FAST_JVM
 MEASURES = {
     "drain": measure_drain,
     "handler": measure_handler,
+    "gate": measure_gate,
     "visible": measure_visible,
     "databases": measure_databases,
     "memory": measure_memory,

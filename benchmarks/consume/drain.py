@@ -6,8 +6,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import TopicPartition
+
 from benchmarks.consume import peers
-from benchmarks.consume.service import takes_blocks
+from benchmarks.consume.service import OPEN_GROUP, takes_blocks
 from benchmarks.consume.stage import ConsumerError, count_cpu
 from benchmarks.consume.statements import INCOMING, MERGE, REMOVE
 from benchmarks.consume.tables import HANDLED, READ_MODEL, find_difference
@@ -15,12 +17,17 @@ from benchmarks.consume.topics import make_states
 from benchmarks.figures import ratio
 from benchmarks.machine import read_usage
 from benchmarks.ownership.pods import wait_until
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.bench import Bench, Figures, Rows
     from benchmarks.consume.peers import Peer
     from benchmarks.consume.stage import Stage
     from benchmarks.consume.tables import Table
+    from benchmarks.consume.topics import Topic
     from benchmarks.worker import Row
 
 RECORDS = 600_000
@@ -80,6 +87,32 @@ def measure_handler(bench: Bench, stage: Stage) -> Figures:
     }
 
 
+def measure_gate(bench: Bench, stage: Stage) -> Figures:
+    """Insert a row for each record, with a gate that is open, and without one."""
+
+    def open_gate(topic: Topic) -> None:
+        consumer = make_consumer(
+            load_settings(kafka_bootstrap_servers=stage.broker.bootstrap_servers),
+            OPEN_GROUP,
+        )
+        count = len(consumer.list_topics(topic.name).topics[topic.name].partitions)
+        ends = [TopicPartition(topic.name, n, topic.records) for n in range(count)]
+        consumer.commit(offsets=ends, asynchronous=False)
+        consumer.close()
+
+    rows = bench.alternate(
+        {
+            peer.name: partial(drain, bench, stage, peer, HANDLED, prepare=open_gate)
+            for peer in (peers.HANDLER, peers.GATED_HANDLER)
+        }
+    )
+    speeds = {name: rows[name].median("records_s") for name in rows}
+    return {
+        "gated_handler_records_s": speeds["gated_handler"],
+        "gate_open_vs_none": ratio(speeds["gated_handler"], speeds["handler"]),
+    }
+
+
 def measure_memory(bench: Bench, stage: Stage) -> Figures:
     """The memory of a read model's process while many records wait."""
     waiting = partial(
@@ -90,7 +123,13 @@ def measure_memory(bench: Bench, stage: Stage) -> Figures:
 
 
 def drain(
-    bench: Bench, stage: Stage, peer: Peer, table: Table, *, records: int = RECORDS
+    bench: Bench,
+    stage: Stage,
+    peer: Peer,
+    table: Table,
+    *,
+    records: int = RECORDS,
+    prepare: Callable[[Topic], None] = lambda topic: None,
 ) -> Row:
     """Records a second, from the first row that can be read until the last one.
 
@@ -104,6 +143,7 @@ def drain(
     topic = stage.topics.fill(
         int(bench.size(records) * share), int(bench.size(KEYS) * share)
     )
+    prepare(topic)
     with (
         stage.prepared(table) as connection,
         stage.consuming(peer, topic) as running,

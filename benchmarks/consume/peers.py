@@ -84,6 +84,7 @@ def _pin(package: str) -> str:
 READ_MODEL = _ours("read_model")
 HANDLER = _ours("handler")
 BLOCK_HANDLER = _ours("block_handler")
+GATED_HANDLER = _ours("gated_handler")
 TWO_VERSIONS = _ours("two_versions")
 RESYNC = _resync("read_model")
 SLOW_RESYNC = {

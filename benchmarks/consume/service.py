@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TOPIC = os.environ.get("BENCH_TOPIC", "bench")
 GROUP = os.environ.get("BENCH_GROUP", "bench")
+OPEN_GROUP = "bench-open"
 WAIT_SECONDS = 0.001
 
 
@@ -58,6 +59,14 @@ def declare_handler(app: App) -> None:
     """Insert a row for each record."""
 
     @app.consumer(TOPIC, group=GROUP)
+    def handle(record: Record, conn: Connection) -> None:
+        conn.execute(INSERT, _row(record))
+
+
+def declare_gated_handler(app: App) -> None:
+    """Do the same behind a group that has handled everything already."""
+
+    @app.consumer(TOPIC, group=GROUP, after=[(TOPIC, OPEN_GROUP)])
     def handle(record: Record, conn: Connection) -> None:
         conn.execute(INSERT, _row(record))
 
@@ -103,6 +112,7 @@ KINDS = {
     "two_versions": declare_two_versions,
     "handler": declare_handler,
     "block_handler": declare_block_handler,
+    "gated_handler": declare_gated_handler,
 }
 app = App("bench")
 KINDS[os.environ.get("BENCH_KIND", "read_model")](app)
