@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.kafka.positions import KnownOffsets
 
-ORIGIN = "ce_derivedfrom"
+DERIVED_FROM = "ce_derivedfrom"
 """The header with the record's place in the topic that its own is derived from."""
 _PLACE = re.compile(r"([^/]+)/([0-9]{1,10})/([0-9]{1,19})")
 
@@ -172,7 +172,7 @@ class Gate:
     def _locate(self, message: Message, topic: str) -> Place:
         if topic == self._topic:
             return Place(message.partition() or 0, get_offset(message))
-        return read_origin(message, topic)
+        return read_derived_from(message, topic)
 
 
 def find_end(after: Iterable[Dependency], answers: Answers, partition: int) -> int:
@@ -208,19 +208,19 @@ def _order(wait: Wait) -> tuple[bool, int]:
     return wait.state != "waits", wait.behind
 
 
-def read_origin(message: Message, topic: str) -> Place:
+def read_derived_from(message: Message, topic: str) -> Place:
     """Read a record's place in the topic that its own is derived from.
 
     Raises:
         RecordError: its header is missing, or says something else.
     """
-    text = read_header(message, ORIGIN)
+    text = read_header(message, DERIVED_FROM)
     if (place := _PLACE.fullmatch(text or "")) and place[1] == topic:
         return Place(int(place[2]), int(place[3]))
     found = "missing" if text is None else "something else"
     raise RecordError(
         f"the record at {describe(message)} waits for groups that read {topic!r}, and "
-        f"its place there is not known: its header {ORIGIN} is {found}. Its producer "
+        f"its place there is not known: its header {DERIVED_FROM} is {found}. Its producer "
         f"must set it to {topic}/<partition>/<offset> of the record that it was made of"
     )
 

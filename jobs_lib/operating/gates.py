@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jobs_lib.consuming.gate import Place, find_wait, read_origin
+from jobs_lib.consuming.gate import Place, find_wait, read_derived_from
 from jobs_lib.errors import RecordError
 from jobs_lib.kafka.places import find_places, read_committed
 from jobs_lib.kafka.positions import KnownOffsets
@@ -87,7 +87,7 @@ def _list_parts(
             offset = stored.get(number, span.start or 0)
             place: Place | None = Place(number, offset)
             if one.topic != topic:
-                place = _find_origin(firsts.get(number), one.topic)
+                place = _find_derived(firsts.get(number), one.topic)
             is_last = offset >= span.end
             yield GatePart(
                 group=declared.group,
@@ -148,10 +148,10 @@ def _read_firsts(
     return firsts
 
 
-def _find_origin(message: Message | None, topic: str) -> Place | None:
+def _find_derived(message: Message | None, topic: str) -> Place | None:
     if message is None:
         return None
     try:
-        return read_origin(message, topic)
+        return read_derived_from(message, topic)
     except RecordError:
         return None

@@ -58,7 +58,7 @@ def topics(kafka_admin) -> Iterator[None]:
 
 @pytest.mark.guarantee("K5")
 @pytest.mark.usefixtures("topics")
-def test_a_record_that_the_outbox_has_sent_waits_for_its_origin(
+def test_a_record_that_the_outbox_has_sent_waits_for_the_one_it_was_made_of(
     page, database_url, bootstrap_servers, monkeypatch, admin, wait_for
 ):
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)

@@ -62,13 +62,13 @@ def declare(app: App, name: str, seen: str, after: Any, **options: Any) -> str:
     return own
 
 
-def derive(servers: str, topic: str, *origins: str | None) -> None:
+def derive(servers: str, topic: str, *places: str | None) -> None:
     """Produce records that were made of others; their values are numbers from 0 on."""
     producer = make_producer(servers)
-    for value, origin in enumerate(origins):
+    for value, place in enumerate(places):
         headers: dict[str, str | bytes | None] = {}
-        if origin is not None:
-            headers["ce_derivedfrom"] = origin
+        if place is not None:
+            headers["ce_derivedfrom"] = place
         producer.produce(topic, str(value).encode(), "k", headers=headers)
     assert producer.flush(30) == 0
 
@@ -432,7 +432,7 @@ def test_an_offset_that_is_set_while_a_partition_waits_is_noticed(
 
 
 @pytest.mark.guarantee("K5")
-def test_a_derived_record_waits_for_groups_on_the_topic_of_its_origin(
+def test_a_derived_record_waits_for_groups_on_the_common_topic(
     make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
 ):
     first, derived, other = topic(1), topic(1), group()
@@ -441,15 +441,15 @@ def test_a_derived_record_waits_for_groups_on_the_topic_of_its_origin(
     other.commit(first, 41)
     other.commit(derived, 1_000)
     with running(app, "consumers") as service:
-        origins = [f"{first}/0/{offset}" for offset in (7, 40, 41)]
-        derive(bootstrap_servers, derived, *origins)
+        places = [f"{first}/0/{offset}" for offset in (7, 40, 41)]
+        derive(bootstrap_servers, derived, *places)
         wait_for(lambda: is_held(service, at=41), timeout=30, what="41 is held")
         assert read_seen() == [0, 1]
         other.commit(first, 42)
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
 
 
-def test_a_record_that_does_not_say_its_origin_stops_its_partition_or_is_skipped(
+def test_a_record_that_does_not_say_of_what_it_was_made_stops_its_partition_or_is_skipped(
     make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
 ):
     first, derived, other = topic(1), topic(1), group()

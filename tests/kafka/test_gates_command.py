@@ -105,7 +105,7 @@ def test_each_partition_shows_what_each_group_lacks(
     assert "--json prints once" in str(refused.exception)
 
 
-def test_a_derived_record_shows_its_place_in_the_topic_of_its_origin(
+def test_a_derived_record_shows_its_place_in_the_common_topic(
     make, bootstrap_servers, topic, other
 ):
     name, first = topic(2), topic(2)

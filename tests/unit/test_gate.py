@@ -19,7 +19,7 @@ from jobs_lib.consuming.gate import (
     Place,
     find_end,
     find_wait,
-    read_origin,
+    read_derived_from,
 )
 from jobs_lib.consuming.gated import Gated
 from jobs_lib.consuming.measures import Measures
@@ -33,7 +33,7 @@ from jobs_lib.settings import load_settings
 from tests.support.apps import heard
 
 B, C = Dependency("t", "b"), Dependency("t", "c")
-OF_ORIGIN = Dependency("t0", "d")
+OF_COMMON = Dependency("t0", "d")
 AFTER = [("orders", "b")]
 
 
@@ -46,10 +46,10 @@ def know(*offsets: int | None) -> KnownOffsets:
 class FakeMessage:
     """A record of the topic t, as Kafka's client gives it."""
 
-    def __init__(self, offset: int, partition: int, origin: str | None) -> None:
+    def __init__(self, offset: int, partition: int, made_of: str | None) -> None:
         self._place = (partition, offset)
-        self._headers = [("ce_derivedfrom", (origin or "").encode())]
-        if origin is None:
+        self._headers = [("ce_derivedfrom", (made_of or "").encode())]
+        if made_of is None:
             self._headers = []
 
     def topic(self) -> str:
@@ -68,9 +68,9 @@ class FakeMessage:
         return 1
 
 
-def make_message(offset: int, partition: int = 0, origin: str | None = None) -> Any:
+def make_message(offset: int, partition: int = 0, made_of: str | None = None) -> Any:
     """Make a record of the topic t."""
-    return FakeMessage(offset, partition, origin)
+    return FakeMessage(offset, partition, made_of)
 
 
 @pytest.mark.guarantee("K6")
@@ -121,24 +121,24 @@ def test_a_partition_that_the_other_topic_does_not_have_is_closed():
 
 
 def test_a_group_of_which_nothing_is_known_is_named_before_one_that_is_far_behind():
-    gate = Gate("t", (B, OF_ORIGIN))
+    gate = Gate("t", (B, OF_COMMON))
     places = {"t": Place(0, 1_000), "t0": Place(0, 3)}
-    wait = gate.find_wait(places, {B: know(1), OF_ORIGIN: know(None)})
+    wait = gate.find_wait(places, {B: know(1), OF_COMMON: know(None)})
     assert wait is not None
-    assert wait.dependency == OF_ORIGIN
+    assert wait.dependency == OF_COMMON
 
 
 @pytest.mark.guarantee("K5")
 def test_a_derived_record_is_judged_by_both_topics():
-    gate = Gate("t", (B, OF_ORIGIN))
+    gate = Gate("t", (B, OF_COMMON))
     block = [
-        make_message(offset, origin=f"t0/{part}/{at}")
+        make_message(offset, made_of=f"t0/{part}/{at}")
         for offset, part, at in ((0, 0, 7), (1, 1, 3), (2, 0, 8), (3, 0, 1))
     ]
-    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(8, 4)}) == 2
-    assert gate.count_open(block, {B: know(1), OF_ORIGIN: know(8, 4)}) == 1
-    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(8, 3)}) == 1
-    assert gate.count_open(block, {B: know(9), OF_ORIGIN: know(9, 4)}) == 4
+    assert gate.count_open(block, {B: know(9), OF_COMMON: know(8, 4)}) == 2
+    assert gate.count_open(block, {B: know(1), OF_COMMON: know(8, 4)}) == 1
+    assert gate.count_open(block, {B: know(9), OF_COMMON: know(8, 3)}) == 1
+    assert gate.count_open(block, {B: know(9), OF_COMMON: know(9, 4)}) == 4
     assert gate.locate(block[1]) == {"t": Place(0, 1), "t0": Place(1, 3)}
 
 
@@ -146,14 +146,14 @@ def test_a_derived_record_is_judged_by_both_topics():
     "text",
     [None, "", "t0", "t0/0", "t1/0/1", "t0/0/-1", "t0/x/1", "t0/0/1/2", "t0/0/²"],
 )
-def test_an_origin_that_is_no_place_of_the_topic_is_refused(text):
+def test_a_header_that_names_no_place_of_the_topic_is_refused(text):
     with pytest.raises(RecordError, match=r"t/0 offset 6 .*t0/<partition>/<offset>"):
-        read_origin(make_message(6, origin=text), "t0")
+        read_derived_from(make_message(6, made_of=text), "t0")
 
 
-def test_records_before_one_without_an_origin_go_first():
-    gate, answers = Gate("t", (OF_ORIGIN,)), {OF_ORIGIN: know(8)}
-    block = [make_message(0, origin="t0/0/7"), make_message(1)]
+def test_records_before_one_without_such_a_header_go_first():
+    gate, answers = Gate("t", (OF_COMMON,)), {OF_COMMON: know(8)}
+    block = [make_message(0, made_of="t0/0/7"), make_message(1)]
     assert gate.count_open(block, answers) == 1
     with pytest.raises(RecordError):
         gate.count_open(block[1:], answers)
@@ -329,7 +329,7 @@ def test_a_topic_without_dependencies_is_free(gated):
 
 
 def test_a_record_that_cannot_be_judged_does_not_stay_held(queues, positions):
-    declared: Any = [Mock(topic="t", after=(OF_ORIGIN,))]
+    declared: Any = [Mock(topic="t", after=(OF_COMMON,))]
     gated = Gated("a", declared, queues, positions, refresh=1.0)
     progress = queues.partitions["t", 0]
     wait: Any = Mock()
