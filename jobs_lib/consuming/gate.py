@@ -220,8 +220,9 @@ def read_derived_from(message: Message, topic: str) -> Place:
     found = "missing" if text is None else "something else"
     raise RecordError(
         f"the record at {describe(message)} waits for groups that read {topic!r}, and "
-        f"its place there is not known: its header {DERIVED_FROM} is {found}. Its producer "
-        f"must set it to {topic}/<partition>/<offset> of the record that it was made of"
+        f"its place there is not known: its header {DERIVED_FROM} is {found}. Its "
+        f"producer must set it to {topic}/<partition>/<offset> of the record that it "
+        "was made of"
     )
 
 

@@ -449,7 +449,7 @@ def test_a_derived_record_waits_for_groups_on_the_common_topic(
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
 
 
-def test_a_record_that_does_not_say_of_what_it_was_made_stops_its_partition_or_is_skipped(
+def test_a_record_that_names_no_place_stops_its_partition_or_is_skipped(
     make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
 ):
     first, derived, other = topic(1), topic(1), group()
