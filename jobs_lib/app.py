@@ -19,7 +19,7 @@ from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
-from jobs_lib.naming import check_once, name_in_kafka
+from jobs_lib.naming import check_once, check_unjoined, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,13 +83,16 @@ class App(JobDeclarations, TopicDeclarations):
 
         Raises:
             ConfigurationError: a name belongs to another environment, two names of a
-                topic and group mean the same ones, or consumers would wait for
-                themselves or for each other.
+                topic and group mean the same ones, consumers would wait for
+                themselves or for each other, or one would join a group that tells how
+                far another one is done.
         """
         check_once([(one.topic, one.group) for one in self.consumers])
         check_circles(
             {Dependency(one.topic, one.group): one.after for one in self.consumers}
         )
+        told = {one.done_group for one in self.consumers if one.done}
+        check_unjoined({one.group for one in self.consumers} & told)
         names = {topic.name for topic in self.topics.values()}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         return names | ({self.home} if self.home else set())

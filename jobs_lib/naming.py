@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from jobs_lib.settings import Settings
 
@@ -72,6 +72,23 @@ def check_once(read: Sequence[tuple[str, str]]) -> None:
                 f"two consumers read the topic {topic!r} in the group {group!r}, one "
                 "by Exact and one by its name here: call both by the same one"
             )
+
+
+def check_unjoined(groups: Collection[str]) -> None:
+    """Refuse consumers of groups that tell how far others are done with their jobs.
+
+    Args:
+        groups: of these, as named in Kafka.
+
+    Raises:
+        ConfigurationError: there are any: Kafka takes no offsets of such a group from
+            somebody else while it has members.
+    """
+    for group in sorted(groups):
+        raise ConfigurationError(
+            f"a consumer is declared in the group {group!r}, which tells how far "
+            f"{group.removesuffix('.done')!r} is done (done=True): give it another name"
+        )
 
 
 def make_template(settings: Settings) -> str:

@@ -119,6 +119,8 @@ def explain(job: int, as_json: bool) -> None:
     while explanation is not None:
         for reason in explanation.reasons:
             click.echo(f"job {explanation.job}: {printable(reason.text)}")
+        for place in explanation.places:
+            click.echo(f"job {explanation.job}: {printable(place)}")
         explanation = explanation.head
 
 

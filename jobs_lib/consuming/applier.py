@@ -101,13 +101,16 @@ class Applier:
     ) -> int:
         """Call the handler for each record, until it is time to commit."""
         until = time.monotonic() + self.get_seconds(progress)
-        mark = self._offsets.begin(connection)
+        placing = progress.placing
+        place = None if placing is None else placing.name(block[0])
+        mark = self._offsets.begin(connection, place)
         connection.is_lent = True
         applied = declared.apply(
             connection,
             block,
             lambda: not progress.leaving and time.monotonic() < until,
             progress.highest,
+            placing,
         )
         connection.is_lent = False
         self._tell_applied(progress, applied)
@@ -140,7 +143,9 @@ class Applier:
                 ):
                     model.write(connection, changes, progress.topic_id)
             else:
-                mark = self._offsets.begin(connection)
+                placing = progress.placing
+                place = None if placing is None else placing.name(block[0])
+                mark = self._offsets.begin(connection, place)
                 model.write_and_tell(
                     connection,
                     changes,
@@ -148,6 +153,7 @@ class Applier:
                     block,
                     self._group,
                     progress.effects,
+                    placing,
                 )
                 self._offsets.advance(connection, progress, following, last, mark)
         except BlockError:

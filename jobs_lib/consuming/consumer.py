@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.applier import Applier
+from jobs_lib.consuming.done import Done
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.gated import Gated
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
+from jobs_lib.consuming.placing import Placing
 from jobs_lib.consuming.progress import ALL, Ahead, Progress, get_offset
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.recovery import Recovery
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.changes import Changes
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.kafka.outside import OutsideCommitter
     from jobs_lib.kafka.positions import Positions
     from jobs_lib.kafka.topic_ids import TopicIds
     from jobs_lib.postgres.database import Database
@@ -71,6 +74,7 @@ class Consumer:
         topic_ids: TopicIds,
         dependencies: Positions | None = None,
         refresh: float = 1.0,
+        committer: OutsideCommitter | None = None,
         threads: int = 2,
     ) -> None:
         """Prepare to consume.
@@ -87,6 +91,8 @@ class Consumer:
             topic_ids: asks Kafka which topics these are.
             dependencies: says how far other groups are that records wait for.
             refresh: seconds between two of its answers.
+            committer: of the group ``<group>.done``; None if no topic tells it how far
+                its jobs are done.
             threads: the number of threads that apply blocks.
         """
         self.group = member.group
@@ -131,6 +137,14 @@ class Consumer:
             self._gated = Gated(
                 self.group, self._declared.values(), self._queues, dependencies, refresh
             )
+        self._done = committer and Done(
+            database,
+            committer,
+            self.group,
+            owner,
+            self._find_placed,
+            self.measures.find_reached,
+        )
         self._next: list[Progress | None] = [None] * threads
         """For each thread the partition whose block it has read ahead."""
         self._stopping = threading.Event()
@@ -147,7 +161,8 @@ class Consumer:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its threads."""
-        return [loop.pulse for loop in self._loops]
+        others = [self._done.pulse] if self._done else []
+        return [loop.pulse for loop in self._loops] + others
 
     def start(self) -> None:
         """Start the worker threads; they read nothing until partitions are taken."""
@@ -155,6 +170,8 @@ class Consumer:
             one.open()
         for loop in self._loops:
             loop.start()
+        if self._done:
+            self._done.start()
 
     def stop(self) -> None:
         """Stop the threads. Call after the partitions have been released."""
@@ -164,6 +181,8 @@ class Consumer:
         for loop in self._loops:
             # A handler that hangs is fenced: its partition has been released.
             loop.stop(_LAST_SECONDS)
+        if self._done:
+            self._done.stop()
         for one in self._declared.values():
             one.close()
 
@@ -178,6 +197,9 @@ class Consumer:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
             highest = self._offsets.read_highest(connection, list(parts))
+            sources = self._offsets.make_sources(
+                connection, [one for one in parts if self._declared[one[0]].done]
+            )
             # The tables' names may be others since somebody had the partitions.
             declared = self._declared.values()
             versions.place(connection, self._database.queries, declared)
@@ -192,6 +214,9 @@ class Consumer:
                     highest.get(partition),
                     effects.get(partition, ALL),
                     topic_id=ids.get(partition[0]),
+                    placing=Placing(sources[partition], self._database.queries)
+                    if partition in sources
+                    else None,
                     most=self._declared[partition[0]].block or self._block,
                     reads_ahead=self._declared[partition[0]].reads_ahead,
                 )
@@ -202,6 +227,8 @@ class Consumer:
                     self._untold[partition] = at
         for partition in parts.keys() - replaced:
             self._member.begin(partition, stored.get(partition))
+        if self._done:
+            self._done.tell_soon()
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop applying these partitions; wait for blocks that are being applied."""
@@ -462,6 +489,15 @@ class Consumer:
                     continue
                 if self._told.get(partition) != place:
                     self._untold[partition] = place
+
+    def _find_placed(self) -> dict[Partition, Progress]:
+        """Find the owned partitions whose jobs get the places of records."""
+        with self._changed:
+            return {
+                partition: progress
+                for partition, progress in self._partitions.items()
+                if progress.placing is not None
+            }
 
     def _commit_to_kafka(self, now: bool = False) -> None:
         """Tell Kafka the offsets, again and again until it has acknowledged them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from jobs_lib.consuming.record import describe, make_record, read_text
 from jobs_lib.consuming.time_limits import TIME_LIMITS, TimedCall
 from jobs_lib.errors import RecordError
-from jobs_lib.jobs.context import handled
+from jobs_lib.jobs.context import handled, holding
 from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.reasons import explain
 from jobs_lib.telemetry.stacks import read_stack
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.consuming.keys import KeyReader
+    from jobs_lib.consuming.placing import Placing
     from jobs_lib.consuming.record import Record
     from jobs_lib.schemas.codec import Decoder
 
@@ -60,7 +61,12 @@ class Handler:
         return make_record(message, value, self.read_key, highest)
 
     def handle(
-        self, connection: Connection, given: Any, messages: Sequence[Message], by: str
+        self,
+        connection: Connection,
+        given: Any,
+        messages: Sequence[Message],
+        by: str,
+        placing: Placing | None = None,
     ) -> None:
         """Call the function with a record, or with the records of a block.
 
@@ -69,21 +75,25 @@ class Handler:
             given: what the function gets.
             messages: that ``given`` was made of.
             by: the consumer group.
+            placing: gives jobs the place of the first of these messages; None if nobody
+                tells how far they are done.
 
         Raises:
             RecordError: it took too long, or has broken or ended the transaction.
         """
         topic, number = messages[0].topic() or "", messages[0].partition()
+        place = None if placing is None else placing.begin(connection, messages)
         token = handled.set(f"{topic}/{number}")
         try:
-            if self.timeout is not None:
-                left = self._call_in(self.timeout, connection, given, messages, by)
-            elif self.is_async:
-                left = call_async(self.function, given, connection)
-            else:
-                left = self.function(given, connection)
-            if left is not None:
-                refuse_lazy(left, f"the consumer of {topic!r}")
+            with holding(place):
+                if self.timeout is not None:
+                    left = self._call_in(self.timeout, connection, given, messages, by)
+                elif self.is_async:
+                    left = call_async(self.function, given, connection)
+                else:
+                    left = self.function(given, connection)
+                if left is not None:
+                    refuse_lazy(left, f"the consumer of {topic!r}")
         finally:
             handled.reset(token)
         _check_transaction(connection, messages)

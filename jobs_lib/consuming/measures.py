@@ -120,6 +120,12 @@ class Measures:
                 lags[topic] = Lag(sum(known), max(known))
         return lags
 
+    def find_reached(self, partition: Partition, stored: int) -> int:
+        """The place up to which no record follows this stored offset of a partition."""
+        with self._lock:
+            at, reached = self._reached.get(partition, (None, stored))
+        return reached if at == stored else stored
+
     def _find_place(self, partition: Partition, progress: Progress) -> int | None:
         stored, reached = self._reached.get(partition, (None, None))
         if reached is not None and stored == progress.stored:

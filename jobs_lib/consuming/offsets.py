@@ -113,10 +113,27 @@ class Offsets:
             for topic, number, begin, until in rows
         }
 
-    def begin(self, connection: Session[Any]) -> str:
-        """Begin a transaction; returns the mark by which the server knows it again."""
+    def make_sources(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> dict[Partition, int]:
+        """Read the numbers by which jobs name these partitions; new ones get one."""
+        if not partitions:
+            return {}
+        named = self._name(partitions)
+        # Each is a statement of its own: the second one sees what others have added.
+        connection.execute(self._queries["make_sources"], named)
+        rows = connection.execute(self._queries["read_sources"], named).fetchall()
+        return {(topic, number): source for topic, number, source in rows}
+
+    def begin(self, connection: Session[Any], place: str | None = None) -> str:
+        """Begin a transaction; returns the mark by which the server knows it again.
+
+        Args:
+            connection: without a transaction.
+            place: for jobs that are enqueued in SQL; None for none.
+        """
         with connection.pipeline():
-            return self._begin(connection)
+            return self._begin(connection, place)
 
     def advance(
         self,
@@ -127,6 +144,8 @@ class Offsets:
         mark: str,
     ) -> None:
         """Move a partition's offset, and commit.
+
+        It notes whether jobs got the place of the transaction.
 
         Args:
             connection: with the transaction that :meth:`begin` has begun.
@@ -141,7 +160,10 @@ class Offsets:
         """
         # One round trip: if the offset is refused, the server rolls back.
         with fenced(), connection.pipeline():
-            self._advance(connection, progress, following, appended_at, mark)
+            moved = self._move(connection, progress, following, appended_at, mark)
+            connection.execute("commit")
+        if progress.placing and not progress.placing.in_sql:
+            progress.placing.in_sql = bool(moved.fetchall()[0][1])
 
     @contextmanager
     def advancing(
@@ -180,21 +202,12 @@ class Offsets:
             if not connection.closed:
                 connection.autocommit = False
 
-    def _begin(self, connection: Session[Any]) -> str:
+    def _begin(self, connection: Session[Any], place: str | None) -> str:
         mark = uuid4().hex
-        connection.execute(self._queries["begin_block"], {"block": mark}, prepare=True)
+        named = {"block": mark, "place": place}
+        query = "begin_block" if place is None else "begin_placed_block"
+        connection.execute(self._queries[query], named, prepare=True)
         return mark
-
-    def _advance(
-        self,
-        connection: Session[Any],
-        progress: Progress,
-        following: int,
-        appended_at: datetime | None,
-        mark: str,
-    ) -> None:
-        self._move(connection, progress, following, appended_at, mark)
-        connection.execute("commit")
 
     def _move(
         self,
@@ -203,9 +216,9 @@ class Offsets:
         following: int,
         appended_at: datetime | None,
         mark: str | None,
-    ) -> None:
+    ) -> psycopg.Cursor[Any]:
         topic, number = progress.partition
-        connection.execute(
+        return connection.execute(
             self._queries["advance_offset"],
             {
                 "group": self._group,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.consuming.changes import Changes
     from jobs_lib.consuming.gate import Held
+    from jobs_lib.consuming.placing import Placing
     from jobs_lib.consuming.subscription import BlockError
     from jobs_lib.kafka.member import Partition
 
@@ -76,6 +77,8 @@ class Progress:
     effects: Effects = ALL
     topic_id: UUID | None = None
     """The topic, as Kafka names it for ever; None if the brokers do not say."""
+    placing: Placing | None = None
+    """Gives jobs the places of its records; None if nobody tells how far they are."""
     waiting: deque[Message] = field(default_factory=deque)
     waiting_bytes: int = 0
     """What the waiting records need in memory."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.changes import Change, Changes, Missing
     from jobs_lib.consuming.handler import Handler
     from jobs_lib.consuming.keys import KeyReader
+    from jobs_lib.consuming.placing import Placing
     from jobs_lib.consuming.progress import Effects
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.postgres.session import Session
@@ -197,6 +198,7 @@ class ReadModel(ABC):
         messages: Sequence[Message],
         group: str,
         effects: Effects,
+        placing: Placing | None = None,
     ) -> None:
         """Write the changes, and call ``on_change`` with the records that changed rows.
 
@@ -210,6 +212,7 @@ class ReadModel(ABC):
             messages: of the block.
             group: the consumer group.
             effects: which records have effects.
+            placing: gives jobs the place of the block; None for none.
 
         Raises:
             BlockError: ``on_change`` has failed.
@@ -232,7 +235,7 @@ class ReadModel(ABC):
         changed.sort(key=lambda record: record.offset)
         connection.is_lent = True
         try:
-            self.on_change.handle(connection, changed, messages, group)
+            self.on_change.handle(connection, changed, messages, group, placing)
         except BaseException as error:
             raise BlockError(None, error) from error
         connection.is_lent = False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import psycopg
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.placing import Placing
     from jobs_lib.consuming.read_model import ReadModel
     from jobs_lib.consuming.table_faults import ModelTable
     from jobs_lib.schemas.codec import Decoder
@@ -75,6 +76,8 @@ class Subscription:
         self.block_seconds: float | None = None
         """A block ends after so many seconds; None as the settings say."""
         self._after: After = ()
+        self.done = False
+        """Whether it tells how far the jobs of its records are done."""
         self._opened = 0
         self._handlers: dict[str | None, Handler] = {}
         self._decoder: Decoder | None = None
@@ -89,6 +92,11 @@ class Subscription:
     def group(self) -> str:
         """The group's name in Kafka."""
         return name_in_kafka(self._settings(), self._group)
+
+    @property
+    def done_group(self) -> str:
+        """The name in Kafka of the group that tells how far its jobs are done."""
+        return f"{self.group}.done"
 
     @cached_property
     def after(self) -> tuple[Dependency, ...]:
@@ -125,6 +133,7 @@ class Subscription:
         type_place: TypePlace,
         block: int | None,
         block_seconds: float | None,
+        done: bool,
         after: After = (),
     ) -> None:
         """Note what all handlers of the partitions say alike.
@@ -137,6 +146,7 @@ class Subscription:
             "block": (self.block, block),
             "block_seconds": (self.block_seconds, block_seconds),
             "after": (self._after, after),
+            "done": (self.done, done),
         }
         for name, (before, now) in said.items():
             if self._handlers and before != now:
@@ -148,6 +158,7 @@ class Subscription:
         self.type_place = type_place
         self.block, self.block_seconds = block, block_seconds
         self._after = after
+        self.done = done
 
     def add_handler(
         self,
@@ -329,6 +340,7 @@ class Subscription:
         messages: Sequence[Message],
         may_go_on: Callable[[], bool],
         highest: int | None = None,
+        placing: Placing | None = None,
     ) -> int:
         """Handle a block of one partition, in order, in the open transaction.
 
@@ -337,6 +349,7 @@ class Subscription:
             messages: the records of the block.
             may_go_on: asked after each call; if it returns False, the block ends.
             highest: the highest offset to go on from that the partition ever had.
+            placing: gives jobs the places of the records; None for none.
 
         Returns the number of records that were applied.
 
@@ -345,7 +358,7 @@ class Subscription:
         """
         done = 0
         while done < len(messages):
-            done = self._apply_next(connection, messages, done, highest)
+            done = self._apply_next(connection, messages, done, highest, placing)
             if not may_go_on():
                 break
         return done
@@ -356,6 +369,7 @@ class Subscription:
         messages: Sequence[Message],
         start: int,
         highest: int | None,
+        placing: Placing | None,
     ) -> int:
         """Call the handler of the record at ``start``; returns where to go on.
 
@@ -377,7 +391,7 @@ class Subscription:
                     end += 1
                 # Nobody knows which of them the function cannot handle.
                 at = start if end == start + 1 else None
-            handler.handle(connection, given, messages[start:end], self.group)
+            handler.handle(connection, given, messages[start:end], self.group, placing)
         except BaseException as error:
             raise BlockError(at, error) from error
         return end

@@ -86,6 +86,7 @@ class JobDeclarations:
         last_only: bool = False,
         debounce: float = 0.0,
         max_wait: float | None = None,
+        discarded_is_done: bool = False,
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a function as the handler of a job type.
 
@@ -122,6 +123,8 @@ class JobDeclarations:
                 runs, even if jobs of other types wait there.
             debounce: seconds without a new job in the group before the newest one runs.
             max_wait: seconds after which one runs even if new jobs keep coming.
+            discarded_is_done: whether a discarded job counts as done for the group
+                ``<group>.done`` of a consumer with ``done=True``. Defaults to no.
             history: how long finished jobs can be looked up, in whole days; False for
                 not at all. Defaults to the setting ``history_days``.
 
@@ -152,6 +155,7 @@ class JobDeclarations:
                 last_only=last_only,
                 debounce=debounce,
                 max_wait=max_wait,
+                discarded_is_done=discarded_is_done,
                 time_limit=time_limit,
                 rate=rate,
                 limit=make_limit(limit, type_name),
@@ -175,6 +179,7 @@ class JobDeclarations:
         history: bool | timedelta = True,
         rules: Mapping[type[BaseException], Rule | int] | None = None,
         workers: int | Workers | None = None,
+        discarded_is_done: bool = False,
     ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
         """Declare a function that handles several jobs of a type in one call.
 
@@ -194,6 +199,7 @@ class JobDeclarations:
             history: see there.
             rules: see there.
             workers: how many calls run at once in a process; see there.
+            discarded_is_done: see there.
 
         Raises:
             ConfigurationError: the name is taken, or the signature is a different one.
@@ -221,6 +227,7 @@ class JobDeclarations:
                 priority=priority,
                 batch=size,
                 workers=make_workers(workers, type_name),
+                discarded_is_done=discarded_is_done,
                 schema=make_schema(find_item_type(function, type_name, names)),
             )
 
@@ -243,6 +250,11 @@ class JobDeclarations:
                 raise ConfigurationError(f"the job type {one!r} is declared twice")
         check_history(history, name)
         self._check_workers(others["workers"], name)
+        if not isinstance(others["discarded_is_done"], bool):
+            raise ConfigurationError(
+                f"discarded_is_done of {name!r} is True or False, not "
+                f"{others['discarded_is_done']!r}"
+            )
         job_type: JobType[Any] = JobType(
             function,
             name=name,

@@ -11,6 +11,7 @@ from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
+    check_done,
     check_partitions,
     check_per,
     check_seconds,
@@ -163,6 +164,7 @@ class TopicDeclarations:
         on_error: Literal["stop", "skip"] = "stop",
         repeatable: bool = False,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),
+        done: bool = False,
     ) -> DeclareHandler[V, K]:
         """Declare a function that handles the records of a topic.
 
@@ -200,6 +202,8 @@ class TopicDeclarations:
             after: pairs of a topic and a consumer group: a record waits until each of
                 these groups has handled it. For another topic than this one, a record
                 names the one that it was made of in its header ``ce_derivedfrom``.
+            done: whether to tell the group ``<group>.done`` how far the records are
+                done with all jobs that they have led to, for those who wait for that.
 
         Raises:
             ConfigurationError: the arguments do not go together, or not with those of
@@ -219,7 +223,7 @@ class TopicDeclarations:
             check_function(function, what)
             check_takes(function, (takes, "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.agree(place, block, block_seconds, waits)
+            declared.agree(place, block, block_seconds, check_done(done, what), waits)
             handler = Handler(function, decoder, read_key, per, timeout)
             declared.add_handler(handler, type, on_gap, on_error, repeatable)
             return function
@@ -245,6 +249,7 @@ class TopicDeclarations:
         on_error: Literal["stop", "skip"] = "stop",
         version: int | None = None,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),
+        done: bool = False,
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -289,6 +294,7 @@ class TopicDeclarations:
                 without ``on_change``, until ``jobs-lib readmodel switch`` gives it the
                 names. Defaults to 1.
             after: pairs of a topic and a consumer group, as for :meth:`consumer`.
+            done: as for :meth:`consumer`, for the jobs that ``on_change`` enqueues.
 
         Raises:
             ConfigurationError: the arguments do not go together.
@@ -336,6 +342,7 @@ class TopicDeclarations:
                 Version(number, group, is_said=version is not None),
             )
             declared.block, declared.block_seconds = block, block_seconds
+            declared.done = check_done(done, what)
             return function
 
         return declare

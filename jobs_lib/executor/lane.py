@@ -93,6 +93,8 @@ class ClaimedJob(Job):
     lane: Lane = field(repr=False)
     place: str = field(default="(0,0)", repr=False)
     """The place of its row when it was claimed, as PostgreSQL's ctid."""
+    placed: bool = field(default=False, repr=False)
+    """Whether it may have places of records, which the jobs that it enqueues get."""
     value: str | None = field(default=None, repr=False)
     """The job's value as text, if a limit counts by value."""
     started: bool = False
@@ -161,6 +163,8 @@ class Outcome:
     Minus infinity if the server refused a statement of it."""
     kind: str | None = None
     """The name of the error; None if it need not be reported."""
+    by: int | None = None
+    """The job that a superseded one is replaced by."""
     trace: str | None = None
     """The end of the traceback of the handler's error."""
 

@@ -1,4 +1,4 @@
-"""The record that the thread or task handles now, for the jobs that it enqueues."""
+"""What the thread or task handles now, for the jobs that it enqueues."""
 
 from __future__ import annotations
 
@@ -12,6 +12,41 @@ if TYPE_CHECKING:
 
 handled: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
 """For hot loops; other code uses the functions below."""
+
+
+class Place:
+    """Whose places new jobs get, while a record is handled or a job runs."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text: str | None = text
+        """As the SQL function ``insert_job`` reads it; None when the call is over, for
+        what it has left behind."""
+
+
+held: ContextVar[Place | None] = ContextVar("jobs_lib_place", default=None)
+"""For hot loops, likewise."""
+
+
+def current_place() -> str | None:
+    """Whose places new jobs get; None if nobody tells how far its jobs are done."""
+    place = held.get()
+    return None if place is None else place.text
+
+
+@contextmanager
+def holding(place: Place | None) -> Iterator[None]:
+    """Let the jobs that are enqueued inside the block get these places."""
+    if place is None:
+        yield
+        return
+    token = held.set(place)
+    try:
+        yield
+    finally:
+        held.reset(token)
+        place.text = None
 
 
 def current_origin() -> str | None:

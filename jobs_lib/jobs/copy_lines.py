@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib.jobs.options import PRIORITIES
 from jobs_lib.postgres.values import escape
@@ -27,13 +27,27 @@ def copy_prefix(type_name: str) -> Callable[[str, str | None], bytes]:
     return prefix
 
 
+class OwnPlace(NamedTuple):
+    """The place of a record that a job's row holds, as text."""
+
+    source: str | None
+    """The number of the group's partition."""
+    record_offset: str | None
+
+
 def copy_suffix(
-    options: Options, state: str, run_at: str | None, headers: str | None
+    options: Options,
+    state: str,
+    run_at: str | None,
+    headers: str | None,
+    own: OwnPlace | None = None,
 ) -> bytes:
     """Write the columns after each payload of a call."""
     priority = PRIORITIES[options.priority]
-    columns = f"\t{state}\t{escape(run_at)}\t{priority}\t{escape(headers)}\n"
-    return columns.encode()
+    columns = f"\t{state}\t{escape(run_at)}\t{priority}\t{escape(headers)}"
+    if own is not None:
+        columns += f"\t{own.source}\t{own.record_offset}"
+    return f"{columns}\n".encode()
 
 
 def copy_blocks(

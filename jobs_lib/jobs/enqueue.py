@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from jobs_lib.callers import CopyIn, Fetch, Statements
 from jobs_lib.errors import TopicError
-from jobs_lib.jobs.copy_lines import copy_blocks, copy_prefix, copy_suffix
+from jobs_lib.jobs.copy_lines import OwnPlace, copy_blocks, copy_prefix, copy_suffix
 from jobs_lib.jobs.options import PRIORITIES
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.postgres.hints import EVERYWHERE, Hints
@@ -45,6 +45,8 @@ class Entry:
     options: Options
     handled: str | None
     """The origin of the record that is handled now."""
+    place: str | None
+    """Whose places it gets; None if nobody tells how far its jobs are done."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Entries:
     headers: str | None = field(repr=False)
     options: Options
     handled: str | None
+    place: str | None
 
 
 @dataclass(slots=True)
@@ -117,6 +120,7 @@ class Enqueuer:
             "hint": hint,
             # If the number has changed meanwhile, the SQL function moves the job.
             "partitions": counted,
+            "place": entry.place,
         }
         rows = yield Fetch(self._statements["enqueue"], parameters)
         return int(rows[0][0])
@@ -153,15 +157,19 @@ class Enqueuer:
         def lines() -> Iterator[bytes]:
             groups = entries.groups or itertools.repeat(None)
             heads = map(copy_prefix(options.type), origins(), groups)
-            suffix = copy_suffix(options, state, run_at, entries.headers)
+            suffix = copy_suffix(options, state, run_at, entries.headers, own)
             return copy_blocks(heads, entries.payloads, suffix)
 
         state, run_at = yield from self._find_time(options)
+        own, has_more = yield from self._find_place(entries.place)
         yield CopyIn(
-            self._statements.load_queries()["copy_rows"],
+            self._statements.load_queries()["copy_placed_rows" if own else "copy_rows"],
             lines(),
-            lambda: self._inserts(entries, state, run_at, origins()),
+            lambda: self._inserts(entries, state, run_at, origins(), own),
         )
+        if own and has_more:
+            parameters = {"place": entries.place} | own._asdict()
+            yield Fetch(self._statements["keep_places_of"], parameters)
         if self._settings().notify and state == "available":
             yield Fetch(self._statements["hint"], {"hint": EVERYWHERE})
         return len(entries.payloads)
@@ -178,6 +186,16 @@ class Enqueuer:
         ((due, at),) = yield Fetch(self._statements["find_time"], parameters)
         return "available" if due == "true" else "scheduled", at
 
+    def _find_place(self, place: str | None) -> Steps[tuple[OwnPlace | None, bool]]:
+        """Find the place for the rows of new jobs, and whether they have more."""
+        if place is None:
+            return None, False
+        kind, *values = place.split(" ")
+        if kind == "record":
+            return OwnPlace(*values), False
+        rows = yield Fetch(self._statements["places_of"], {"place": place})
+        return (OwnPlace(*rows[0]) if rows else None), len(rows) > 1
+
     def _lock(self, groups: list[str], origin_of: dict[str | None, str]) -> Fetch:
         if len(groups) <= _LOCKED_ONE_BY_ONE:
             places = [(origin_of[group], group) for group in groups]
@@ -188,7 +206,12 @@ class Enqueuer:
         return Fetch(self._statements["lock_origins_of_groups"], {"origins": origins})
 
     def _inserts(
-        self, entries: Entries, state: str, run_at: str | None, origins: Iterable[str]
+        self,
+        entries: Entries,
+        state: str,
+        run_at: str | None,
+        origins: Iterable[str],
+        own: OwnPlace | None,
     ) -> Iterator[Fetch]:
         options = entries.options
         groups = entries.groups or itertools.repeat(None)
@@ -199,6 +222,8 @@ class Enqueuer:
             "run_at": run_at,
             "priority": str(PRIORITIES[options.priority]),
             "headers": entries.headers,
+            "source": own and own.source,
+            "record_offset": own and own.record_offset,
         }
         while some := list(itertools.islice(rows, _INSERTED_AT_ONCE)):
             text = ",".join(

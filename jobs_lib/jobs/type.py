@@ -30,7 +30,7 @@ from uuid import UUID
 from jobs_lib.backoff import Retry
 from jobs_lib.callers import is_autocommit, perform
 from jobs_lib.errors import ConfigurationError, EnqueueError
-from jobs_lib.jobs.context import current_origin, trace_headers
+from jobs_lib.jobs.context import current_origin, current_place, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.grouping import Grouping, check_parameter
 from jobs_lib.jobs.job import Cancel, Discard, Job
@@ -106,6 +106,7 @@ class JobType(Generic[P]):
         limit: Limit | None = None,
         workers: Workers | None = None,
         schema: Callable[..., Any] | None = None,
+        discarded_is_done: bool = False,
     ) -> None:
         # Imported only if there is a signature to read: it loads pydantic.
         from jobs_lib.jobs.payload import Payload
@@ -130,6 +131,8 @@ class JobType(Generic[P]):
         self.last_only = last_only
         self.debounce = debounce
         self.max_wait = max_wait
+        self.discarded_is_done = discarded_is_done
+        """Whether a discarded job holds back no `.done` group."""
         if last_only and group is None:
             raise ConfigurationError(
                 f"{name!r} runs only the last job of a group, but has none: give group="
@@ -275,7 +278,14 @@ class JobType(Generic[P]):
     def _one(self, values: dict[str, Any], options: Options) -> Steps[int]:
         encoded = self.payload.encode(values, self._enqueuer.payload_limit)
         group = None if self._group is None else self._group.choose(values)
-        entry = Entry(encoded, group, self._headers(options), options, current_origin())
+        entry = Entry(
+            encoded,
+            group,
+            self._headers(options),
+            options,
+            current_origin(),
+            current_place(),
+        )
         return self._enqueuer.enqueue(entry)
 
     def _many(
@@ -294,6 +304,7 @@ class JobType(Generic[P]):
             self._headers(options),
             options,
             current_origin(),
+            current_place(),
         )
         return self._enqueuer.enqueue_many(entries)
 

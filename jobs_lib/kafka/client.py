@@ -65,6 +65,7 @@ def make_consumer(
     *,
     reports_ends: bool = False,
     waits_at_end: bool = True,
+    joins: bool = True,
 ) -> Consumer:
     """Make a consumer of ``group`` whose client id is the pod's name.
 
@@ -76,6 +77,7 @@ def make_consumer(
         reports_ends: whether polls return an error where a partition ends.
         waits_at_end: whether the broker may keep a request back while there is nothing
             new. A client that goes elsewhere then waits for that answer first.
+        joins: whether it may become a member; if not, it has no member's name.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
@@ -85,6 +87,8 @@ def make_consumer(
         configuration["enable.partition.eof"] = True
     if not waits_at_end:
         configuration["fetch.wait.max.ms"] = _AT_ONCE_MS
+    if not joins:
+        configuration.pop("group.instance.id", None)
     if on_commit is not None:
         configuration["on_commit"] = on_commit
     return cast(
@@ -134,7 +138,7 @@ def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
     )
 
 
-def poll_events(client: Producer | AdminClient) -> None:
+def poll_events(client: Consumer | Producer | AdminClient) -> None:
     """Poll a client so that it runs its callbacks, which it does only when polled.
 
     Otherwise its events would pile up. A fatal error is raised by the next call again.

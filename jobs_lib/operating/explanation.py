@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Explanation:
     reasons: list[Reason] = field(default_factory=list)
     head: Explanation | None = None
     """The explanation of the job that this one waits behind in its group."""
+    places: list[str] = field(default_factory=list)
+    """The records that are not done before this job is, each as a sentence."""
 
     @property
     def codes(self) -> list[str]:
@@ -106,6 +108,11 @@ class _Explainer:
         self._stale_after = stale_after
 
     def explain(self, job: int) -> Explanation:
+        found = self._explain(job)
+        rows = self._all("explain_places", id=job)
+        return replace(found, places=[_place(*row) for row in rows])
+
+    def _explain(self, job: int) -> Explanation:
         row = self._one("explain_job", id=job)
         if row is None:
             return Explanation(job, [self._ended(job)])
@@ -329,6 +336,13 @@ def _schedule(facts: _Facts) -> Iterator[Reason]:
         yield Reason("scheduled", f"not due until {due}; put off by: {facts.error}")
     else:
         yield Reason("scheduled", f"not due until {due}")
+
+
+def _place(group: str, topic: str, partition: int, offset: int) -> str:
+    return (
+        f"comes from the record at {topic}/{partition} offset {offset}: until it is "
+        f"done, so is not that record for {group}.done"
+    )
 
 
 def _time(at: datetime | None) -> str:

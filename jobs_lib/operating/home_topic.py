@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
@@ -197,7 +197,8 @@ def _move_groups(
         "to": after[0],
         "after": after[1],
     }
-    return connection.execute(queries["move_groups"], asked).rowcount
+    moved = connection.execute(queries["move_groups"], asked).fetchone()
+    return cast("tuple[int]", moved)[0]
 
 
 def _read_home(

@@ -25,6 +25,8 @@ _COPIED = (
     "held_rows",
     "offsets",
     "skipped",
+    "sources",
+    "kept_places",
     "reexports",
     "reexport_ranges",
     "origins",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.kafka.outside import OutsideCommitter
 from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership
@@ -103,6 +104,7 @@ class PartMaker:
             fenced=self.fail,
         )
         source = MemberSource([member], settings.handover_timeout)
+        tells = next((one for one in declared if one.done), None)
         consumer = Consumer(
             self.database,
             member,
@@ -115,6 +117,9 @@ class PartMaker:
             topic_ids=TopicIds(settings, member.topics),
             dependencies=self.dependencies,
             refresh=settings.gate_refresh,
+            committer=None
+            if tells is None
+            else OutsideCommitter(settings, tells.done_group),
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)

@@ -12,6 +12,7 @@ from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.refusal import MISSING, missing_topics
+from jobs_lib.postgres.values import quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -84,7 +85,8 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
     needs = Needs(
         reads={one.topic for one in consumers},
         measures={one.topic for one in after},
-        joins={one.group for one in consumers},
+        joins={one.group for one in consumers}
+        | {one.done_group for one in consumers if one.done},
         writes={topic.name for topic in app.topics.values()}
         if "relay" in parts
         else set(),
@@ -169,6 +171,30 @@ def check_model_tables(database: Database, app: App, parts: Collection[str]) -> 
             if not table.is_owner:
                 raise ConfigurationError(line)
             telemetry.warn(f"the writers of {table.name}", line)
+
+
+def check_places(database: Database, app: App, parts: Collection[str]) -> None:
+    """Refuse a start whose consumers could not find which jobs are unfinished.
+
+    Raises:
+        ConfigurationError: the table of jobs lacks the index for it.
+    """
+    if "consumers" not in parts or not any(one.done for one in app.consumers):
+        return
+    with database.connect("start") as connection:
+        row = connection.execute(
+            database.queries["has_places_index"], {"schema": database.schema}
+        ).fetchone()
+    if row is not None:
+        return
+    schema = quote(database.schema)
+    raise ConfigurationError(
+        "a consumer has done=True, and the table of jobs lacks the index "
+        "jobs_of_place: the table was large when it was upgraded, and writers would "
+        f"have waited. Run `drop index if exists {schema}.jobs_of_place` and `create "
+        f"index concurrently jobs_of_place on {schema}.jobs (source, record_offset, "
+        "id) where source is not null`"
+    )
 
 
 def job_consumers(app: App) -> list[Subscription]:

@@ -36,6 +36,7 @@ from jobs_lib.service.preparation import (
     check_dependencies,
     check_model_tables,
     check_parts,
+    check_places,
     choose_origins,
     job_consumers,
     read_installation,
@@ -220,6 +221,7 @@ class Service:
         self._patiently(
             partial(check_model_tables, self.database, self.app, self.parts)
         )
+        self._patiently(partial(check_places, self.database, self.app, self.parts))
         reaches = can_reach_kafka(self.app, self.parts, sidecar=self._sidecar)
         self._patiently(partial(check_dependencies, self.app, self.parts))
         self._patiently(self.app.load_schemas)

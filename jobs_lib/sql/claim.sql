@@ -61,6 +61,10 @@ exists (
     where head.state = 'scheduled' and head.attempt > 0 and head.type = any (f.lasts)
 )
 
+-- part: may_be_placed
+-- Whether jobs that its handler enqueues may have to get its places: see `kept_places`.
+(j.source is not null or j.unique_key is not null)
+
 -- name: claim
 -- The next jobs of the owned origins, without a write to any job row: the owner is alone
 -- in its origins, so a cursor per origin says what it has looked at. Behind the cursor a
@@ -84,7 +88,8 @@ looked as materialized (
     ) as w(origin, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            {may_be_placed} as placed
             {read_value},
             -- The other priorities have windows of their own. A job that was in two
             -- crashes is a suspect, and runs with no other suspect beside it.
@@ -102,7 +107,8 @@ looked as materialized (
     ) as w(origin, level, cursor, size)
     cross join lateral (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            {may_be_placed} as placed
             {read_value},
             j.state = 'available' and j.crashes < 2 and j.type = any (%(types)s::text[])
                 and {unfull}
@@ -119,7 +125,8 @@ looked as materialized (
     cross join lateral (
         -- `offset 0` keeps the planner from turning this into a join over all rows.
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+            j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+            {may_be_placed} as placed
             {read_value},
             j.state = 'available' and (j.crashes < 2 or j.id = %(suspect)s)
                 and j.type = any (%(types)s::text[]) and {unfull}
@@ -205,7 +212,8 @@ lanes as materialized (
             ) over by_id as able
         from (
             select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
-                j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid
+                j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
+                {may_be_placed} as placed
                 {read_value}
             from {schema}.jobs j
             where j.origin = s.origin
@@ -243,35 +251,35 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
     case when t.type = any (%(last_types)s::text[])
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end as age,
     -- The row's place: its completion finds it there without the index.
-    t.tid::text as place
+    t.tid::text as place, t.placed
     {value}
 from (
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
-        enqueued_at, headers, state, tid, false as cut
+        enqueued_at, headers, state, tid, placed, false as cut
         {value}
     from looked where runs and "group" is null
     union all
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
-        enqueued_at, headers, state, tid, cut
+        enqueued_at, headers, state, tid, placed, cut
         {value}
     from lanes where runs
 ) t
 union all
 -- How far each window went, and how many rows it held: a full one has more behind it.
 select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, null, null,
-    null, bool_and(l."group" is null), null, null, null
+    null, bool_and(l."group" is null), null, null, null, null
     {no_value}
 from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
 select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
-    null, null, null
+    null, null, null, null
     {no_value}
 from first f where f.busy
 union all
 -- Types that no app knows.
 select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
-    null, null, null, null, null
+    null, null, null, null, null, null
     {no_value}
 from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
@@ -279,7 +287,7 @@ group by l.origin, l.type
 union all
 -- Suspects, which wait for their turn.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
-    null, null, null
+    null, null, null, null
     {no_value}
 from (
     select origin, id, type, state, crashes, runs from looked
@@ -292,7 +300,7 @@ union all
 -- For lanes that begin with a job that runs last only, and end before their group does:
 -- the next job of its type, even if many jobs of other types are between.
 select 6, h.origin, newer.id, h.type, h."group", null, null, null, null, null, null, null,
-    null, null, null, null
+    null, null, null, null, null
     {no_value}
 from (
     select l.origin, l."group", (array_agg(l.type order by l.place))[1] as type,
@@ -312,7 +320,7 @@ union all
 -- Groups that go on with a type of `others`, which are claimed by themselves: at once,
 -- and behind a lane of this claim.
 select case when l.place = 1 then 7 else 8 end, l.origin, min(l.id), min(l.type),
-    l."group", null, null, null, null, null, null, null, null, null, null, null
+    l."group", null, null, null, null, null, null, null, null, null, null, null, null
     {no_value}
 from lanes l
 where cardinality(%(others)s::text[]) > 0 and l.type = any (%(others)s::text[])
@@ -320,7 +328,7 @@ group by l.origin, l."group", l.place = 1
 union all
 -- Groups passed over behind a head that others may have in flight.
 select 9, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
-    null, null, null
+    null, null, null, null
     {no_value}
 from first f
 where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
@@ -330,7 +338,7 @@ where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
 union all
 -- Origins that were skipped: later claims ask again for their ids and groups.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
-    null, null
+    null, null, null
     {no_value}
 from unnest(%(origins)s::text[]) as m(origin)
 where m.origin not in (select origin from own)

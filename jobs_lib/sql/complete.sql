@@ -66,10 +66,24 @@ ended as (
         where d.origin in (select origin from own)
     ))
     returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at,
-        %(outcome)s as outcome
+        %(outcome)s as outcome, source, record_offset
 ),
 asked as (
     delete from {schema}.cancellations where id in (select id from ended)
+),
+replaced as (
+    select e.*, r.by from ended e
+    join unnest(%(ids)s::bigint[], %(by)s::bigint[]) as r(id, by) using (id)
+    where r.by is not null
+),
+-- What stands in for others is not done before their records are.
+kept as (
+    insert into {schema}.kept_places (source, record_offset, job_id, origin)
+    select r.source, min(r.record_offset), r.by, r.origin from replaced r
+    where r.source is not null group by r.source, r.by, r.origin
+),
+passed_on as (
+    update {schema}.kept_places k set job_id = r.by from replaced r where k.job_id = r.id
 ),
 noted as ({note})
 select id from ended
@@ -138,6 +152,17 @@ removed as (
     delete from {schema}.jobs j using failed f
     where j.origin = f.origin and j.id = f.id
     returning j.*, f.error, f.trace, f.burnt
+),
+-- A discarded job is unfinished, so its record is, too; unless its type says otherwise.
+held as (
+    insert into {schema}.kept_places (source, record_offset, job_id, origin)
+    select source, record_offset, id, origin from removed
+    where source is not null and type <> all (%(done_types)s::text[])
+),
+let_go as (
+    delete from {schema}.kept_places where job_id in (
+        select id from removed where type = any (%(done_types)s::text[])
+    )
 ),
 kept as (
     insert into {schema}.discarded (

@@ -10,7 +10,7 @@ select cast({schema}.insert_job(
     cast(%(payload)s as jsonb), {run_at},
     cast(%(priority)s as smallint), cast(%(headers)s as jsonb),
     cast(%(unique_key)s as text), cast(%(ordered)s as boolean), cast(%(hint)s as text),
-    cast(%(partitions)s as int)
+    cast(%(partitions)s as int), cast(%(place)s as text)
 ) as text)
 
 -- name: hold_home
@@ -67,14 +67,38 @@ copy {schema}.jobs (origin, type, "group", state, payload, run_at, headers) from
 copy {schema}.jobs (origin, type, "group", payload, state, run_at, priority, headers)
 from stdin
 
+-- name: copy_placed_rows
+-- For calls of a handler whose consumer tells how far its jobs are done.
+copy {schema}.jobs (
+    origin, type, "group", payload, state, run_at, priority, headers, source, record_offset
+) from stdin
+
+-- name: places_of
+-- The places of jobs whose handler enqueues many: of each partition one.
+select cast(source as text), cast(record_offset as text)
+from {schema}.places_of(cast(%(place)s as text))
+
+-- name: keep_places_of
+-- Such jobs may have places in several partitions, and a row of a new job holds one. So
+-- all jobs with the place of the new ones keep the others, too.
+select cast(count({schema}.keep_place(j.id, j.origin, p.source, p.record_offset)) as text)
+from {schema}.places_of(cast(%(place)s as text)) p
+cross join {schema}.jobs j
+where j.source = cast(%(source)s as int)
+    and j.record_offset = cast(%(record_offset)s as bigint) and p.source <> j.source
+
 -- name: insert_rows
 -- For drivers without COPY. A row is [origin, group, payload]; rows are sorted before the
 -- ids are drawn.
 insert into {schema}.jobs
-    (origin, type, "group", payload, state, run_at, priority, headers)
+    (
+        origin, type, "group", payload, state, run_at, priority, headers, source,
+        record_offset
+    )
 select
     value ->> 0, cast(%(type)s as text), value ->> 1, value -> 2,
     cast(%(state)s as text), cast(%(run_at)s as timestamptz),
-    cast(%(priority)s as smallint), cast(%(headers)s as jsonb)
+    cast(%(priority)s as smallint), cast(%(headers)s as jsonb),
+    cast(%(source)s as int), cast(%(record_offset)s as bigint)
 from jsonb_array_elements(cast(%(rows)s as jsonb)) with ordinality as r(value, place)
 order by place

@@ -87,6 +87,22 @@ union all
     where h.id = %(id)s order by h.finished_at desc limit 1
 )
 
+-- name: explain_places
+-- The records that are not done before the job is, the earliest of each partition.
+select s.consumer_group, s.topic, s.partition, min(p.record_offset)
+from (
+    select j.source, j.record_offset from {schema}.find_jobs(array[%(id)s]) f
+    join {schema}.jobs j on j.origin = f.origin and j.id = f.id
+    union all
+    select k.source, k.record_offset from {schema}.kept_places k
+    where k.job_id = %(id)s and (
+        exists (select from {schema}.find_jobs(array[%(id)s]))
+        or exists (select from {schema}.discarded d where d.id = %(id)s)
+    )
+) p
+join {schema}.sources s on s.id = p.source
+group by 1, 2, 3 order by 1, 2, 3
+
 -- name: last_id
 -- The highest id that was ever drawn.
 select coalesce(pg_sequence_last_value(

@@ -49,6 +49,7 @@ rights (kind, class, oid, name, privilege, columns) as (
             'origin', 'type', 'group', 'state', 'payload', 'run_at', 'priority',
             'headers', 'unique_key'
         ]),
+        ('jobs', 'insert', array['source', 'record_offset']),
         ('jobs', 'select', array['id', 'type', 'unique_key']),
         ('outbox', 'insert', array[
             'shard', 'topic', 'key', 'value', 'version', 'headers', 'entity'

@@ -53,13 +53,21 @@ where consumer_group = %(group)s and topic = %(topic)s
 -- A rollback undoes this setting, so that `advance_offset` notices it.
 select set_config('jobs_lib.block', %(block)s, true)
 
+-- name: begin_placed_block
+-- Jobs that are enqueued in SQL get the place of the transaction.
+select set_config('jobs_lib.block', %(block)s, true),
+    set_config('jobs_lib.place', %(place)s, true)
+
+-- name: place_record
+select set_config('jobs_lib.place', %(place)s, true)
+
 -- name: advance_offset
 -- Where no handler runs that could end the transaction, there is no mark of it.
 select {schema}.advance_offset(
     %(group)s, %(topic)s, %(partition)s::int, %(owner)s, %(epoch)s, %(expected)s,
     %(next_offset)s, %(appended_at)s,
     coalesce(%(block)s, current_setting('jobs_lib.block', true))
-)
+), current_setting('jobs_lib.place_used', true) = 'yes'
 
 -- name: skip_record
 -- In the transaction that moves the offset past the record. Its place may hold a record

@@ -302,12 +302,20 @@ with chosen as materialized (
 inserted as (
     insert into {schema}.jobs (
         origin, id, type, "group", state, priority, payload, run_at, headers,
-        unique_key, enqueued_at, errors
+        unique_key, enqueued_at, errors, source, record_offset
     )
     select
-        origin, id, type, "group", 'scheduled', priority, payload, clock_timestamp(),
-        headers, unique_key, enqueued_at, errors
-    from chosen order by id
+        c.origin, c.id, c.type, c."group", 'scheduled', c.priority, c.payload,
+        clock_timestamp(), c.headers, c.unique_key, c.enqueued_at, c.errors,
+        place.source, place.record_offset
+    from chosen c
+    -- A row with a place says that the jobs it enqueues get its places, of which it has
+    -- kept all.
+    left join lateral (
+        select k.source, k.record_offset from {schema}.kept_places k
+        where k.job_id = c.id order by k.source, k.record_offset limit 1
+    ) place on true
+    order by c.id
     on conflict (type, unique_key) where unique_key is not null do nothing
     returning id
 ),

@@ -305,15 +305,24 @@ moving as materialized (
     from groups g
     where g.origin = %(from)s || '/' || {schema}.place_group(g."group", %(before)s::int)
 ),
-kept as (
+discarded as (
     -- When discarded jobs are retried, they must be with the new jobs of their groups.
     update {schema}.discarded d
     set origin = %(to)s || '/' || {schema}.place_group(d."group", %(after)s::int)
     where d.origin = %(from)s || '/' || {schema}.place_group(d."group", %(before)s::int)
+    returning d.id, d.origin
+),
+moved as (
+    update {schema}.jobs j set origin = m.target
+    from moving m
+    where m.target <> m.origin and j.origin = m.origin and j."group" = m."group"
+    returning j.id, j.origin
+),
+kept as (
+    update {schema}.kept_places k set origin = m.origin
+    from (table moved union all table discarded) m where k.job_id = m.id
 )
-update {schema}.jobs j set origin = m.target
-from moving m
-where m.target <> m.origin and j.origin = m.origin and j."group" = m."group"
+select count(*) from moved
 
 -- name: set_partitions
 update {schema}.topics set partitions = %(after)s where topic = %(topic)s

@@ -41,6 +41,8 @@
     version.missing    topic, entity, row            a tombstone has none, states do
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
+    done.committed     group, offsets                Kafka has them, for the group
+                                                     ``<group>.done``
     record.failed      group, origin, offset, error  a handler raised
     record.stuck       group, origin, offset,        its handler's time is over, and it
                        seconds, limit, stack         goes on, after these ``seconds``

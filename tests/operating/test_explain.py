@@ -11,6 +11,7 @@ import pytest
 from jobs_lib.operating import cancel, explain, pause
 from tests.operating.helpers import add_claim, add_discarded, add_job, add_owner
 from tests.support.apps import executing, make_app
+from tests.support.places import Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,3 +213,35 @@ def test_the_explain_command_prints_a_line_for_each_job(command, connect):
     assert [line.split(":")[0] for line in lines] == [f"job {job}", "job 1"]
     told = json.loads(command("jobs", "explain", job, "--json").output)
     assert told["reasons"][0]["code"] == "behind"
+
+
+@pytest.mark.guarantee("K22", "J24")
+@pytest.mark.parametrize("add", [add_job, add_discarded])
+def test_the_explanation_of_a_job_shows_the_records_that_it_comes_from(
+    database, command, admin, add
+):
+    partition, other = (Partition(database, admin, number) for number in range(2))
+    job = add(admin)
+    if add is add_job:
+        admin.execute(
+            "update jobs_lib.jobs set source = %s, record_offset = 9",
+            (partition.source,),
+        )
+    kept = (
+        "insert into jobs_lib.kept_places (source, record_offset, job_id, origin)"
+        " values (%s, %s, %s, 'local/3')"
+    )
+    for one, offset in ((partition, 7), (other, 8)):
+        admin.execute(kept, (one.source, offset, job))
+    told = [
+        f"comes from the record at flights/{number} offset {offset}: until it is done, "
+        "so is not that record for board.done"
+        for number, offset in ((0, 7), (1, 8))
+    ]
+    assert explain(database, job).places == told
+    lines = command("jobs", "explain", str(job)).output.splitlines()
+    assert lines[-2:] == [f"job {job}: {one}" for one in told]
+    # One that has ended holds nothing back.
+    admin.execute("delete from jobs_lib.jobs")
+    admin.execute("delete from jobs_lib.discarded")
+    assert explain(database, job).places == []

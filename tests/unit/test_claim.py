@@ -68,6 +68,7 @@ ROW = ClaimRow(
     delayed=True,
     age=4.5,
     place="(5,6)",
+    placed=True,
     value="v",
 )
 """In this row no two columns have the same value."""
@@ -83,7 +84,7 @@ def test_each_column_of_a_claimed_row_is_read_into_its_field(claimer, by_value):
     assert (job.origin, job.id, job.type, job.group) == (ORIGIN, 7, "work", "g")
     assert (job.attempt, job.crashes, job.priority) == (4, 1, -1)
     assert (job.payload, job.run_at, job.enqueued) == ("{}", ROW.run_at, 3.5)
-    assert (job.headers, job.place) == ({"a": "b"}, "(5,6)")
+    assert (job.headers, job.place, job.placed) == ({"a": "b"}, "(5,6)", True)
     assert job.value == ("v" if by_value else None)
     assert found.ages == {7: (True, 4.5)}
     assert lane.more

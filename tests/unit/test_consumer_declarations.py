@@ -88,6 +88,7 @@ def test_a_handler_of_blocks_takes_records(app):
         ({}, {"type_header": "event"}, "not its header ce_type and its header event"),
         ({"block": 5}, {}, "the same block, not 5 and None"),
         ({}, {"block_seconds": 2.0}, r"the same block_seconds, not None and 2\.0"),
+        ({"done": True}, {}, "the same done, not True and False"),
     ],
 )
 def test_handlers_of_one_topic_and_group_agree(app, first, second, says):
@@ -164,5 +165,25 @@ def test_two_declarations_that_are_one_in_kafka_are_refused():
     app.consumer("orders", group="g")(handle)
     app.consumer(Exact("orders"), group="g")(handle)
     says = "two consumers read the topic 'orders' in the group 'g'"
+    with pytest.raises(ConfigurationError, match=says):
+        app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K22")
+@pytest.mark.parametrize("done", ["yes", 1, None])
+def test_a_done_that_is_no_bool_is_refused(app, done):
+    says = f"done of .*'orders'.* is True or False, not {done!r}"
+    with pytest.raises(ConfigurationError, match=says):
+        app.consumer("orders", group="g", done=done)(handle)
+    with pytest.raises(ConfigurationError, match=says):
+        app.read_model("orders", table="t", key="id", group="rm", done=done)(map_row)
+
+
+@pytest.mark.guarantee("K22")
+def test_a_group_that_tells_how_far_another_is_done_cannot_be_joined():
+    app = App("shop", settings=load_settings())
+    app.consumer("orders", group="g", done=True)(handle)
+    app.consumer("others", group="g.done")(handle)
+    says = "in the group 'g.done', which tells how far 'g' is done"
     with pytest.raises(ConfigurationError, match=says):
         app.names_in_kafka()

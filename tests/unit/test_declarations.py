@@ -187,6 +187,7 @@ def test_a_decorator_without_parentheses_is_refused(app, decorator):
             {"last_only": True, "group": "customer", "max_wait": 0},
             "the max_wait of 'plain' is 0: give seconds, above 0",
         ),
+        ({"discarded_is_done": 1}, "discarded_is_done of 'plain' is True or False"),
         ({"group": "custmer"}, "its parameter 'custmer', but the handler takes"),
         ({"group": 7}, "the group of 'plain' is 7: give the name of a parameter"),
         ({"group": lambda order: "x"}, "is called with all of the payload's fields by"),

@@ -68,7 +68,7 @@ def read_rows(
         # The columns of ClaimRow, which would cost another object for each job.
         (
             kind, origin, job_id, type_, group, failures, crashes, priority, payload,
-            run_at, enqueued, headers, cut, delayed, age, place,
+            run_at, enqueued, headers, cut, delayed, age, place, placed,
         ) = row[:-1] if by_value else row  # fmt: skip
         if kind:
             if kind == WINDOW:
@@ -103,7 +103,7 @@ def read_rows(
         job = ClaimedJob(
             job_id, type_, group, failures + crashes + 1, crashes, priority,
             payload, run_at, enqueued, headers, lane.origin, lane.installation,
-            lane, place,
+            lane, place, bool(placed) or age is not None,
         )  # fmt: skip
         if by_value:
             job.value = row[-1]

@@ -102,15 +102,16 @@ def supersede(
         pile = seen[head.type]
         if newer is not None:
             superseding.keep(key, head.type, newer, since[head.type])
-            ends.append(Outcome(pile[-1], Result.SUPERSEDED))
+            ends.append(_replace(pile[-1], newer))
         elif jobs[len(pile) - 1] is pile[-1]:
             starts = pile[-1]
             superseding.take(key, starts)
             if _must_wait(pile, last, ages, since[head.type]):
                 lane.jobs, lane.failed = deque(), True
                 return _put_off(pile, last, ages, since[head.type], superseding)
-        older = (job for pile in seen.values() for job in pile[:-1])
-        ends += [Outcome(job, Result.SUPERSEDED) for job in older]
+        for name, same in seen.items():
+            by = newer if newer and name == head.type else same[-1].id
+            ends += [_replace(job, by) for job in same[:-1]]
     ended = {end.job.id for end in ends}
     left = [job for job in jobs if job.id not in ended]
     going = list(takewhile(lambda j: j is starts or j.type not in types, left))
@@ -159,5 +160,9 @@ def _put_off(
     holds = newest if older else head
     if since < holds.enqueued_at:
         superseding.keep((head.origin, str(head.group)), head.type, holds.id, since)
-    ends = [Outcome(job, Result.SUPERSEDED) for job in older]
+    ends = [_replace(job, newest.id) for job in older]
     return [*ends, Outcome(holds, Result.SNOOZED, until=until)]
+
+
+def _replace(job: ClaimedJob, by: int) -> Outcome:
+    return Outcome(job, Result.SUPERSEDED, by=by)

@@ -21,7 +21,7 @@ from jobs_lib.errors import (
 from jobs_lib.executor.lane import FAILED, ClaimedJob, Outcome, Result
 from jobs_lib.executor.running.forked import end_if_forked
 from jobs_lib.jobs.batch import Item
-from jobs_lib.jobs.context import handled
+from jobs_lib.jobs.context import Place, handled, held, holding
 from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
 from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.masking import describe, trace
@@ -29,7 +29,7 @@ from jobs_lib.ownership.lease import NotBegun
 from jobs_lib.reasons import name_class
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from jobs_lib.executor.running.throttle import Throttle
     from jobs_lib.executor.running.transaction import JobConnections
@@ -104,12 +104,15 @@ class Runner:
                 job.lane.ensure_may_begin()
             values = self._types[job.type].payload.decode(text)
             token = handled.set(job.lane.origin)
+            places = held.set(_name_places([job])) if job.placed else None
             try:
                 left = self._functions[job.type](job, **values)
                 if left is not None:
                     refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
+                if places is not None:
+                    held.reset(places)
         # SystemExit, too: if a handler raises it, its job ends, not the pod.
         except BaseException as error:
             outcome = self._explain(job, error)
@@ -157,10 +160,11 @@ class Runner:
         ends: dict[int, Outcome | None] = {}
         function: Callable[..., Any] = self._types[items[0][0].type].function
         try:
-            # A new list: the handler may change it.
-            left = function([item for _, item in items])
-            if left is not None:
-                refuse_lazy(left, f"the handler of {items[0][0].type!r}")
+            with holding(_name_places([job for job, _ in items])):
+                # A new list: the handler may change it.
+                left = function([item for _, item in items])
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {items[0][0].type!r}")
         except BaseException as error:
             if len(items) > 1:
                 # Run each job alone to find the one that fails.
@@ -201,12 +205,15 @@ class Runner:
                 job.lane.ensure_may_begin()
             values = self._decode(job)
             token = handled.set(job.lane.origin)
+            places = held.set(_name_places([job])) if job.placed else None
             try:
                 left = await self._functions[job.type](job, **values)
                 if left is not None:
                     refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
+                if places is not None:
+                    held.reset(places)
         except BaseException as error:
             outcome = self._explain(job, error)
         return self._finish(job, outcome)
@@ -354,3 +361,12 @@ def _wrap(one: RunMiddleware, function: Callable[..., Any]) -> Callable[..., Any
         return one(job, partial(function, job, **values))
 
     return wrapped
+
+
+def _name_places(jobs: Iterable[ClaimedJob]) -> Place | None:
+    """Name the jobs whose places those get that their handler enqueues; None for none.
+
+    Their rows are looked up when it enqueues: a job may get more places while it runs.
+    """
+    named = [f"{job.origin}:{job.id}" for job in jobs if job.placed]
+    return Place(" ".join(["job", *named])) if named else None

@@ -19,6 +19,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.executor.claiming.in_flight import name_rows
 from jobs_lib.executor.running.forked import count_forks, end_if_forked
+from jobs_lib.jobs.context import current_place
 from jobs_lib.masking import spell
 from jobs_lib.ownership.role import EXECUTE
 from jobs_lib.postgres.database import BEGIN, fenced
@@ -114,9 +115,17 @@ class JobConnections:
         return self._borrow_async
 
     def opening(self, connection: Any, job: ClaimedJob) -> bytes:
-        """Make the text that begins a transaction, and may ask for the server."""
+        """Make the text that begins a transaction, and may ask for the server.
+
+        Call it in the job's handler, whose places new jobs get.
+        """
         known = self._keeps_server and getattr(connection, "server", None)
-        return _BEGIN if known or not job.lane.server else self._begin_on_server
+        text = _BEGIN if known or not job.lane.server else self._begin_on_server
+        if place := current_place():
+            # For jobs that it enqueues in SQL. `set` returns no rows.
+            value = psycopg.sql.Literal(place).as_bytes(connection)
+            text += b"; set local jobs_lib.place to " + value
+        return text
 
     def suspicion(self, connection: Any, job: ClaimedJob) -> dict[str, Any] | None:
         """Name the rows to check before the completion; None if no commit can be lost.
@@ -173,7 +182,7 @@ class OwnTransaction:
                 # Earlier handlers may have changed the connection's row factory.
                 cursor = connection.cursor(row_factory=tuple_row)
                 opened = cursor.execute(opening, prepare=False)
-                if opened.nextset():
+                if opened.nextset() and opened.description:
                     ((connection.server,),) = opened.fetchall()
             self._begun_at = time.monotonic()
         except BaseException as error:
@@ -226,7 +235,7 @@ class OwnTransaction:
                 opening = self._connections.opening(connection, self._job)
                 cursor = connection.cursor(row_factory=tuple_row)
                 opened = await cursor.execute(opening, prepare=False)
-                if opened.nextset():
+                if opened.nextset() and opened.description:
                     ((connection.server,),) = await opened.fetchall()
             self._begun_at = time.monotonic()
         except BaseException as error:

@@ -50,6 +50,8 @@ class Completer:
         self._owner = {"owner": owner, "role": role}
         self.types = types
         kept = {name: t.keep for name, t in types.items() if t.keep is not None}
+        done = [name for name, t in types.items() if t.discarded_is_done]
+        self._done_types = text_array(done)
         self._kept = {"types": text_array([*kept]), "keep": int_array(kept.values())}
 
     def prepare(
@@ -90,12 +92,15 @@ class Completer:
                 parameters |= self._kept
             if query == "remove":
                 parameters["outcome"] = result.value
+                parameters["by"] = [outcome.by for outcome in batch]
             else:
                 parameters["failures"] = [outcome.error for outcome in batch]
                 parameters["traces"] = [outcome.trace for outcome in batch]
                 parameters["burnt"] = int_array(
                     int(o.ran and o.result is not Result.SNOOZED) for o in batch
                 )
+            if query == "discard":
+                parameters["done_types"] = self._done_types
             settlements.append(Settlement(query, parameters, jobs, result))
         return settlements
 

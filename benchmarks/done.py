@@ -1,0 +1,231 @@
+"""What places cost, and how far `<group>.done` is behind: `python -m benchmarks.done`.
+
+With and without places alternate on one PostgreSQL with durable commits. One JSON line
+at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from benchmarks.figures import percentile, ratio
+from benchmarks.server import Server
+from jobs_lib import App, Job
+from jobs_lib.devstack import KafkaBroker
+from jobs_lib.jobs.context import Place, holding
+from jobs_lib.kafka.client import create_topic, make_admin
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.service.service import Service
+from jobs_lib.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TOPIC, GROUP = "flights", "bench"
+_BLOCK = 100
+"""Jobs of a transaction."""
+_DONE = """
+insert into jobs_lib.jobs (origin, type, payload, source, record_offset)
+select 'local/0', 'none', '{}', %s, %s + n / 1000 from generate_series(0, %s - 1) n
+"""
+
+
+def make_app(server: Server, **settings: Any) -> App:
+    """An app with one type of jobs that do nothing, on a new database."""
+    server.renew()
+    migrate(server.url)
+    app = App(GROUP, settings=load_settings(database_url=server.url, **settings))
+    app.job(name="noop")(noop)
+    return app
+
+
+def noop(job: Job, n: int) -> None:
+    """Do nothing."""
+
+
+def name_places(*, placed: bool) -> Iterator[Place | None]:
+    """The places of records, one after the other; None for each without places."""
+    number = 0
+    while True:
+        yield Place(f"record 1 {number}") if placed else None
+        number += 1
+
+
+def enqueue(server: Server, jobs: int, *, placed: bool) -> float:
+    """Enqueue one job for each record, in blocks; returns jobs a second."""
+    app = make_app(server)
+    places = name_places(placed=placed)
+    began = time.perf_counter()
+    for _ in range(jobs // _BLOCK):
+        with app.transaction() as conn:
+            for n in range(_BLOCK):
+                with holding(next(places)):
+                    app.jobs["noop"].enqueue(conn, n=n)
+    took = time.perf_counter() - began
+    app.close()
+    return jobs / took
+
+
+def copy(server: Server, jobs: int, *, placed: bool) -> float:
+    """Enqueue a thousand jobs for each record, by COPY; returns jobs a second."""
+    app = make_app(server)
+    places = name_places(placed=placed)
+    rows = [{"n": n} for n in range(1_000)]
+    began = time.perf_counter()
+    for _ in range(jobs // len(rows)):
+        with app.transaction() as conn, holding(next(places)):
+            app.jobs["noop"].enqueue_many(conn, rows)
+    took = time.perf_counter() - began
+    app.close()
+    return jobs / took
+
+
+def drain(server: Server, jobs: int, *, placed: bool) -> float:
+    """Run jobs that wait, one of each record; returns jobs a second."""
+    app = make_app(server)
+    with server.connect() as admin:
+        admin.execute(
+            "insert into jobs_lib.jobs (origin, type, payload, source, record_offset)"
+            " select 'local/' || n % 16, 'noop', '{\"n\": 1}',"
+            " case when %s then 1 end, case when %s then n end"
+            " from generate_series(1, %s) n",
+            (placed, placed, jobs),
+        )
+        server.settle()
+        began = time.perf_counter()
+        with running(app, "executor"):
+            while admin.execute("select 1 from jobs_lib.jobs limit 1").fetchone():
+                time.sleep(0.05)
+        took = time.perf_counter() - began
+    return jobs / took
+
+
+def compare(
+    measure: Callable[..., float], server: Server, jobs: int, rounds: int
+) -> float | None:
+    """The median rate with places, as a share of that without."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds):
+        for placed in (False, True) if number % 2 else (True, False):
+            rates[placed].append(measure(server, jobs, placed=placed))
+            tell(f"{measure.__name__} placed={placed} {rates[placed][-1]:,.0f} jobs/s")
+    return ratio(statistics.median(rates[True]), statistics.median(rates[False]))
+
+
+def measure_behind(
+    server: Server, broker: KafkaBroker, records: int, done: int
+) -> dict[str, float | None]:
+    """How long after its job each record is told, before and after many were done."""
+    topic = f"{TOPIC}-{uuid.uuid4().hex[:8]}"
+    app = make_app(server, kafka_bootstrap_servers=broker.bootstrap_servers)
+    create_topic(make_admin(app.settings), topic, 1, {})
+    ended: dict[int, float] = {}
+
+    @app.job()
+    def work(job: Job, n: int) -> None:
+        ended[n] = time.perf_counter()
+
+    @app.consumer(topic, group=GROUP, done=True)
+    def handle(record: Any, conn: Any) -> None:
+        work.enqueue(conn, n=record.offset)
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    found: dict[str, float | None] = {}
+    with running(app), server.connect() as admin:
+        for name in ("done_behind_ms_p99", f"done_behind_ms_p99_after_{done}"):
+            first = len(ended)
+            told = follow(broker, topic, first + records)
+            for n in range(records):
+                producer.produce(topic, value=str(n))
+                producer.poll(0)
+                time.sleep(0.005)
+            producer.flush(30)
+            seen = told()
+            behind = [
+                seen[n] - ended[n] for n in range(first, first + records) if n in ended
+            ]
+            found[name] = 1_000 * (percentile(behind, 0.99) or 0)
+            # As many jobs with places come and go, and nothing vacuums them away.
+            admin.execute("alter table jobs_lib.jobs set (autovacuum_enabled = off)")
+            admin.execute(_DONE, (1, first + records, done))
+            admin.execute("delete from jobs_lib.jobs where type = 'none'")
+    return found
+
+
+def follow(
+    broker: KafkaBroker, topic: str, records: int
+) -> Callable[[], dict[int, float]]:
+    """Note when the group `<group>.done` is first above each record."""
+    seen: dict[int, float] = {}
+
+    def watch() -> None:
+        consumer = Consumer(
+            {"bootstrap.servers": broker.bootstrap_servers, "group.id": f"{GROUP}.done"}
+        )
+        at = 0
+        while at < records:
+            (answer,) = consumer.committed([TopicPartition(topic, 0)], timeout=30)
+            now = time.perf_counter()
+            for n in range(at, answer.offset):
+                seen[n] = now
+            at = max(at, answer.offset)
+            time.sleep(0.01)
+        consumer.close()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+
+    def wait() -> dict[int, float]:
+        thread.join(120)
+        return seen
+
+    return wait
+
+
+@contextmanager
+def running(app: App, *parts: str) -> Iterator[None]:
+    """Run parts of the app in this process."""
+    service = Service(app, parts or ("consumers", "executor"))
+    service.start()
+    try:
+        yield
+    finally:
+        service.stop()
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr."""
+    sys.stderr.write(f"{line}\n")
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True, help="Of each piece.")
+@click.option("--jobs", default=50_000, show_default=True, help="Of each round.")
+@click.option("--done", default=1_000_000, show_default=True, help="Finished jobs.")
+def main(rounds: int, jobs: int, done: int) -> None:
+    """Measure what places cost on this machine."""
+    with Server() as server, KafkaBroker.ephemeral() as broker:
+        figures = {
+            "enqueue_with_places_vs_without": compare(
+                enqueue, server, jobs // 2, rounds
+            ),
+            "copy_with_places_vs_without": compare(copy, server, 4 * jobs, rounds),
+            "drain_with_places_vs_without": compare(drain, server, jobs, rounds),
+            **measure_behind(server, broker, 2_000, done),
+        }
+    rounded = {name: value and round(value, 3) for name, value in figures.items()}
+    sys.stdout.write(json.dumps({"benchmark": "done", **rounded}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+-- How far the jobs of a group's records are done: told by the owner of each partition.
+
+-- name: make_sources
+-- Partitions get their numbers once. `on conflict` alone would draw one at each take-over.
+insert into {schema}.sources (consumer_group, topic, partition)
+select %(group)s, t.topic, t.partition
+from unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+where not exists (
+    select from {schema}.sources s
+    where (s.consumer_group, s.topic, s.partition) = (%(group)s, t.topic, t.partition)
+)
+on conflict do nothing
+
+-- name: read_sources
+select s.topic, s.partition, s.id from {schema}.sources s
+join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+    using (topic, partition)
+where s.consumer_group = %(group)s
+
+-- name: has_places_index
+-- One that is invalid was not made to its end.
+select 1 from pg_index i
+where i.indexrelid = to_regclass(format('%%I.jobs_of_place', %(schema)s::text)) and i.indisvalid
+
+-- part: told
+-- The partitions that are ours, as this statement's snapshot has them: values of a later
+-- version would not fit the jobs that the snapshot shows.
+ours as materialized (
+    select o.origin from {schema}.origins o
+    join unnest(%(origins)s::text[], %(epochs)s::bigint[]) as mine(origin, epoch)
+        using (origin)
+    where o.role = 'consume:' || %(group)s and o.owner = %(owner)s
+        and o.epoch = mine.epoch
+    order by o.origin
+    for share of o
+),
+told as materialized (
+    select s.id as source, f.topic, f.partition, f.next_offset, f.done_offset,
+        coalesce(f.done_offset, 0) as low, coalesce(f.done_id, 0) as low_id
+    from {schema}.sources s
+    join {schema}.offsets f using (consumer_group, topic, partition)
+    where s.consumer_group = %(group)s and f.next_offset is not null
+        and f.topic || '/' || f.partition in (select origin from ours)
+)
+
+-- name: sweep_places
+-- Delete the lowest kept places whose jobs have ended, before the others are looked at.
+with {told},
+seen as materialized (
+    select k.* from told t cross join lateral (
+        select k.ctid as at, k.origin, k.job_id from {schema}.kept_places k
+        where k.source = t.source and k.record_offset >= t.low
+        order by k.record_offset limit %(rows)s
+    ) k
+)
+delete from {schema}.kept_places where ctid = any (array(
+    select s.at from seen s
+    -- `offset 0`: one index look-up each, whatever the statistics say.
+    where not exists (
+        select from {schema}.jobs j where j.origin = s.origin and j.id = s.job_id offset 0
+    ) and not exists (
+        select from {schema}.discarded d where d.id = s.job_id offset 0
+    )
+))
+
+-- name: find_done
+-- The lowest place with an unfinished job, else the stored offset, and remember it: the
+-- next look begins there, so it never walks over what was done before. Nothing can appear
+-- below: see docs/decisions/0030-done-by-a-low-mark.md.
+with {told},
+found as materialized (
+    select t.*, least(j.record_offset, k.record_offset, t.next_offset) as done,
+        -- Jobs of that record may still come, unless it is handled and only the rows of
+        -- its jobs have the place.
+        case when j.record_offset < least(k.record_offset, t.next_offset) then j.id end
+            as done_id
+    from told t
+    left join lateral (
+        select j.record_offset, j.id from {schema}.jobs j
+        where j.source = t.source and (j.record_offset, j.id) >= (t.low, t.low_id)
+        order by j.record_offset, j.id limit 1
+    ) j on true
+    left join lateral (
+        select k.record_offset from {schema}.kept_places k
+        where k.source = t.source and k.record_offset >= t.low
+        order by k.record_offset limit 1
+    ) k on true
+),
+free as materialized (
+    -- This must not wait for whoever sets several offsets, who may wait for it.
+    select f.topic, f.partition from {schema}.offsets f
+    join found using (topic, partition)
+    where f.consumer_group = %(group)s
+    for no key update of f skip locked
+),
+moved as (
+    update {schema}.offsets f set done_offset = n.done, done_id = n.done_id
+    from found n join free using (topic, partition)
+    where f.consumer_group = %(group)s
+        and (f.topic, f.partition) = (n.topic, n.partition)
+        -- The offset may have been set back meanwhile, and this with it.
+        and f.done_offset is not distinct from n.done_offset
+        and (f.done_offset, f.done_id) is distinct from (n.done, n.done_id)
+)
+select topic, partition, done, done = next_offset from found

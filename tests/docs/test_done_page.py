@@ -1,0 +1,36 @@
+"""The page on how far jobs are done shows a consumer that tells it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from jobs_lib.jobs.context import Place, holding
+from jobs_lib.testing import make_record
+from tests.support.pages import write_modules
+from tests.support.places import Partition
+
+PAGE = "docs/done.md"
+
+
+@pytest.mark.guarantee("K22")
+def test_the_jobs_of_the_page_keep_the_place_of_their_record(
+    tmp_path, database, database_url, admin, monkeypatch
+):
+    assert write_modules(PAGE, tmp_path) == ["tracker.py"]
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
+    monkeypatch.syspath_prepend(tmp_path)
+    tracker = importlib.import_module("tracker")
+    try:
+        (declared,) = tracker.app.consumers
+        assert (declared.done, declared.done_group) == (True, "flight-tracker.done")
+        partition = Partition(database, admin)
+        record = make_record({}, key="LH1")
+        with holding(Place(partition.place(7))), tracker.app.transaction() as conn:
+            tracker.track(record, conn)
+        assert partition.tell() == 7
+    finally:
+        tracker.app.close()
+        del sys.modules["tracker"]
