@@ -132,7 +132,9 @@ class Done:
         if not new:
             return
         is_all = not self._told
-        self._committer.commit(new)
+        # Kafka may not answer for a long time.
+        with self.pulse.elsewhere():
+            self._committer.commit(new)
         self._told.update(new)
         if is_all:
             self._told_at = now
