@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TOPIC, GROUP = "flights", "bench"
-_BLOCK = 100
-"""Jobs of a transaction."""
 _DONE = """
 insert into jobs_lib.jobs (origin, type, payload, source, record_offset)
 select 'local/0', 'none', '{}', %s, %s + n / 1000 from generate_series(0, %s - 1) n
@@ -61,33 +59,39 @@ def name_places(*, placed: bool) -> Iterator[Place | None]:
         number += 1
 
 
-def enqueue(server: Server, jobs: int, *, placed: bool) -> float:
-    """Enqueue one job for each record, in blocks; returns jobs a second."""
-    app = make_app(server)
-    places = name_places(placed=placed)
-    began = time.perf_counter()
-    for _ in range(jobs // _BLOCK):
-        with app.transaction() as conn:
-            for n in range(_BLOCK):
-                with holding(next(places)):
-                    app.jobs["noop"].enqueue(conn, n=n)
-    took = time.perf_counter() - began
-    app.close()
-    return jobs / took
+def enqueue(app: App, place: Place | None) -> None:
+    """Enqueue one job for each of a hundred records."""
+    with app.transaction() as conn:
+        for n in range(100):
+            with holding(place and Place(str(place.text))):
+                app.jobs["noop"].enqueue(conn, n=n)
 
 
-def copy(server: Server, jobs: int, *, placed: bool) -> float:
-    """Enqueue a thousand jobs for each record, by COPY; returns jobs a second."""
+def copy(app: App, place: Place | None) -> None:
+    """Enqueue a thousand jobs of one record, by COPY."""
+    with app.transaction() as conn, holding(place):
+        app.jobs["noop"].enqueue_many(conn, [{"n": n} for n in range(1_000)])
+
+
+def compare_calls(
+    call: Callable[[App, Place | None], None], server: Server, calls: int
+) -> float | None:
+    """The median time without places, as a share of that with them.
+
+    They alternate call by call: so whatever else the machine does slows both.
+    """
     app = make_app(server)
-    places = name_places(placed=placed)
-    rows = [{"n": n} for n in range(1_000)]
-    began = time.perf_counter()
-    for _ in range(jobs // len(rows)):
-        with app.transaction() as conn, holding(next(places)):
-            app.jobs["noop"].enqueue_many(conn, rows)
-    took = time.perf_counter() - began
+    times: dict[bool, list[float]] = {True: [], False: []}
+    placed, unplaced = name_places(placed=True), name_places(placed=False)
+    for number in range(2 * calls):
+        place = next(placed if number % 2 else unplaced)
+        began = time.perf_counter()
+        call(app, place)
+        times[bool(number % 2)].append(time.perf_counter() - began)
     app.close()
-    return jobs / took
+    with_, without = (statistics.median(times[one]) for one in (True, False))
+    tell(f"{call.__name__} with {1e3 * with_:.2f} ms, without {1e3 * without:.2f} ms")
+    return ratio(without, with_)
 
 
 def drain(server: Server, jobs: int, *, placed: bool) -> float:
@@ -96,7 +100,7 @@ def drain(server: Server, jobs: int, *, placed: bool) -> float:
     with server.connect() as admin:
         admin.execute(
             "insert into jobs_lib.jobs (origin, type, payload, source, record_offset)"
-            " select 'local/' || n % 16, 'noop', '{\"n\": 1}',"
+            " select 'local/' || n %% 16, 'noop', '{\"n\": 1}',"
             " case when %s then 1 end, case when %s then n end"
             " from generate_series(1, %s) n",
             (placed, placed, jobs),
@@ -209,17 +213,16 @@ def tell(line: str) -> None:
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True, help="Of each piece.")
+@click.option("--calls", default=500, show_default=True, help="That enqueue.")
+@click.option("--rounds", default=5, show_default=True, help="Of the drain.")
 @click.option("--jobs", default=50_000, show_default=True, help="Of each round.")
 @click.option("--done", default=1_000_000, show_default=True, help="Finished jobs.")
-def main(rounds: int, jobs: int, done: int) -> None:
+def main(calls: int, rounds: int, jobs: int, done: int) -> None:
     """Measure what places cost on this machine."""
     with Server() as server, KafkaBroker.ephemeral() as broker:
         figures = {
-            "enqueue_with_places_vs_without": compare(
-                enqueue, server, jobs // 2, rounds
-            ),
-            "copy_with_places_vs_without": compare(copy, server, 4 * jobs, rounds),
+            "enqueue_with_places_vs_without": compare_calls(enqueue, server, calls),
+            "copy_with_places_vs_without": compare_calls(copy, server, calls),
             "drain_with_places_vs_without": compare(drain, server, jobs, rounds),
             **measure_behind(server, broker, 2_000, done),
         }
