@@ -50,6 +50,24 @@ SOON = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 """Errors where a topic or a broker has just come: the client then asks anew."""
+OF_RECORD = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._INVALID_ARG,
+}
+"""Errors about one record; later records of its key must not pass it."""
+OF_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""Errors about a topic, and so about all of its records."""
 _UNKNOWN_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 MISSING = "Kafka's topics"
 """The subject of all errors about missing topics."""

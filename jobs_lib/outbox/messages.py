@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import KeptBack, Refusal, make_messages
 from jobs_lib.schemas.json_limits import Unreadable
@@ -15,24 +16,6 @@ if TYPE_CHECKING:
 
     from jobs_lib.outbox.block import Message, OutboxRecord, Records
 
-_OF_RECORD = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_MSG,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError.POLICY_VIOLATION,
-    KafkaError._INVALID_ARG,
-}
-"""Errors about one record; later records of its key must not pass it."""
-OF_TOPIC = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.TOPIC_EXCEPTION,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
-"""Errors about a topic, and so about all of its records."""
 _ANY_PARTITION = -1
 """The partitioner chooses."""
 _NOW = 0
@@ -133,7 +116,7 @@ def produce_from(
 
 
 def is_refusal(error: KafkaError) -> bool:
-    return not error.fatal() and error.code() in _OF_RECORD | OF_TOPIC
+    return not error.fatal() and error.code() in OF_RECORD | OF_TOPIC
 
 
 def explain(record: OutboxRecord, error: KafkaError | Exception) -> Refusal:

@@ -13,11 +13,10 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import make_producer, poll_events
+from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal
 from jobs_lib.kafka.refusal import explain as explain_error
-from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.outbox.block import as_records, others
 from jobs_lib.outbox.messages import (
-    OF_TOPIC,
     explain,
     is_refusal,
     produce,

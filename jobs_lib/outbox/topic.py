@@ -10,16 +10,16 @@ from typing_extensions import TypeVar
 
 from jobs_lib.callers import Fetch, Statements, is_autocommit, perform
 from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.naming import check_environment, name_in_kafka
-from jobs_lib.outbox.bulk import Row, write_many
-from jobs_lib.outbox.checks import (
-    check_config,
+from jobs_lib.kafka.checks import (
     check_headers,
     check_key,
     check_size,
     check_version,
     find_largest,
+    make_config,
 )
+from jobs_lib.naming import check_environment, name_in_kafka
+from jobs_lib.outbox.bulk import Row, write_many
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.reasons import explain
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", default=Any)
 _CONTENT_TYPE = "content-type"
-_TOMBSTONES = "delete.retention.ms"
-_TWO_DAYS_MS = 172_800_000
 
 
 class Topic(Generic[V]):
@@ -66,7 +64,7 @@ class Topic(Generic[V]):
         self._largest: int | None = None
         self.compacted = compacted
         self.partitions = partitions
-        self.config = _make_config(name, config, compacted=compacted)
+        self.config = make_config(name, config, compacted=compacted)
         """How the topic is set in Kafka."""
         self.merge = merge
         """Whether only the last of a key's rows is sent when several leave together."""
@@ -414,21 +412,3 @@ def has_version(type_: object) -> bool:
             name for one in classes for name in getattr(one, "__annotations__", ())
         }
     return "version" in fields
-
-
-def _make_config(
-    name: str, given: Mapping[str, str], *, compacted: bool
-) -> dict[str, str]:
-    config = {"compression.type": "lz4", "cleanup.policy": "delete"}
-    if compacted:
-        config |= {"cleanup.policy": "compact", _TOMBSTONES: str(_TWO_DAYS_MS)}
-    config |= {key: str(value) for key, value in given.items()}
-    kept = config.get(_TOMBSTONES)
-    if kept is not None and not (kept.isdecimal() and int(kept) >= _TWO_DAYS_MS):
-        raise ConfigurationError(
-            f"the topic {name!r} would keep tombstones for {_TOMBSTONES}={kept}: a "
-            "consumer that is down for longer would never see what was deleted. Give "
-            f"{_TWO_DAYS_MS} (two days) or more"
-        )
-    check_config(name, config)
-    return config

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.outbox.checks import KEY_LIMIT
+from jobs_lib.kafka.checks import KEY_LIMIT
 from jobs_lib.reexport.chunks import CHUNK_TYPE
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Refuse records that cannot be stored or sent, before any SQL runs."""
+"""Refuse records and topics that Kafka or the tables cannot take, at the door."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.reasons import find_header_fault
@@ -10,7 +10,6 @@ from jobs_lib.reasons import find_header_fault
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jobs_lib.outbox.topic import Topic
     from jobs_lib.settings import Settings
 
 KEY_LIMIT = 1_000
@@ -23,9 +22,27 @@ _BY_DEFAULT = 1_000_000
 """The client's default limit; a broker takes a little more."""
 _VERSIONS = range(-(2**63), 2**63)
 """The values of a bigint."""
+_TOMBSTONES = "delete.retention.ms"
+_TWO_DAYS_MS = 172_800_000
 
 
-def check_key(topic: Topic[Any], key: str | None) -> None:
+class Limits(Protocol):
+    """What the checks need to know of a declared topic or stream."""
+
+    @property
+    def name(self) -> str:
+        """Its name in Kafka."""
+
+    @property
+    def compacted(self) -> bool:
+        """Whether only the last record of each key is kept."""
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a record's key and value may have."""
+
+
+def check_key(topic: Limits, key: str | None) -> None:
     """Refuse a key that the outbox cannot store.
 
     Raises:
@@ -46,7 +63,7 @@ def check_key(topic: Topic[Any], key: str | None) -> None:
         )
 
 
-def check_version(topic: Topic[Any], version: object) -> None:
+def check_version(topic: Limits, version: object) -> None:
     """Refuse a version that is no bigint.
 
     Raises:
@@ -62,7 +79,7 @@ def check_version(topic: Topic[Any], version: object) -> None:
     )
 
 
-def check_headers(topic: Topic[Any], headers: object) -> None:
+def check_headers(topic: Limits, headers: object) -> None:
     """Refuse headers that are no text.
 
     Raises:
@@ -75,7 +92,7 @@ def check_headers(topic: Topic[Any], headers: object) -> None:
         )
 
 
-def check_size(topic: Topic[Any], key: str | None, value: bytes) -> None:
+def check_size(topic: Limits, key: str | None, value: bytes) -> None:
     """Refuse a record that is too large for the broker, as far as is known here.
 
     Raises:
@@ -95,6 +112,30 @@ def find_largest(config: Mapping[str, str], settings: Settings) -> int:
     """Return how many bytes a topic's message may have: as declared, or by default."""
     declared = config.get(LARGEST_MESSAGE) or settings.kafka.get(_LARGEST_SENT)
     return int(declared) if declared and declared.isdecimal() else _BY_DEFAULT
+
+
+def make_config(
+    name: str, given: Mapping[str, str], *, compacted: bool
+) -> dict[str, str]:
+    """Make the settings of a topic in Kafka: the defaults, and those that are given.
+
+    Raises:
+        ConfigurationError: tombstones would be kept too shortly, or a limit is no
+            number.
+    """
+    config = {"compression.type": "lz4", "cleanup.policy": "delete"}
+    if compacted:
+        config |= {"cleanup.policy": "compact", _TOMBSTONES: str(_TWO_DAYS_MS)}
+    config |= {key: str(value) for key, value in given.items()}
+    kept = config.get(_TOMBSTONES)
+    if kept is not None and not (kept.isdecimal() and int(kept) >= _TWO_DAYS_MS):
+        raise ConfigurationError(
+            f"the topic {name!r} would keep tombstones for {_TOMBSTONES}={kept}: a "
+            "consumer that is down for longer would never see what was deleted. Give "
+            f"{_TWO_DAYS_MS} (two days) or more"
+        )
+    check_config(name, config)
+    return config
 
 
 def check_config(name: str, config: Mapping[str, str]) -> None:
