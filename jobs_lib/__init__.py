@@ -31,11 +31,14 @@ if TYPE_CHECKING:
         PayloadError,
         RecordError,
         ReexportError,
+        RefusedError,
+        RequestConflictError,
         SchemaVersionError,
         StoredPayloadError,
         TopicError,
         UnavailableError,
         UnknownCommitError,
+        UnknownPublishError,
     )
     from jobs_lib.jobs.batch import Item
     from jobs_lib.jobs.job import Cancel, Discard, Job, RetryAfter, Snooze
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     )
     from jobs_lib.service.service import Service
     from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Published
+    from jobs_lib.streams.keys import derive_key
 
 __all__ = [
     "AccessError",
@@ -73,10 +78,13 @@ __all__ = [
     "NoTransactionError",
     "OperatingError",
     "PayloadError",
+    "Published",
     "Rate",
     "Record",
     "RecordError",
     "ReexportError",
+    "RefusedError",
+    "RequestConflictError",
     "Retry",
     "RetryAfter",
     "SchemaVersionError",
@@ -87,10 +95,12 @@ __all__ = [
     "TopicError",
     "UnavailableError",
     "UnknownCommitError",
+    "UnknownPublishError",
     "Workers",
     "__version__",
     "capture_changes",
     "create_read_model",
+    "derive_key",
     "exponential",
     "include_name",
     "migrate",
@@ -118,10 +128,13 @@ _MODULES = {
     "NoTransactionError": "errors",
     "OperatingError": "errors",
     "PayloadError": "errors",
+    "Published": "streams.event",
     "Rate": "jobs.rate",
     "Record": "consuming.record",
     "RecordError": "errors",
     "ReexportError": "errors",
+    "RefusedError": "errors",
+    "RequestConflictError": "errors",
     "Retry": "backoff",
     "RetryAfter": "jobs.job",
     "SchemaVersionError": "errors",
@@ -132,9 +145,11 @@ _MODULES = {
     "TopicError": "errors",
     "UnavailableError": "errors",
     "UnknownCommitError": "errors",
+    "UnknownPublishError": "errors",
     "Workers": "jobs.limit",
     "capture_changes": "outbox.capture",
     "create_read_model": "consuming.model_table",
+    "derive_key": "streams.keys",
     "exponential": "backoff",
     "include_name": "postgres.migrate",
     "migrate": "postgres.migrate",

@@ -14,7 +14,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.consuming.gate import Dependency, check_circles
-from jobs_lib.declaring import JobDeclarations, TopicDeclarations
+from jobs_lib.declaring import (
+    JobDeclarations,
+    StreamDeclarations,
+    TopicDeclarations,
+)
 from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
@@ -29,14 +33,16 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers.pools import PooledTransaction, Pools
     from jobs_lib.consuming.answers import Answers
+    from jobs_lib.outbox.topic import Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
+    from jobs_lib.streams.stream import Stream
 
 
-class App(JobDeclarations, TopicDeclarations):
-    """The jobs, schedules, topics, consumers and entities of one service.
+class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
+    """The jobs, schedules, topics, streams, consumers and entities of one service.
 
     Args:
         name: the service's name in headers and logs. Each app on the same tables has
@@ -57,6 +63,7 @@ class App(JobDeclarations, TopicDeclarations):
         def read_settings() -> Settings:
             return self.settings
 
+        streams: dict[str, Stream[Any]] = {}
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, read_settings), read_settings
         )
@@ -67,6 +74,17 @@ class App(JobDeclarations, TopicDeclarations):
             self.registry,
             self._declare_chunks,
             home,
+            streams,
+        )
+        StreamDeclarations.__init__(
+            self,
+            self._load_queries,
+            read_settings,
+            self.registry,
+            self,
+            self.topics,
+            self.consumers,
+            streams,
         )
         self._settings = settings
         self._pools: Pools | None = None
@@ -77,6 +95,11 @@ class App(JobDeclarations, TopicDeclarations):
     def home(self) -> str | None:
         """The name in Kafka of the topic whose partitions are the origins."""
         return self._home and name_in_kafka(self.settings, self._home)
+
+    @property
+    def written(self) -> list[Topic[Any] | Stream[Any]]:
+        """What the app writes to in Kafka: its topics, and its streams."""
+        return [*self.topics.values(), *self.streams.values()]
 
     def names_in_kafka(self) -> set[str]:
         """The names in Kafka of the declared topics and groups.
@@ -93,7 +116,7 @@ class App(JobDeclarations, TopicDeclarations):
         )
         told = {one.done_group for one in self.consumers if one.done}
         check_unjoined({one.group for one in self.consumers} & told)
-        names = {topic.name for topic in self.topics.values()}
+        names = {one.name for one in self.written}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         return names | ({self.home} if self.home else set())
 
@@ -164,10 +187,11 @@ class App(JobDeclarations, TopicDeclarations):
         return Answers(declared, self._load_queries, lambda: self.settings)
 
     def close(self) -> None:
-        """Close the open connections: those of :meth:`transaction`, and the registry's.
+        """Close all open connections: to the database, to Kafka and to the registry.
 
-        The next use opens them again.
+        It waits for events that are under way. The next use opens them again.
         """
+        self.close_streams()
         if self._pools is not None:
             self._pools.close()
         self.close_registry()

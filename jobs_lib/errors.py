@@ -4,7 +4,8 @@
     ├── ConfigurationError        a setting is missing, unknown or out of range
     ├── UnavailableError          a server does not answer
     │   ├── AccessError           Kafka refuses who asks, or what is asked
-    │   └── UnknownCommitError    the connection was lost while committing
+    │   ├── UnknownCommitError    the connection was lost while committing
+    │   └── UnknownPublishError   Kafka has not acknowledged an event in time
     ├── SchemaVersionError        the tables are older or newer than this release
     ├── DevStackError             the embedded PostgreSQL or Kafka could not be had
     ├── EnqueueError              refused before any SQL was sent
@@ -13,6 +14,8 @@
     │   └── TopicError
     ├── StoredPayloadError        a waiting job does not fit its handler any more
     ├── RecordError               a record cannot be read, or nobody handles its type
+    ├── RefusedError              a check of a stream refuses an event
+    ├── RequestConflictError      the id of a request was used with another body
     ├── AnswerError               a read model cannot be asked, or given an entity, so
     ├── OffsetError               a part of a topic cannot be read as it was asked
     ├── FencedError               another process owns what this one tried to change
@@ -53,6 +56,13 @@ class UnknownCommitError(UnavailableError):
     """The connection was lost while committing: nobody knows whether it committed."""
 
 
+class UnknownPublishError(UnavailableError):
+    """Kafka has not acknowledged an event in time: nobody knows whether it has it.
+
+    The same call with the same request id finds that out before it sends again.
+    """
+
+
 class SchemaVersionError(JobsError):
     """The tables in the database do not fit this release."""
 
@@ -83,6 +93,20 @@ class TopicError(EnqueueError):
 
 class RecordError(JobsError):
     """A record cannot be read, or nobody handles its type; its partition waits."""
+
+
+class RefusedError(JobsError):
+    """An event must not be published; raised by the check of a stream.
+
+    Nothing was sent. The text is the application's.
+    """
+
+
+class RequestConflictError(JobsError):
+    """The id of a request was used before, with another key or value.
+
+    Nothing was sent.
+    """
 
 
 class AnswerError(JobsError):

@@ -294,6 +294,18 @@ class Settings(BaseSettings):
         "at least while the read model does not have its version; longer while the "
         "read model is behind.",
     )
+    publish_timeout: Seconds = Field(
+        10.0,
+        description="Seconds that a publish to a stream waits for Kafka's "
+        "acknowledgement.",
+    )
+    request_seconds: float = Field(
+        86_400.0,
+        ge=60,
+        le=172_800,
+        description="Seconds for which the id of a request is remembered at least. "
+        "Streams are not compacted within this time.",
+    )
     history_days: int = Field(
         1,
         ge=0,

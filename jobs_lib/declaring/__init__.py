@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs_lib.declaring.jobs import JobDeclarations
+from jobs_lib.declaring.streams import StreamDeclarations
 from jobs_lib.declaring.topics import TopicDeclarations
 
-__all__ = ["JobDeclarations", "TopicDeclarations"]
+__all__ = ["JobDeclarations", "StreamDeclarations", "TopicDeclarations"]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jobs_lib.schemas.codec import Decoder, SchemaSource
     from jobs_lib.schemas.registry import Registry
     from jobs_lib.settings import Settings
+    from jobs_lib.streams.stream import Stream
 
 
 class TopicDeclarations:
@@ -50,6 +51,7 @@ class TopicDeclarations:
         registry: finds the schema registry, at the first use.
         serve_reexports: called with each entity; its re-exports are jobs.
         home: the topic whose partitions are the origins of the app's groups.
+        streams: what the app publishes without the outbox.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class TopicDeclarations:
         registry: Callable[[], Registry],
         serve_reexports: Callable[[], None],
         home: str | None = None,
+        streams: Mapping[str, Stream[Any]] | None = None,
     ) -> None:
         self._home = home
+        self._streams = streams or {}
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Subscription] = []
         self.entities: dict[str, Entity] = {}
@@ -114,7 +118,7 @@ class TopicDeclarations:
                 go together.
         """
         check_topic_name(name)
-        if name in self.topics:
+        if name in self.topics or name in self._streams:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
         if any(one.is_of_exact_topic(name) for one in self.consumers):
             raise _is_ours(name)
@@ -398,6 +402,8 @@ class TopicDeclarations:
         """
         for topic in self.topics.values():
             topic.encoder.load()
+        for stream in self._streams.values():
+            stream.encoder.load()
         for declared in self.consumers:
             declared.load()
 

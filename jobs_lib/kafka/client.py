@@ -26,6 +26,7 @@ from jobs_lib.kafka.configuration import (
     configure,
     configure_consumer,
     configure_producer,
+    configure_publisher,
 )
 from jobs_lib.kafka.refusal import find_refusal, find_tls_fault, no_answer
 from jobs_lib.masking import PlainRecords, mask
@@ -118,6 +119,33 @@ def make_producer(
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_producer(settings, transactional_id, timeout, largest)
+    return cast(
+        "Producer",
+        _make(Producer, configuration, settings, _on_error(settings, on_refused)),
+    )
+
+
+def make_publisher(
+    settings: Settings,
+    acks: str,
+    timeout: float,
+    on_refused: OnRefused = _log,
+    *,
+    largest: int = 0,
+) -> Producer:
+    """Make a producer without transactions, for callers that wait for each event.
+
+    Args:
+        settings: where the brokers are.
+        acks: what must be acknowledged: ``"0"``, ``"1"`` or ``"all"``.
+        timeout: seconds until an event without an acknowledgement is given up.
+        on_refused: called when the brokers refuse the client.
+        largest: bytes that a message may have; 0 leaves that to the client.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or would be unsafe.
+    """
+    configuration = configure_publisher(settings, acks, timeout, largest)
     return cast(
         "Producer",
         _make(Producer, configuration, settings, _on_error(settings, on_refused)),

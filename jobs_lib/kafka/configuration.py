@@ -48,9 +48,9 @@ OURS = {
     "heartbeat.interval.ms": "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL",
     "partition.assignment.strategy": "JOBS_LIB_ASSIGNMENT_STRATEGY",
     # Half the session timeout: a hanging relay gives up before another one has its
-    # shards.
-    "message.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
-    "delivery.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
+    # shards. A publish to a stream has a time limit of its own.
+    "message.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT or JOBS_LIB_PUBLISH_TIMEOUT",
+    "delivery.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT or JOBS_LIB_PUBLISH_TIMEOUT",
     "transaction.timeout.ms": "JOBS_LIB_SESSION_TIMEOUT",
 }
 """Keys that follow from one of this library's settings."""
@@ -137,10 +137,39 @@ def configure_producer(
 
     ``largest`` is the number of bytes that the declared topics allow in a message.
     """
-    configuration: Configuration = {
+    return (
         # A block's commit flushes at once, so batches may fill up before it. Many
         # small batches cost the broker and the client more than anything else.
-        "linger.ms": 50,
+        {"linger.ms": 50}
+        | _configure_sender(settings, timeout, largest)
+        | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(timeout * 1000),
+        }
+        | FORCED_PRODUCER
+    )
+
+
+def configure_publisher(
+    settings: Settings, acks: str, timeout: float, largest: int = 0
+) -> Configuration:
+    """Make the configuration of a producer whose callers wait for each event.
+
+    Below ``acks=all`` idempotence is off: Kafka has no such producer.
+    """
+    return (
+        # Callers wait. Those that come meanwhile fill the next batch.
+        {"linger.ms": 0}
+        | _configure_sender(settings, timeout, largest)
+        | FORCED_PRODUCER
+        | {"acks": acks, "enable.idempotence": acks == "all"}
+    )
+
+
+def _configure_sender(
+    settings: Settings, timeout: float, largest: int
+) -> Configuration:
+    configuration: Configuration = {
         "compression.type": "lz4",
         # A missing topic then fails as missing, and not by a timeout.
         "topic.metadata.propagation.max.ms": int(timeout * 250),
@@ -148,16 +177,8 @@ def configure_producer(
     if largest > _LARGEST_BY_DEFAULT:
         # Otherwise the client would refuse messages that the topic accepts.
         configuration["message.max.bytes"] = largest
-    return (
-        configuration
-        | configure(settings)
-        | {
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": int(timeout * 1000),
-            "message.timeout.ms": int(timeout * 1000),
-        }
-        | FORCED_PRODUCER
-    )
+    configuration |= configure(settings)
+    return configuration | {"message.timeout.ms": int(timeout * 1000)}
 
 
 def _refuse(key: str, value: str) -> None:

@@ -125,7 +125,7 @@ def register_schemas(app: App) -> tuple[list[Finding], dict[str, int]]:
 
 
 def _encoders(app: App) -> Iterator[AvroEncoder]:
-    for topic in app.topics.values():
+    for topic in app.written:
         if isinstance(topic.encoder, AvroEncoder):
             yield topic.encoder
 

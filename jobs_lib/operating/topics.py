@@ -20,6 +20,7 @@ from jobs_lib.kafka.refusal import find_refusal
 if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.outbox.topic import Topic
+    from jobs_lib.streams.stream import Stream
 
 _SECONDS = 10.0
 
@@ -46,7 +47,7 @@ def plan_topics(app: App) -> list[Change]:
         UnavailableError: no broker answers.
         TopicError: a broker does not show a topic's settings.
     """
-    topics = app.topics.values()
+    topics = app.written
     partitions = list_partitions(app.settings, [topic.name for topic in topics])
     found = _read_configs(app, [topic for topic in topics if partitions[topic.name]])
     changes = []
@@ -80,7 +81,7 @@ def apply_topics(app: App) -> list[Change]:
     """
     changes = plan_topics(app)
     admin = make_admin(app.settings)
-    topics = {topic.name: topic for topic in app.topics.values()}
+    topics = {topic.name: topic for topic in app.written}
     settings: dict[str, list[Any]] = {}
     for change in changes:
         if change.what == "exists":
@@ -128,7 +129,9 @@ def explain_left(changes: list[Change]) -> list[str]:
     ]
 
 
-def _read_configs(app: App, topics: list[Topic[Any]]) -> dict[str, dict[str, str]]:
+def _read_configs(
+    app: App, topics: list[Topic[Any] | Stream[Any]]
+) -> dict[str, dict[str, str]]:
     if not topics:
         return {}
     admin = make_admin(app.settings)

@@ -86,13 +86,13 @@ def where(
 
 def _find_topic(app: App, topic: str) -> str:
     """Find the name in Kafka of a topic that the app declares or reads."""
-    for declared, one in app.topics.items():
-        if topic in (declared, one.name):
+    for one in app.written:
+        if topic in (one.declared, one.name):
             return one.name
     for consumer in app.consumers:
         if consumer.is_called(topic):
             return consumer.topic
-    known = {one.name for one in app.topics.values()}
+    known = {one.name for one in app.written}
     known |= {one.topic for one in app.consumers}
     raise OperatingError(
         f"the app {app.name!r} neither declares nor reads a topic {topic!r}; it knows: "

@@ -59,7 +59,8 @@ class Topic(Generic[V]):
         settings: Callable[[], Settings],
         hint: Callable[[str], str | None],
     ) -> None:
-        self._declared = name
+        self.declared = name
+        """The name without the environment's template."""
         self._name: str | None = None
         self._largest: int | None = None
         self.compacted = compacted
@@ -84,7 +85,7 @@ class Topic(Generic[V]):
     def name(self) -> str:
         """Its name in Kafka: the declared name, put into the environment's template."""
         if self._name is None:
-            self._name = name_in_kafka(self._settings(), self._declared)
+            self._name = name_in_kafka(self._settings(), self.declared)
         return self._name
 
     @property

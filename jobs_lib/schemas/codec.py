@@ -234,6 +234,19 @@ def make_decoder(
     return AvroDecoder(adapter, reader, registry)
 
 
+def list_fields(value: Any) -> set[str] | None:
+    """List the fields of a type's values, as JSON names them; None if it has none."""
+    try:
+        schema = TypeAdapter(value).json_schema(mode="serialization")
+    # A type that JSON schema cannot describe, such as a Callable.
+    except PydanticUserError:
+        return None
+    if "$ref" in schema:
+        schema = schema["$defs"][schema["$ref"].rpartition("/")[2]]
+    fields = schema.get("properties")
+    return None if fields is None else {*fields}
+
+
 def show_json(data: bytes) -> Any:
     """Read bytes as JSON; other bytes are returned as they are."""
     try:

@@ -1,8 +1,8 @@
 """The upkeep that every service does now and then, in a thread of its own.
 
-It creates and drops the history's days, deletes keys that have been gone for long and
-entities that answers need no more, and reports transactions that have been open for
-long: until they end, the dead rows of all other transactions pile up.
+It creates and drops the history's days, deletes keys that have been gone for long,
+entities that answers need no more and old requests, and reports transactions that have
+been open for long: until they end, the dead rows of all other transactions pile up.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Maintenance:
         limits: the age from which a transaction is old. Defaults to ``Limits()``.
         models: the read models of this service.
         answer_seconds: for how long an entity is kept for answers at least.
+        request_seconds: for how long the id of a request is remembered at least.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Maintenance:
         limits: Limits | None = None,
         models: Iterable[ReadModel] = (),
         answer_seconds: float = 300.0,
+        request_seconds: float = 86_400.0,
     ) -> None:
         self._database = database
         self._keep = frozenset(keep)
@@ -61,6 +63,7 @@ class Maintenance:
         self._limits = limits or Limits()
         self._models = tuple(models)
         self._answer_seconds = answer_seconds
+        self._request_seconds = request_seconds
         self._maintain_at = 0.0
         self._loop = Loop("maintenance", self._work, retry=_AFTER_FAILURE)
 
@@ -79,6 +82,7 @@ class Maintenance:
                 maintain(self._database, self._keep)
                 self._forget("forget_gone_keys", {"days": _GONE_DAYS})
                 self._forget("forget_expired", {"seconds": self._answer_seconds})
+                self._forget("forget_requests", {"seconds": self._request_seconds})
                 self._forget_reached()
                 self._maintain_at = time.monotonic() + _vary(_HOUR)
             yield

@@ -243,6 +243,7 @@ class Service:
             self._kept_days(),
             models=[one.model for one in consumers if one.model is not None],
             answer_seconds=self.settings.answer_seconds,
+            request_seconds=self.settings.request_seconds,
         )
         if self._metrics is not None:
             yield self._metrics

@@ -1,0 +1,1 @@
+"""Kafka as the source of truth: streams, and the events that are published to them."""

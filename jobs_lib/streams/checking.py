@@ -1,0 +1,97 @@
+"""What is checked in the database before an event is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.streams.requests import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+    from jobs_lib.callers.caller import Autocommit
+    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.streams.event import Event
+    from jobs_lib.streams.log import Log
+    from jobs_lib.streams.steps import Steps
+    from jobs_lib.streams.stream import Stream
+
+
+class Checker:
+    """Calls the ``check`` of a stream, and compares events with its ``current`` state.
+
+    Args:
+        log: knows where the topic ends.
+        connections: gives connections to the database.
+        queries: finds the named queries.
+        read_groups: lists the app's consumer groups of a topic.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        connections: Autocommit,
+        queries: Callable[[], Queries],
+        read_groups: Callable[[str], Sequence[str]],
+    ) -> None:
+        self._log = log
+        self._connections = connections
+        self._queries = queries
+        self._read_groups = read_groups
+
+    def check(self, stream: Stream[Any], event: Event, value: Any) -> Steps[bool]:
+        """Check an event; returns whether it would change nothing.
+
+        Raises:
+            RefusedError: the stream's check refuses it.
+        """
+        if stream.rules.check is None and stream.rules.current is None:
+            return False
+        is_vain: bool = yield partial(self._check, stream, event, value)
+        return is_vain
+
+    def _check(self, stream: Stream[Any], event: Event, value: Any) -> bool:
+        check, current = stream.rules.check, stream.rules.current
+        # Before the table is read: if the table has all up to this end, it has the
+        # state that the newest event says.
+        end = None if current is None else self._read_end(event)
+        with self._connections.transaction() as connection:
+            if check is not None:
+                check(event.key, value, connection)
+            if current is None or end is None:
+                return False
+            if not self._has_read(connection, event, *end):
+                return False
+            state = stream.encode(current(event.key, connection))
+        return digest(replace(event, content=stream.show(state))) == digest(event)
+
+    def _read_end(self, event: Event) -> tuple[int, int]:
+        partition = self._log.choose_partition(event)
+        _, end = self._log.read_range(event.topic, partition)
+        return partition, end
+
+    def _has_read(
+        self,
+        connection: psycopg.Connection[Any],
+        event: Event,
+        partition: int,
+        end: int,
+    ) -> bool:
+        """Whether the app's consumers have handled all before the partition's end."""
+        groups = self._read_groups(event.topic)
+        if not groups:
+            raise ConfigurationError(
+                f"the stream {event.topic!r} has `current`, which reads a table, and "
+                "the app declares no consumer or read model of the stream that keeps "
+                "the table: declare it, or leave `current` out"
+            )
+        values = {"topic": event.topic, "partition": partition, "groups": [*groups]}
+        rows = connection.execute(
+            self._queries()["read_next_offsets"], values
+        ).fetchall()
+        return len(rows) == len(groups) and all(offset >= end for (offset,) in rows)

@@ -1,0 +1,159 @@
+"""What a publish reads of a stream's topic: where it ends, and an event in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from jobs_lib.errors import OffsetError, UnknownPublishError
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.reader import PartsReader, Span
+from jobs_lib.kafka.refusal import explain, missing_topics
+from jobs_lib.partitioner import choose_partition
+
+if TYPE_CHECKING:
+    from jobs_lib.errors import AccessError
+    from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Event
+
+REQUEST_HEADER = "ce_request"
+"""The header that holds the id of a request."""
+_GROUP = "jobs_lib-streams"
+"""Names the clients; no group of this name is joined."""
+_FRESH_SECONDS = 10.0
+"""How long a known end is good enough to begin a search at."""
+
+
+class Log:
+    """Asks Kafka about the topics of streams, by a client that joins no group.
+
+    Args:
+        settings: where Kafka is.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._seconds = settings.publish_timeout
+        self._lock = threading.Lock()
+        self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._client: tuple[int, Consumer] | None = None
+        self._counts: dict[str, tuple[float, int]] = {}
+        """By topic: when Kafka was asked, and how many partitions it had."""
+        self._ends: dict[tuple[str, int], tuple[float, int]] = {}
+        """By partition: when Kafka was asked, and its end."""
+
+    def close(self) -> None:
+        """Close the client; the next question opens another one."""
+        with self._lock:
+            found, self._client = self._client, None
+        if found is not None and found[0] == os.getpid():
+            found[1].close()
+
+    def choose_partition(self, event: Event) -> int:
+        """Choose the partition of an event's key, as the producers do."""
+        at, count = self._counts.get(event.topic, (0.0, 0))
+        if not count or time.monotonic() > at + _FRESH_SECONDS:
+            at, count = time.monotonic(), self._count_partitions(event.topic)
+            self._counts[event.topic] = at, count
+        return choose_partition(event.key, count)
+
+    def note_end(self, topic: str, partition: int) -> int:
+        """Find an offset that the next record of a partition has, or a smaller one.
+
+        A search from there finds all that is sent from now on. An end of some seconds
+        ago costs it little, and saves most publishes a question.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny the right to read.
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
+        """
+        at, end = self._ends.get((topic, partition), (0.0, -1))
+        if end < 0 or time.monotonic() > at + _FRESH_SECONDS:
+            at = time.monotonic()
+            _, end = self.read_range(topic, partition)
+            self._ends[topic, partition] = at, end
+        return end
+
+    def read_range(self, topic: str, partition: int) -> tuple[int, int]:
+        """Ask for the oldest offset of a partition, and for its end.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny the right to read.
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
+        """
+        try:
+            return self._find_client().get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=self._seconds
+            )
+        except KafkaException as error:
+            raise self._explain(error, topic) from None
+
+    def find_request(
+        self, event: Event, partition: int, start: int, request: str
+    ) -> int | None:
+        """Find the event of a request: read from ``start`` to the end that is now.
+
+        Returns its offset; None if it is not in the partition.
+
+        Raises:
+            UnavailableError: no broker answers, or refuses.
+            UnknownPublishError: records behind ``start`` are gone, or do not come.
+        """
+        topic = event.topic
+        oldest, end = self.read_range(topic, partition)
+        if start > end:
+            # The topic was made anew.
+            start = oldest
+        if start < oldest:
+            raise UnknownPublishError(
+                f"nobody knows whether the request {request!r} was sent: it would be "
+                f"in {topic}/{partition} behind offset {start}, and the records before "
+                f"{oldest} are gone. Look at the entity, and use another id"
+            )
+        try:
+            return self._find(topic, partition, Span(start, end), request.encode())
+        except OffsetError as error:
+            raise UnknownPublishError(
+                f"nobody knows yet whether the request {request!r} was sent: {error}"
+            ) from None
+
+    def _find(
+        self, topic: str, partition: int, span: Span, sought: bytes
+    ) -> int | None:
+        with PartsReader(self._settings, {(topic, partition): span}, _GROUP) as reader:
+            for _, messages in reader:
+                for message in messages:
+                    headers = message.headers() or ()
+                    if dict(headers).get(REQUEST_HEADER) == sought:
+                        return message.offset()
+        return None
+
+    def _count_partitions(self, topic: str) -> int:
+        try:
+            known = self._find_client().list_topics(topic, timeout=self._seconds)
+        except KafkaException as error:
+            raise self._explain(error, topic) from None
+        found = known.topics.get(topic)
+        if found is None or found.error is not None or not found.partitions:
+            raise missing_topics(self._settings, [topic])
+        return len(found.partitions)
+
+    def _explain(self, error: KafkaException, topic: str) -> Exception:
+        if self._refusals:
+            return self._refusals.pop()
+        return explain(error.args[0], self._settings, topic, "READ")
+
+    def _find_client(self) -> Consumer:
+        """The client of this process: a fork does not use its parent's."""
+        with self._lock:
+            if self._client is None or self._client[0] != os.getpid():
+                client = make_consumer(self._settings, _GROUP, self._refusals.append)
+                self._client = os.getpid(), client
+            return self._client[1]

@@ -1,0 +1,212 @@
+"""One event and one answer for each request, however often and wherever it is called.
+
+A request is remembered before its event is sent, with an end of the partition, and the
+event's place is noted afterwards. Calls with the same id wait for that place. If it
+does not come within the sender's time, one of them looks for the event in the topic,
+from the noted end on, and sends it only if it is not there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.callers import Pause
+from jobs_lib.errors import (
+    ConfigurationError,
+    PayloadError,
+    RefusedError,
+    RequestConflictError,
+    TopicError,
+    UnknownPublishError,
+)
+from jobs_lib.streams.event import Place
+from jobs_lib.streams.log import REQUEST_HEADER
+from jobs_lib.streams.requests import Remembered, digest
+
+if TYPE_CHECKING:
+    from jobs_lib.streams.checking import Checker
+    from jobs_lib.streams.event import Event, Published
+    from jobs_lib.streams.log import Log
+    from jobs_lib.streams.publisher import Publisher
+    from jobs_lib.streams.requests import Requests
+    from jobs_lib.streams.steps import Steps
+    from jobs_lib.streams.stream import Stream
+
+_STALL_SECONDS = 1.0
+"""How long a sender may take from remembering a request to sending its event."""
+_ON_THE_WAY_SECONDS = 1.0
+"""How long a broker may take to store what it got from a sender that has given up."""
+SECONDS_BESIDE = _STALL_SECONDS + _ON_THE_WAY_SECONDS
+"""What a sender has beside the time limit of a publish."""
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.005, 0.1, 1.5
+_DIGITS = 16
+"""Of a digest, as messages show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of ``publish`` with the id of a request."""
+
+    stream: Stream[Any]
+    event: Event
+    value: Any
+    id: str
+
+
+class Once:
+    """Publishes the events of requests.
+
+    Args:
+        publisher: sends them.
+        log: knows where partitions end, and finds events.
+        requests: remembers requests.
+        checker: checks events before they are sent.
+        seconds: how long a sender may take, from remembering a request on.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        log: Log,
+        requests: Requests,
+        checker: Checker,
+        seconds: float,
+    ) -> None:
+        self._publisher = publisher
+        self._log = log
+        self._requests = requests
+        self._checker = checker
+        self._seconds = seconds
+
+    def publish(self, call: Call) -> Steps[Published]:
+        """Send the event, or get the answer of the call that does or did so.
+
+        Raises:
+            ConfigurationError: the stream has ``acks=0``.
+            RequestConflictError: the request has another key or value.
+            UnknownPublishError: there is no answer in time.
+        """
+        if call.stream.rules.acks == "0":
+            raise ConfigurationError(
+                f"the stream {call.event.topic!r} has acks=0, with which Kafka tells "
+                "no event's place, so the event of a request could not be found: "
+                "declare acks=1 or 'all', or leave `request` out"
+            )
+        header = REQUEST_HEADER, call.id.encode()
+        event = replace(call.event, headers=[*call.event.headers, header])
+        call = replace(call, event=event)
+        until = time.monotonic() + 2 * self._seconds
+        pause = _FIRST_PAUSE
+        while True:
+            known = yield partial(self._requests.find, call.event, call.id)
+            if known is None:
+                answer = yield from self._send_first(call)
+            else:
+                _refuse_other(call, known)
+                answer = yield from self._go_on(call, known)
+            if answer is not None:
+                return answer
+            if time.monotonic() > until:
+                raise UnknownPublishError(
+                    f"another call with the request {call.id!r} sends its event to "
+                    f"{call.event.topic!r}, and has no answer yet. Call again with the "
+                    "same id, to get it"
+                )
+            yield Pause(pause)
+            pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+
+    def _send_first(self, call: Call) -> Steps[Published | None]:
+        """Remember a request, and send its event; None if another call does."""
+        try:
+            is_vain = yield from self._check(call)
+        except RefusedError:
+            # An equal call may have been first, and its event be in the table by now.
+            if (yield partial(self._requests.find, call.event, call.id)) is None:
+                raise
+            return None
+        if is_vain:
+            attempt = yield partial(self._requests.add, call.event, call.id, None, None)
+            return None if attempt is None else call.stream.answer(call.event, None)
+        partition, end = yield partial(self._note_end, call.event)
+        begun = time.monotonic()
+        attempt = yield partial(self._requests.add, call.event, call.id, partition, end)
+        return (yield from self._send(call, attempt, partition, end, begun))
+
+    def _go_on(self, call: Call, known: Remembered) -> Steps[Published | None]:
+        """Answer a known request, or take it over; None if it is to be waited for."""
+        if known.partition is None or known.search_from is None:
+            return call.stream.answer(call.event, None)
+        if known.record_offset is not None:
+            place = Place(known.partition, known.record_offset)
+            return call.stream.answer(call.event, place)
+        if not known.is_over:
+            return None
+        start = known.partition, known.search_from
+        take = partial(self._requests.take, call.event, call.id)
+        attempt = yield partial(take, *start, known.attempts)
+        if attempt is None:
+            return None
+        offset = yield partial(self._log.find_request, call.event, *start, call.id)
+        if offset is not None:
+            return (yield from self._note(call, Place(known.partition, offset)))
+        yield from self._check(call)
+        # The key may have another partition by now, if the topic has grown.
+        partition, end = yield partial(self._note_end, call.event)
+        begun = time.monotonic()
+        attempt = yield partial(take, partition, end, attempt)
+        return (yield from self._send(call, attempt, partition, end, begun))
+
+    def _send(
+        self, call: Call, attempt: int | None, partition: int, end: int, begun: float
+    ) -> Steps[Published | None]:
+        """Send the event of a remembered request; None if another call does.
+
+        Args:
+            call: the request.
+            attempt: its number; None if another call has it.
+            partition: where the event goes.
+            end: of the partition, or an earlier one.
+            begun: before the attempt was noted, by ``time.monotonic()``.
+        """
+        while attempt is not None and time.monotonic() > begun + _STALL_SECONDS:
+            # The process stood still, and others may look for the event soon.
+            begun = time.monotonic()
+            attempt = yield partial(
+                self._requests.take, call.event, call.id, partition, end, attempt
+            )
+        if attempt is None:
+            return None
+        try:
+            place = yield self._publisher.send(
+                call.event, call.stream.rules.acks, partition
+            )
+        except (PayloadError, TopicError):
+            yield partial(self._requests.forget, call.event, call.id, attempt)
+            raise
+        return (yield from self._note(call, place))
+
+    def _check(self, call: Call) -> Steps[bool]:
+        return (yield from self._checker.check(call.stream, call.event, call.value))
+
+    def _note(self, call: Call, place: Place) -> Steps[Published]:
+        place = yield partial(self._requests.answer, call.event, call.id, place)
+        return call.stream.answer(call.event, place)
+
+    def _note_end(self, event: Event) -> tuple[int, int]:
+        partition = self._log.choose_partition(event)
+        return partition, self._log.note_end(event.topic, partition)
+
+
+def _refuse_other(call: Call, known: Remembered) -> None:
+    own = digest(call.event)
+    if known.digest == own:
+        return
+    before, now = (one.hex()[:_DIGITS] for one in (known.digest, own))
+    raise RequestConflictError(
+        f"the request {call.id!r} was sent to {call.event.topic!r} before with another "
+        f"key or value: its SHA-256 began with {before}, and this one's begins with "
+        f"{now}. Give each request an id of its own"
+    )

@@ -1,0 +1,199 @@
+"""The producers of an app's streams: one for each kind of acknowledgement.
+
+Many callers share a producer, and its thread gives each of them the place of its event
+when Kafka has acknowledged it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException
+
+from jobs_lib.errors import PayloadError, UnavailableError, UnknownPublishError
+from jobs_lib.kafka.client import make_publisher
+from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal, missing_topics
+from jobs_lib.loop import Loop
+from jobs_lib.streams.event import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+    from jobs_lib.errors import AccessError
+    from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Event
+
+ANY_PARTITION = -1
+"""The partitioner chooses."""
+_NOW = 0
+_POLL_SECONDS = 0.5
+
+
+class Publisher:
+    """Sends events, and makes the producers that it needs.
+
+    Args:
+        settings: where Kafka is.
+        largest: bytes that the largest event of any stream may have.
+    """
+
+    def __init__(self, settings: Settings, largest: int) -> None:
+        self._settings = settings
+        self._largest = largest
+        self._lock = threading.Lock()
+        self._producers: dict[tuple[int, str], EventProducer] = {}
+        """By process and acks: a fork does not use its parent's."""
+
+    def send(
+        self, event: Event, acks: str, partition: int = ANY_PARTITION
+    ) -> Future[Place]:
+        """Send an event; the future has its place, or the error.
+
+        Raises:
+            ConfigurationError: a setting of Kafka's client is unknown or unsafe.
+            PayloadError: the event is too large; it was not sent.
+            UnavailableError: too many events wait already; it was not sent.
+        """
+        producer = self._find(acks)
+        try:
+            return producer.send(event, partition)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._FATAL:
+                raise producer.explain(event, error.args[0]) from None
+        # It sends nothing any more: Kafka has lost what it had acknowledged before.
+        self._drop(acks, producer)
+        return self._find(acks).send(event, partition)
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the producers of this process."""
+        with self._lock:
+            kept = self._producers
+            self._producers = {}
+        for (pid, _), producer in kept.items():
+            if pid == os.getpid():
+                producer.close()
+
+    def _find(self, acks: str) -> EventProducer:
+        place = os.getpid(), acks
+        found = self._producers.get(place)
+        if found is None:
+            with self._lock:
+                found = self._producers.get(place)
+                if found is None:
+                    found = EventProducer(self._settings, acks, self._largest)
+                    self._producers[place] = found
+        return found
+
+    def _drop(self, acks: str, producer: EventProducer) -> None:
+        with self._lock:
+            if self._producers.get((os.getpid(), acks)) is producer:
+                del self._producers[os.getpid(), acks]
+        producer.retire()
+
+
+class EventProducer:
+    """One producer, with a thread that hears what became of each event."""
+
+    def __init__(self, settings: Settings, acks: str, largest: int) -> None:
+        self._settings = settings
+        self._seconds = settings.publish_timeout
+        self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._producer = make_publisher(
+            settings, acks, self._seconds, self._refusals.append, largest=largest
+        )
+        self._loop = Loop(f"publisher acks={acks}", self._poll)
+        self._loop.start()
+
+    def send(self, event: Event, partition: int) -> Future[Place]:
+        """Send an event.
+
+        Raises:
+            KafkaException: the client refuses it.
+            UnavailableError: the client's queue is full.
+        """
+        future: Future[Place] = Future()
+        # From here on nobody can cancel it: the event is under way.
+        future.set_running_or_notify_cancel()
+        heard = partial(self._settle, future, event)
+        try:
+            # Positional arguments: keywords would take a quarter of the call.
+            self._producer.produce(
+                event.topic,
+                event.value,
+                event.key,
+                partition,
+                heard,
+                None,
+                _NOW,
+                event.headers,
+            )
+        except BufferError:
+            raise UnavailableError(
+                f"an event of {event.topic!r} was not sent: {len(self._producer):,} "
+                "events wait for Kafka already. Try again later"
+            ) from None
+        return future
+
+    def explain(self, event: Event, error: KafkaError) -> Exception:
+        """Say what became of an event that got an error instead of a place."""
+        if error.code() in OF_RECORD:
+            return PayloadError(
+                f"Kafka refuses an event of {event.topic!r}: {error.name()}. Key and "
+                f"value have {_size(event):,} bytes; the topic's `max.message.bytes` "
+                "in Kafka says how many it takes"
+            )
+        refusal = find_refusal(error, self._settings, event.topic, "WRITE")
+        if refusal is not None:
+            return refusal
+        if error.code() in OF_TOPIC:
+            return missing_topics(self._settings, [event.topic])
+        if self._refusals:
+            return self._refusals[-1]
+        unknown = UnknownPublishError(
+            f"Kafka at {self._settings.kafka_bootstrap_servers} has not acknowledged "
+            f"an event of {event.topic!r} within {self._seconds:g} s (JOBS_LIB_"
+            f"PUBLISH_TIMEOUT): {error.str()}. Nobody knows whether it is in the "
+            "topic. Publish it again with the same request id, which finds out"
+        )
+        unknown.subject = "Kafka"
+        return unknown
+
+    def retire(self) -> None:
+        """Send nothing more; the thread ends when all events have their results."""
+        self._loop.stopping.set()
+
+    def close(self) -> None:
+        """Wait until each event has its result, and end the thread."""
+        self._producer.flush(self._seconds)
+        self._loop.stop()
+
+    def _poll(self) -> Iterator[None]:
+        while not self._loop.stopping.is_set() or len(self._producer):
+            self._producer.poll(_POLL_SECONDS)
+            yield
+
+    def _settle(
+        self,
+        future: Future[Place],
+        event: Event,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        if error is not None:
+            future.set_exception(self.explain(event, error))
+            return
+        self._refusals.clear()
+        offset = message.offset()
+        known = None if offset is None or offset < 0 else offset
+        future.set_result(Place(message.partition() or 0, known))
+
+
+def _size(event: Event) -> int:
+    return len(event.key.encode()) + len(event.value or b"")

@@ -1,0 +1,66 @@
+"""What the streams of an app share: clients, and how an event is published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.streams.checking import Checker
+from jobs_lib.streams.log import Log
+from jobs_lib.streams.once import SECONDS_BESIDE, Call, Once
+from jobs_lib.streams.publisher import Publisher
+from jobs_lib.streams.requests import Requests, read_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from jobs_lib.callers.caller import Autocommit
+    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Event, Published
+    from jobs_lib.streams.steps import Steps
+    from jobs_lib.streams.stream import Stream
+
+
+class Publishing:
+    """Publishes the events of an app's streams.
+
+    Args:
+        settings: where Kafka is.
+        connections: gives connections to the database.
+        queries: finds the named queries.
+        read_groups: lists the app's consumer groups of a topic.
+        largest: bytes that the largest event of any stream may have.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        connections: Autocommit,
+        queries: Callable[[], Queries],
+        read_groups: Callable[[str], Sequence[str]],
+        largest: int,
+    ) -> None:
+        seconds = settings.publish_timeout + SECONDS_BESIDE
+        self._publisher = Publisher(settings, largest)
+        self._log = Log(settings)
+        self._checker = Checker(self._log, connections, queries, read_groups)
+        requests = Requests(connections, queries, seconds)
+        self._once = Once(self._publisher, self._log, requests, self._checker, seconds)
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the clients; a publish opens others."""
+        self._publisher.close()
+        self._log.close()
+
+    def publish(
+        self, stream: Stream[Any], event: Event, value: Any, request: str | UUID | None
+    ) -> Steps[Published]:
+        """Publish an event; see ``Stream.publish``."""
+        if request is not None:
+            call = Call(stream, event, value, read_id(request))
+            return (yield from self._once.publish(call))
+        if (yield from self._checker.check(stream, event, value)):
+            return stream.answer(event, None)
+        place = yield self._publisher.send(event, stream.rules.acks)
+        return stream.answer(event, place)

@@ -1,0 +1,226 @@
+"""A stream: a topic that is the source of truth, and what publishes to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
+
+from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.kafka.checks import check_key, check_size, find_largest, make_config
+from jobs_lib.naming import name_in_kafka
+from jobs_lib.reasons import explain
+from jobs_lib.streams.event import Event, Published
+from jobs_lib.streams.steps import run, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from uuid import UUID
+
+    import psycopg
+
+    from jobs_lib.schemas.codec import Encoder
+    from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Place
+    from jobs_lib.streams.publishing import Publishing
+
+V = TypeVar("V", default=Any)
+_LAG = "min.compaction.lag.ms"
+"""A topic's setting in Kafka: how long each record is kept at least."""
+_UPKEEP_SECONDS = 7_200.0
+"""The upkeep removes old requests once an hour or so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the declaration of a stream asks of its events.
+
+    Attributes:
+        acks: what Kafka must acknowledge: ``"0"``, ``"1"`` or ``"all"``.
+        key: the field of the values that holds the key; None if none does.
+        internal: the fields that no answer has.
+        check: raises a RefusedError for an event that must not be published.
+        current: reads the state that a table has of a key.
+    """
+
+    acks: str
+    key: str | None
+    internal: frozenset[str]
+    check: Callable[[str, Any, psycopg.Connection[Any]], object] | None
+    current: Callable[[str, psycopg.Connection[Any]], Any] | None
+
+
+class Stream(Generic[V]):
+    """A declared stream; made by ``app.stream``."""
+
+    compacted = True
+    """Only the last record of each key is kept."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        encoder: Encoder,
+        partitions: int,
+        config: Mapping[str, str],
+        rules: Rules,
+        settings: Callable[[], Settings],
+        publishing: Callable[[], Publishing],
+    ) -> None:
+        make_config(name, config, compacted=True)
+        self.declared = name
+        """The name without the environment's template."""
+        self._name: str | None = None
+        self._config = config
+        self._settings = settings
+        self._publishing = publishing
+        self.partitions = partitions
+        self.encoder = encoder
+        """Makes the bytes of the values."""
+        self.rules = rules
+        self._headers: list[tuple[str, str | bytes | None]] = []
+        if encoder.content_type:
+            self._headers = [("content-type", encoder.content_type.encode())]
+
+    @property
+    def name(self) -> str:
+        """Its name in Kafka: the declared name, put into the environment's template."""
+        if self._name is None:
+            self._name = name_in_kafka(self._settings(), self.declared)
+        return self._name
+
+    @property
+    def config(self) -> dict[str, str]:
+        """How the topic is set in Kafka.
+
+        An event whose fate is unknown is looked for in the topic. So compaction leaves
+        it there for as long as its request is remembered.
+
+        Raises:
+            ConfigurationError: the declaration lets compaction take it earlier.
+        """
+        needed = int((self._settings().request_seconds + _UPKEEP_SECONDS) * 1000)
+        config = {_LAG: str(needed), **self._config}
+        kept = config[_LAG]
+        if not kept.isdecimal() or int(kept) < needed:
+            raise ConfigurationError(
+                f"the stream {self.declared!r} is declared with {_LAG}={kept}, and "
+                "must keep each record for as long as requests are remembered "
+                f"(JOBS_LIB_REQUEST_SECONDS), and two hours: give {needed} or more, or "
+                "leave it out"
+            )
+        return make_config(self.declared, config, compacted=True)
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a record's key and value may have, as far as is known here."""
+        return find_largest(self._config, self._settings())
+
+    def publish(
+        self, key: str, value: V | None, *, request: str | UUID | None = None
+    ) -> Published:
+        """Send one event, and wait until Kafka has acknowledged it.
+
+        Args:
+            key: the entity's stable key.
+            value: the whole new state, of the type that the stream declares. None
+                deletes the entity.
+            request: the id of the caller's request. Calls with the same id make one
+                event, in all processes, and all get its answer.
+
+        Returns the event as Kafka has it, with its place.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny a right on the topic.
+            PayloadError: key, value or id cannot be sent, or the event is larger than
+                the topic's may be. Nothing was sent.
+            RefusedError: the stream's check refuses the event. Nothing was sent.
+            RequestConflictError: the request was sent before with another key or value.
+            TopicError: the topic does not exist, or is not visible.
+            UnknownPublishError: Kafka has not acknowledged it in time, and nobody knows
+                whether it has it. The same call with the same id finds that out.
+            UnavailableError: Kafka or the database does not answer, and nothing was
+                sent.
+        """
+        event = self._make_event(key, value)
+        return run(self._publishing().publish(self, event, value, request))
+
+    async def publish_async(
+        self, key: str, value: V | None, *, request: str | UUID | None = None
+    ) -> Published:
+        """As :meth:`publish`, on an event loop.
+
+        What asks the database runs in a thread, and so do the functions of the stream.
+
+        Args:
+            key: the entity's stable key.
+            value: the whole new state; None deletes the entity.
+            request: the id of the caller's request.
+
+        Returns the event as Kafka has it, with its place.
+
+        Raises:
+            JobsError: as :meth:`publish`.
+        """
+        event = self._make_event(key, value)
+        return await run_async(self._publishing().publish(self, event, value, request))
+
+    def encode(self, value: Any) -> bytes | None:
+        """Encode a value; None stays None.
+
+        Raises:
+            PayloadError: it is not of the type that the stream declares, or does not
+                fit the schema.
+        """
+        if value is None:
+            return None
+        try:
+            return self.encoder.encode(value)
+        except ValueError as error:
+            raise PayloadError(
+                f"a value does not fit the stream {self.name!r}: {explain(error)}"
+            ) from None
+
+    def show(self, value: bytes | None) -> Any:
+        """Return the value in plain types, with its internal fields."""
+        return None if value is None else self.encoder.show(value)
+
+    def answer(self, event: Event, place: Place | None) -> Published:
+        """Make the answer to a publish, without the internal fields.
+
+        Args:
+            event: what was to be published.
+            place: where it is; None if it would have changed nothing.
+        """
+        content, hidden = event.content, self.rules.internal
+        if hidden and content is not None:
+            content = {name: one for name, one in content.items() if name not in hidden}
+        partition, offset = (None, None) if place is None else place
+        changed = place is not None
+        return Published(event.topic, partition, offset, event.key, content, changed)
+
+    def _make_event(self, key: str, value: V | None) -> Event:
+        check_key(self, key)
+        encoded = self.encode(value)
+        check_size(self, key, encoded or b"")
+        content = self.show(encoded)
+        self._check_fields(key, content)
+        return Event(self.name, key, encoded, content, self._headers)
+
+    def _check_fields(self, key: str, content: Any) -> None:
+        """Refuse a value whose field holds another key, or that cannot hide a field."""
+        field = self.rules.key
+        if content is None or not (field or self.rules.internal):
+            return
+        if not isinstance(content, dict):
+            raise PayloadError(
+                f"a value of the stream {self.name!r} is of type "
+                f"{type(content).__name__}, and `key` and `internal` name fields: "
+                "give an object"
+            )
+        if field and str(content.get(field)) != key:
+            raise PayloadError(
+                f"the field {field!r} of a value of the stream {self.name!r} holds "
+                "another key than the event, or none: give the same one"
+            )
