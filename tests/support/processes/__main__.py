@@ -13,11 +13,19 @@ from typing import NoReturn
 
 from jobs_lib.service.service import Service
 from tests.support.apps import make_app
-from tests.support.processes import dying, executors, gated, places, pods, relays
+from tests.support.processes import (
+    dying,
+    executors,
+    gated,
+    places,
+    pods,
+    publishers,
+    relays,
+)
 from tests.support.processes.kinds import KINDS, die_at
 
 #: The modules that have the kinds.
-MODULES = (dying, executors, gated, places, pods, relays)
+MODULES = (dying, executors, gated, places, pods, publishers, relays)
 
 
 def main() -> NoReturn:

@@ -1,0 +1,65 @@
+"""A broker behind a proxy, and apps that publish to streams on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import brokers
+from tests.support.apps import make_app
+from tests.support.records import Seen, produce, read_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib import App
+
+
+@pytest.fixture(scope="session")
+def broker_of_run() -> Iterator[brokers.OwnBroker]:
+    """The broker that these tests share."""
+    with brokers.own_broker() as broker:
+        # The first idempotent producer waits for a second until the broker is ready.
+        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
+        yield broker
+
+
+@pytest.fixture
+def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
+    """A broker that a test may kill or cut off, and restores."""
+    yield broker_of_run
+    broker_of_run.proxy.restore()
+
+
+@pytest.fixture
+def make(database_url, own_broker) -> Iterator[Callable[..., App]]:
+    """A function that makes an app; `proxied=True` leads it through the proxy."""
+    made: list[App] = []
+
+    def make(*, proxied: bool = False, **settings) -> App:
+        servers = own_broker.proxied if proxied else own_broker.bootstrap_servers
+        app = make_app(database_url, kafka_bootstrap_servers=servers, **settings)
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def name(own_broker) -> str:
+    """A topic of two partitions."""
+    return own_broker.create(2)
+
+
+@pytest.fixture
+def read_log(own_broker) -> Callable[..., list[Seen]]:
+    """A function that reads all events of a topic, or those of a key."""
+
+    def read(topic: str, key: str | None = None) -> list[Seen]:
+        seen = read_topic(own_broker.bootstrap_servers, topic)
+        return [one for one in seen if key in (None, one.key)]
+
+    return read
