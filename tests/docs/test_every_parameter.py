@@ -19,6 +19,7 @@ from jobs_lib.outbox.capture import capture_changes, stop_capturing
 from jobs_lib.outbox.topic import Topic
 from jobs_lib.postgres.migrate import include_name, upgrade
 from jobs_lib.service.service import Service
+from jobs_lib.streams.stream import Stream
 from tests.support.pages import ROOT
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ PAGES = {
         *("Answers.newer", "Answers.merge", "EntityState"),
     ],
     "schemas.md": ["App.load_schemas", "App.close_registry"],
+    "source-of-truth.md": [
+        *("App.stream", "Stream.publish", "Stream.publish_async", "derive_key"),
+    ],
     "testing.md": [
         *("Jobs.drain", "Jobs.travel", "Jobs.enqueued", "Jobs.assert_enqueued"),
         *("Jobs.assert_not_enqueued", "Jobs.inline", "Jobs.handle"),
@@ -68,6 +72,10 @@ ELSEWHERE = {
     "Retry.bound": "the executor asks it",
     "Retry.delay": "the executor asks it",
     "Retry.exhausted": "the executor asks it",
+    "App.close_streams": "a part of App.close",
+    "Stream.answer": "a publish calls it",
+    "Stream.encode": "a publish calls it",
+    "Stream.show": "a publish calls it",
     "Topic.encode": "a value's bytes, for the relay",
     "Service.ask_to_stop": "what a signal calls",
     "Service.run": "what the command `jobs-lib run` calls",
@@ -78,7 +86,7 @@ GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
 """Parameters that no caller names: the function or class below a decorator."""
 MADE_BY_THE_LIBRARY = {
     "Answers", "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox",
-    "Record", "Sent", "Topic",
+    "Published", "Record", "Sent", "Stream", "Topic",
 }  # fmt: skip
 """Classes of objects that an application gets and never makes."""
 
@@ -95,7 +103,7 @@ def find_calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "options", Options
     public = [getattr(jobs_lib, name) for name in jobs_lib.__all__]
     public += [getattr(testing, name) for name in testing.__all__]
-    for thing in [*public, Topic, JobType, Answers]:
+    for thing in [*public, Topic, Stream, JobType, Answers]:
         if inspect.isfunction(thing):
             yield thing.__name__, thing
         if not inspect.isclass(thing) or is_only_caught(thing):
