@@ -38,7 +38,8 @@ rights (kind, class, oid, name, privilege, columns) as (
             where c.name <> all (secret.names) order by c.place
         ) end
     from relations r
-    cross join (values (array['payload', 'headers', 'value'])) as secret(names)
+    -- A digest tells contents that can be guessed.
+    cross join (values (array['payload', 'headers', 'value', 'digest'])) as secret(names)
     union all
     -- A role that enqueues draws no ids, changes nothing, and reads only what calls
     -- return.

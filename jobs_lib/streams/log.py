@@ -88,12 +88,13 @@ class Log:
             TopicError: the topic does not exist, or is not visible.
             UnavailableError: no broker answers.
         """
+        client = self._find_client()
         try:
-            return self._find_client().get_watermark_offsets(
+            return client.get_watermark_offsets(
                 TopicPartition(topic, partition), timeout=self._seconds
             )
         except KafkaException as error:
-            raise self._explain(error, topic) from None
+            raise self._explain(client, error, topic) from None
 
     def find_request(
         self, event: Event, partition: int, start: int, request: str
@@ -136,16 +137,21 @@ class Log:
         return None
 
     def _count_partitions(self, topic: str) -> int:
+        client = self._find_client()
         try:
-            known = self._find_client().list_topics(topic, timeout=self._seconds)
+            known = client.list_topics(topic, timeout=self._seconds)
         except KafkaException as error:
-            raise self._explain(error, topic) from None
+            raise self._explain(client, error, topic) from None
         found = known.topics.get(topic)
         if found is None or found.error is not None or not found.partitions:
             raise missing_topics(self._settings, [topic])
         return len(found.partitions)
 
-    def _explain(self, error: KafkaException, topic: str) -> Exception:
+    def _explain(
+        self, client: Consumer, error: KafkaException, topic: str
+    ) -> Exception:
+        # Only a poll hears why the brokers do not let it in.
+        client.poll(0)
         if self._refusals:
             return self._refusals.pop()
         return explain(error.args[0], self._settings, topic, "READ")

@@ -67,7 +67,7 @@ class Publisher:
         except KafkaException as error:
             if error.args[0].code() != KafkaError._FATAL:
                 raise producer.explain(event, error.args[0]) from None
-        # It sends nothing any more: Kafka has lost what it had acknowledged before.
+        # It sends nothing any more: such as after Kafka has lost records of it.
         self._drop(acks, producer)
         return self._find(acks).send(event, partition)
 
@@ -105,6 +105,8 @@ class EventProducer:
         self._settings = settings
         self._seconds = settings.publish_timeout
         self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._fatal: KafkaError | None = None
+        """Why the client sends nothing any more."""
         self._producer = make_publisher(
             settings, acks, self._seconds, self._refusals.append, largest=largest
         )
@@ -143,13 +145,19 @@ class EventProducer:
 
     def explain(self, event: Event, error: KafkaError) -> Exception:
         """Say what became of an event that got an error instead of a place."""
+        if error.code() == KafkaError._PURGE_QUEUE and self._fatal is not None:
+            error = self._fatal
         if error.code() in OF_RECORD:
             return PayloadError(
                 f"Kafka refuses an event of {event.topic!r}: {error.name()}. Key and "
                 f"value have {_size(event):,} bytes; the topic's `max.message.bytes` "
                 "in Kafka says how many it takes"
             )
-        refusal = find_refusal(error, self._settings, event.topic, "WRITE")
+        right = "WRITE"
+        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            # A broker asks so before an idempotent producer sends anything.
+            right = f"WRITE on the topic {event.topic!r}, or IDEMPOTENT_WRITE"
+        refusal = find_refusal(error, self._settings, event.topic, right)
         if refusal is not None:
             return refusal
         if error.code() in OF_TOPIC:
@@ -176,7 +184,11 @@ class EventProducer:
 
     def _poll(self) -> Iterator[None]:
         while not self._loop.stopping.is_set() or len(self._producer):
-            self._producer.poll(_POLL_SECONDS)
+            try:
+                self._producer.poll(_POLL_SECONDS)
+            except KafkaException as error:
+                # It sends nothing more. Its events get their results at later polls.
+                self._fatal = error.args[0]
             yield
 
     def _settle(

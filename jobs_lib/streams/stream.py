@@ -72,6 +72,7 @@ class Stream(Generic[V]):
         self.declared = name
         """The name without the environment's template."""
         self._name: str | None = None
+        self._largest: int | None = None
         self._config = config
         self._settings = settings
         self._publishing = publishing
@@ -115,7 +116,9 @@ class Stream(Generic[V]):
     @property
     def largest(self) -> int:
         """Bytes that a record's key and value may have, as far as is known here."""
-        return find_largest(self._config, self._settings())
+        if self._largest is None:
+            self._largest = find_largest(self._config, self._settings())
+        return self._largest
 
     def publish(
         self, key: str, value: V | None, *, request: str | UUID | None = None

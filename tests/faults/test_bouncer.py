@@ -44,7 +44,7 @@ from tests.operating import faults
 from tests.operating.helpers import add_discarded, add_job
 from tests.support.apps import heard, make_app, running
 from tests.support.command_line import leaves
-from tests.support.records import produce
+from tests.support.records import produce, read_topic
 
 needs_pgbouncer = pytest.mark.skipif(
     faults.PGBOUNCER is None, reason="pgbouncer is not installed"
@@ -535,6 +535,26 @@ def test_read_models_answer_behind_pgbouncer(bounced, admin):
         assert not waiting.done()
         admin.execute("insert into item_rm values (1, 1)")
         assert waiting.result() is not None
+    app.close()
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("J21", "T14")
+@pytest.mark.usefixtures("unspoilt")
+def test_streams_publish_behind_pgbouncer(bounced, bootstrap_servers, topic):
+    app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
+    name = topic()
+    stream = app.stream(name, check=lambda key, value, conn: conn.execute("select 1"))
+
+    def publish(n: int) -> tuple[int, int | None]:
+        answer = stream.publish("k", n % _TIMES, request=f"r{n % _TIMES}")
+        return n % _TIMES, answer.offset
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = {*threads.map(publish, range(3 * _TIMES))}
+    events = read_topic(bootstrap_servers, name)
+    assert answers == {(one.json, one.offset) for one in events}
+    assert len(events) == _TIMES
     app.close()
 
 

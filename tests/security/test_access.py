@@ -178,6 +178,27 @@ def test_a_relay_that_may_not_write_does_not_start(
     assert "sasl.username" in text
 
 
+@pytest.mark.guarantee("FK11")
+@pytest.mark.parametrize("request_id", [None, "r1"])
+def test_a_publish_that_is_not_let_in_or_may_not_write_says_why(
+    secured_app, secured_topic, grant, request_id
+):
+    topic = secured_topic()
+    wrong = secured_app({"sasl.password": CANARY}, publish_timeout=2)
+    with pytest.raises(AccessError, match="does not let the user 'alice' in") as told:
+        wrong.stream(topic).publish("k", 1, request=request_id)
+    assert CANARY not in f"{told.value!r}"
+    app = secured_app(publish_timeout=2)
+    grant("alice", "TOPIC", topic, "READ")
+    with pytest.raises(AccessError, match=f"WRITE on the topic '{topic}'"):
+        app.stream(topic).publish("k", 1, request=request_id)
+    grant("alice", "TOPIC", topic, "WRITE")
+    allowed = secured_app()
+    assert allowed.stream(topic).publish("k", 1, request="r2").offset == 0
+    for one in (wrong, app, allowed):
+        one.close()
+
+
 def test_a_topic_that_may_not_be_created_is_named(secured_app, grant):
     app = secured_app()
     app.topic("secured-new", value=int)

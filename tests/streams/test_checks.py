@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from jobs_lib import ConfigurationError, PayloadError, RefusedError, derive_key
+from jobs_lib import (
+    ConfigurationError,
+    PayloadError,
+    Published,
+    RefusedError,
+    derive_key,
+)
 from tests.support.apps import running
 
 pytestmark = pytest.mark.expects("fenced")
@@ -119,7 +126,7 @@ def test_a_repeated_request_is_not_refused_because_of_its_own_event(
                 await_table()
             raise RefusedError("the email is in use")
 
-    first: list = []
+    first: list[Published] = []
     app, tenants = declare(check=check)
     assert tenants.publish("t1", ADA, request="r1") == first[0]
     assert len(read_log(tenants.name)) == 1
@@ -150,7 +157,8 @@ def test_a_derived_key_follows_from_its_parts_alone():
         derive_key(*parts) for parts in [("a",), ("b",), ("a", "b"), ("ab",), ("a,b",)]
     }
     assert len(keys) == 5
-    for wrong in [(), ("",), ("a", None)]:
+    wrong_parts: list[tuple[Any, ...]] = [(), ("",), ("a", None)]
+    for wrong in wrong_parts:
         with pytest.raises(PayloadError, match="texts that are not empty"):
             derive_key(*wrong)
 
