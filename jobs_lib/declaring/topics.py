@@ -60,11 +60,11 @@ class TopicDeclarations:
         settings: Callable[[], Settings],
         registry: Callable[[], Registry],
         serve_reexports: Callable[[], None],
-        home: str | None = None,
-        streams: Mapping[str, Stream[Any]] | None = None,
+        home: str | None,
+        streams: Mapping[str, Stream[Any]],
     ) -> None:
         self._home = home
-        self._streams = streams or {}
+        self._streams = streams
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Subscription] = []
         self.entities: dict[str, Entity] = {}

@@ -19,6 +19,7 @@ from jobs_lib import (
     EntityState,
     Exact,
     Job,
+    Published,
     Record,
     Snooze,
     exponential,
@@ -26,6 +27,7 @@ from jobs_lib import (
 )
 from jobs_lib.consuming.answer_steps import ValidSince
 from jobs_lib.outbox.topic import Topic
+from jobs_lib.streams.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +54,17 @@ class Flight:
 
 app = App("flights")
 conn = psycopg.connect()
+
+
+# Streams: `publish` takes the values that are declared.
+
+flights = app.stream("flights", value=Flight, acks=1)
+assert_type(flights, Stream[Flight])
+assert_type(flights.publish("N1", Flight("N1"), request="r1"), Published)
+flights.publish("N1", None)
+flights.publish("N1", "N1")  # error
+flights.publish(1, None)  # error
+app.stream("more", acks=2)  # error
 
 
 # Jobs: `enqueue` has the signature of the handler.
