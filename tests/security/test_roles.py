@@ -349,6 +349,7 @@ def test_a_reader_sees_everything_except_payloads_headers_and_values(
             "select payload from jobs_lib.jobs",
             "select headers from jobs_lib.job_states",
             "select value from jobs_lib.outbox",
+            "select digest from jobs_lib.requests",
             "insert into jobs_lib.pauses values ('type', 'work')",
             "select jobs_lib.lift_hold('t', 'k', 1), 1 from jobs_lib.jobs for update",
             "select jobs_lib.enqueue('work')",

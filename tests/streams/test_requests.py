@@ -262,6 +262,29 @@ def test_a_sender_that_stood_still_lets_another_one_send(
 
 
 @pytest.mark.guarantee("T14")
+def test_two_senders_of_a_request_give_one_answer(
+    make, name, read_log, admin, monkeypatch
+):
+    stream, other = make().stream(name), make().stream(name)
+    add = Requests.add
+    answers: list[Published] = []
+
+    def overtake(self, *args):
+        attempt = add(self, *args)
+        monkeypatch.undo()
+        # The clock of the database jumps ahead just before the event is sent.
+        end_senders_time(admin)
+        answers.append(other.publish("t1", STATE, request="r1"))
+        return attempt
+
+    monkeypatch.setattr(Requests, "add", overtake)
+    answers.append(stream.publish("t1", STATE, request="r1"))
+    answers.append(stream.publish("t1", STATE, request="r1"))
+    first, *_ = read_log(name)
+    assert [one.offset for one in answers] == [first.offset] * 3
+
+
+@pytest.mark.guarantee("T14")
 def test_an_event_is_found_in_a_topic_that_was_made_anew_before_it_was_sent(
     make, own_broker, name, admin, read_log
 ):

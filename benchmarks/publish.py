@@ -1,0 +1,123 @@
+"""How fast events are published and acknowledged: `python -m benchmarks.publish`.
+
+64 threads publish to a stream and wait for each event, beside as many that do so with
+confluent-kafka alone. Both producers have the same settings, and the same values.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from benchmarks.figures import median, percentile, ratio
+from jobs_lib import App
+from jobs_lib.devstack import KafkaBroker
+from jobs_lib.kafka.configuration import configure_publisher
+from jobs_lib.operating.topics import apply_topics
+from jobs_lib.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CALLERS = 64
+SECONDS = 5.0
+ROUNDS = 5
+TOPIC = "tenants"
+
+
+@dataclass
+class Tenant:
+    """The values of the events."""
+
+    id: str
+    email: str
+    country: str
+
+
+def main() -> None:
+    """Measure by turns, and print one line of JSON."""
+    with KafkaBroker.ephemeral() as broker:
+        settings = load_settings(kafka_bootstrap_servers=broker.bootstrap_servers)
+        app = App("benchmark", settings=settings)
+        stream = app.stream(TOPIC, value=Tenant)
+        apply_topics(app)
+        rates: dict[str, list[float]] = {"ours": [], "bare": []}
+        waits: list[float] = []
+        with bare(Producer(configure_publisher(settings, "all", 10.0))) as publish:
+            for turn in range(ROUNDS + 1):
+                found, seconds = measure(lambda one: stream.publish(one.id, one))
+                beside, _ = measure(publish)
+                if turn:  # the first one warms both
+                    rates["ours"].append(found)
+                    rates["bare"].append(beside)
+                    waits += seconds
+        app.close()
+    ours, theirs = (median(rates[name]) for name in ("ours", "bare"))
+    figures = {
+        "publish_vs_bare": round(ratio(ours, theirs) or 0.0, 3),
+        "publish_p50_ms": round(1000 * (percentile(waits, 0.5) or 0.0), 2),
+        "published_s": round(ours or 0.0),
+        "callers": CALLERS,
+    }
+    print(json.dumps(figures))
+
+
+def measure(publish: Callable[[Tenant], object]) -> tuple[float, list[float]]:
+    """Let all callers publish for a time; returns events/s, and the waits."""
+    until = time.monotonic() + SECONDS
+    waits: list[float] = []
+
+    def call(caller: int) -> None:
+        tenant = Tenant(f"t{caller}", f"{caller}@example.org", "DE")
+        while (started := time.monotonic()) < until:
+            publish(tenant)
+            waits.append(time.monotonic() - started)
+
+    callers = [threading.Thread(target=call, args=(n,)) for n in range(CALLERS)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    return len(waits) / SECONDS, waits
+
+
+@contextmanager
+def bare(producer: Producer) -> Iterator[Callable[[Tenant], object]]:
+    """Publish with Kafka's client alone: a thread polls, and each caller waits."""
+    stopping = threading.Event()
+
+    def poll() -> None:
+        while not stopping.is_set():
+            producer.poll(0.5)
+
+    def publish(tenant: Tenant) -> None:
+        future: Future[int | None] = Future()
+        value = json.dumps(asdict(tenant)).encode()
+        producer.produce(
+            TOPIC,
+            value,
+            tenant.id,
+            on_delivery=lambda error, message: (
+                future.set_exception(RuntimeError(str(error)))
+                if error
+                else future.set_result(message.offset())
+            ),
+        )
+        future.result()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    yield publish
+    stopping.set()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
