@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ANY_PARTITION = -1
 """The partitioner chooses."""
 _NOW = 0
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 
 
 class Publisher:

@@ -36,7 +36,7 @@ _CALLS: dict[str, tuple[type, str, bool]] = {
 """By step, a method and whether it is over by then."""
 
 
-@kind(publish_timeout=1)
+@kind(publish_timeout=2)
 def publisher(
     app: App,
     topic: str,
