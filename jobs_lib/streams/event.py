@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -20,9 +20,10 @@ class Event:
 
     topic: str
     key: str
-    value: bytes | None
-    content: Any
-    headers: list[tuple[str, str | bytes | None]]
+    # What it carries must not stand in any log.
+    value: bytes | None = field(repr=False)
+    content: Any = field(repr=False)
+    headers: list[tuple[str, str | bytes | None]] = field(repr=False)
 
 
 class Place(NamedTuple):
@@ -57,5 +58,5 @@ class Published:
     partition: int | None
     offset: int | None
     key: str
-    content: Any
+    content: Any = field(repr=False)
     changed: bool

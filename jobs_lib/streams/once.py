@@ -9,7 +9,7 @@ from the noted end on, and sends it only if it is not there.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class Call:
 
     stream: Stream[Any]
     event: Event
-    value: Any
+    value: Any = field(repr=False)
     id: str
 
 
