@@ -73,6 +73,14 @@ def test_many_callers_each_get_the_place_of_their_own_event(make, name, read_log
         assert log[answer.partition, answer.offset] == (f"k{n}", n)
 
 
+def test_a_publish_after_the_close_of_the_app_opens_its_clients_again(make, name):
+    app = make()
+    stream = app.stream(name)
+    stream.publish("k", 1, request="r1")
+    app.close()
+    assert stream.publish("k", 2, request="r2").offset == 1
+
+
 @pytest.mark.guarantee("T1")
 def test_a_stream_may_be_avro(make, name, read_log):
     schema = {
@@ -84,6 +92,10 @@ def test_a_stream_may_be_avro(make, name, read_log):
             {"name": "password_hash", "type": "string"},
         ],
     }
+    without = make()
+    without.stream(name, value=Tenant, schema=schema)
+    with pytest.raises(ConfigurationError, match="JOBS_LIB_SCHEMA_REGISTRY_URL"):
+        without.load_schemas()
     app = make(schema_registry_url="mock://streams")
     tenants = app.stream(name, value=Tenant, schema=schema, internal=["password_hash"])
     register_schemas(app)

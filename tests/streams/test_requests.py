@@ -185,6 +185,32 @@ def test_equal_requests_on_an_event_loop_make_one_event(make, name, read_log):
 
 
 @pytest.mark.guarantee("T14")
+def test_a_cancelled_publish_is_found_when_it_is_repeated(
+    make, own_broker, admin, name, read_log
+):
+    stream = make(proxied=True).stream(name)
+    stream.publish("t1", {"warm": 1}, request="warm")
+
+    async def cancel() -> None:
+        own_broker.proxy.freeze()
+        call = asyncio.create_task(stream.publish_async("t1", STATE, request="r1"))
+        while list_requests(admin)[0] != "r1":
+            await asyncio.sleep(0.01)
+        # The event is under way, and nobody can call it back.
+        await asyncio.sleep(0.1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        own_broker.proxy.thaw()
+
+    asyncio.run(cancel())
+    end_senders_time(admin)
+    answer = make().stream(name).publish("t1", STATE, request="r1")
+    assert [one.json for one in read_log(name)] == [{"warm": 1}, STATE]
+    assert answer.offset == 1
+
+
+@pytest.mark.guarantee("T14")
 @pytest.mark.parametrize(
     "other", [("t1", {"plan": VALUE}), ("t2", STATE), ("t1", None)]
 )

@@ -12,6 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from jobs_lib.operating.rewinds import rewind
+from jobs_lib.operating.where import where
 from tests.support.apps import running
 from tests.support.records import key_of
 
@@ -95,6 +96,7 @@ def test_an_event_creates_if_absent_changes_or_deletes_also_when_it_is_replayed(
         await_state("tenants", {"t1": 2})
         stream.publish("t2", {"n": 1})
         await_state("tenants", {"t1": 2, "t2": 1})
+        assert where(app, name, "t2").has_arrived
         stream.publish("t1", None)
         await_state("tenants", {"t2": 1})
         made = "select id, n from made where length(id) > 1 order by id, n"

@@ -91,5 +91,6 @@ def test_a_value_whose_internal_fields_cannot_be_left_out_is_refused(app):
 
 def test_an_environment_names_its_streams():
     settings = load_settings(environment="dev")
-    stream = App("shop", settings=settings).stream("tenants")
-    assert stream.name == "dev.tenants"
+    app = App("shop", settings=settings)
+    assert app.stream("tenants").name == "dev.tenants"
+    assert app.names_in_kafka() == {"dev.tenants"}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0021_requests"
-down_revision = "0020_versions"
+revision = "0022_requests"
+down_revision = "0021_resync_shown"
 branch_labels = None
 depends_on = None
 
