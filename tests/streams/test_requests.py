@@ -132,7 +132,9 @@ def test_a_repeated_request_waits_until_the_time_of_its_sender_is_over(
 
 
 @pytest.mark.guarantee("T5", "T14")
-@pytest.mark.parametrize("lost", ["the answer", "the event"])
+@pytest.mark.parametrize(
+    "lost", ["the answer", pytest.param("the event", marks=pytest.mark.slow)]
+)
 def test_what_kafka_has_not_acknowledged_is_found_before_it_is_sent_again(
     make, own_broker, admin, name, read_log, lost
 ):
