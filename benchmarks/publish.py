@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CALLERS = 64
-SECONDS = 5.0
-ROUNDS = 5
+SECONDS = 1.0
+ROUNDS = 25
 TOPIC = "tenants"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -250,8 +249,8 @@ def list_fields(value: Any) -> set[str] | None:
 def show_json(data: bytes) -> Any:
     """Read bytes as JSON; other bytes are returned as they are."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
+        return from_json(data)
+    except ValueError:
         return data
 
 

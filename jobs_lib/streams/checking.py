@@ -50,7 +50,7 @@ class Checker:
         Raises:
             RefusedError: the stream's check refuses it.
         """
-        if stream.rules.check is None and stream.rules.current is None:
+        if not stream.rules.asks_database:
             return False
         is_vain: bool = yield partial(self._check, stream, event, value)
         return is_vain

@@ -120,9 +120,7 @@ class EventProducer:
             KafkaException: the client refuses it.
             UnavailableError: the client's queue is full.
         """
-        future: Future[Place] = Future()
-        # From here on nobody can cancel it: the event is under way.
-        future.set_running_or_notify_cancel()
+        future = _UnderWay()
         heard = partial(self._settle, future, event)
         try:
             # Positional arguments: keywords would take a quarter of the call.
@@ -205,6 +203,14 @@ class EventProducer:
         offset = message.offset()
         known = None if offset is None or offset < 0 else offset
         future.set_result(Place(message.partition() or 0, known))
+
+
+class _UnderWay(Future[Place]):
+    """The result of an event that nobody can call back."""
+
+    def cancel(self) -> bool:
+        """Refuse: a caller that is cancelled waits no longer, and the event goes on."""
+        return False
 
 
 def _size(event: Event) -> int:

@@ -60,7 +60,8 @@ class Publishing:
         if request is not None:
             call = Call(stream, event, value, read_id(request))
             return (yield from self._once.publish(call))
-        if (yield from self._checker.check(stream, event, value)):
+        asks = stream.rules.asks_database
+        if asks and (yield from self._checker.check(stream, event, value)):
             return stream.answer(event, None)
         place = yield self._publisher.send(event, stream.rules.acks)
         return stream.answer(event, place)

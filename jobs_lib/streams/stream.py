@@ -50,6 +50,11 @@ class Rules:
     check: Callable[[str, Any, psycopg.Connection[Any]], object] | None
     current: Callable[[str, psycopg.Connection[Any]], Any] | None
 
+    @property
+    def asks_database(self) -> bool:
+        """Whether an event is checked in the database before it is sent."""
+        return self.check is not None or self.current is not None
+
 
 class Stream(Generic[V]):
     """A declared stream; made by ``app.stream``."""
