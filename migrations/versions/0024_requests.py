@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0022_requests"
-down_revision = "0021_resync_shown"
+revision = "0024_requests"
+down_revision = "0023_done"
 branch_labels = None
 depends_on = None
 
