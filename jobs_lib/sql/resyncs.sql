@@ -1,8 +1,8 @@
 -- Read the topic of a read model again, beside the running service.
 
 -- name: begin_resync
-insert into {schema}.resyncs (model, topic, topic_id, consumer_group, begins)
-values (%(model)s, %(topic)s, %(topic_id)s, %(group)s, %(begins)s)
+insert into {schema}.resyncs (model, topic, topic_id, consumer_group, begins, notes)
+values (%(model)s, %(topic)s, %(topic_id)s, %(group)s, %(begins)s, 2)
 on conflict (model) do nothing
 returning model
 

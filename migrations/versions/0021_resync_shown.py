@@ -1,7 +1,8 @@
 """What a re-synchronisation notes of keys: a list for each block of records.
 
-A re-synchronisation that has begun is forgotten: its processes stop with an error, no
-row is removed, and the next call begins anew.
+A re-synchronisation that has begun is forgotten: its processes end and remove no row,
+and the next call begins anew. The release before cannot begin one any more, since it
+would not see what this one notes. It still finds its table `resync_keys`.
 
 Locks: ``resyncs``, for a moment.
 """
@@ -17,7 +18,11 @@ depends_on = None
 
 UPGRADE = """
 delete from resyncs;
-drop table resync_keys;
+delete from resync_keys;
+
+-- How its processes note which keys the topic has shown: 2 is by lists. Without a
+-- default, so that a release that notes them otherwise begins none.
+alter table resyncs add column notes smallint not null check (notes = 2);
 
 -- The keys that the model had when a re-synchronisation began. They are only read as a
 -- whole: an index would cost more than all the rest.
@@ -50,14 +55,7 @@ create table resync_unshown (
 DOWNGRADE = """
 delete from resyncs;
 drop table resync_noted, resync_shown, resync_unshown;
-create table resync_keys (
-    model text not null,
-    key text not null,
-    version bigint,
-    partition int,
-    record_offset bigint,
-    primary key (model, key)
-);
+alter table resyncs drop column notes;
 """
 
 

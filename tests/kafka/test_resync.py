@@ -292,6 +292,14 @@ def test_a_key_that_is_shown_late_stays(
     assert left_behind(admin) == []
 
 
+def test_a_release_that_notes_keys_otherwise_begins_none(admin):
+    with pytest.raises(psycopg.errors.NotNullViolation, match="notes"):
+        admin.execute(
+            "insert into jobs_lib.resyncs (model, topic, consumer_group, begins)"
+            " values ('model', 't', 'g', 'start')"
+        )
+
+
 def test_a_key_that_is_made_while_it_begins_is_no_orphan(
     declare, read, admin, name, database, bootstrap_servers, monkeypatch, wait_for
 ):

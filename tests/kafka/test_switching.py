@@ -285,7 +285,7 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
         refused("the foreign key refers_id_fkey of refers would", patience=20)
         admin.execute(
             "drop table refers; insert into jobs_lib.resyncs (model, topic,"
-            " consumer_group, begins) values ('state_v2_rm', 't', 'g', '')"
+            " consumer_group, begins, notes) values ('state_v2_rm', 't', 'g', '', 2)"
         )
         refused("a re-synchronisation of state_v2_rm goes on", patience=20)
         admin.execute(
