@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 from jobs_lib import telemetry
-from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import (
@@ -23,7 +22,6 @@ from jobs_lib.kafka.places import (
     find_starts,
     keeps_all_keys,
 )
-from jobs_lib.naming import Exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.consuming.read_model import ReadModel
+    from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
 
@@ -174,11 +173,7 @@ class Resync:
     def make_subscription(self) -> Subscription:
         """What its group does with the topic: the rows alone, without any effects."""
         assert self.group is not None
-        other = Subscription(
-            Exact(self._declared.topic), Exact(self.group), lambda: self.settings
-        )
-        other.copy_model(self._declared)
-        return other
+        return self._declared.make_again(self.group)
 
     def list_parts(self, told: Mapping[int, int] | None = None) -> list[Part]:
         """How far it is, by partition; empty if another process has ended it.

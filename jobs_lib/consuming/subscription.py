@@ -250,16 +250,23 @@ class Subscription:
             for one, place in zip(self.tables, places.values(), strict=True)
         ]
 
-    def copy_model(self, other: Subscription) -> None:
-        """Keep the tables of another one again, without effects elsewhere."""
-        assert other.model is not None
-        self.model = other.model.make_anew()
-        self._decoder = other._decoder
-        self.on_error = other.on_error
-        self._after = other._after
-        self.block, self.block_seconds = other.block, other.block_seconds
-        self.tables, self.plain_tables = other.tables, other.plain_tables
-        self.version, self.is_current = other.version, other.is_current
+    def make_again(self, group: str) -> Subscription:
+        """The same read model without effects elsewhere, kept by another group.
+
+        Args:
+            group: by its name in Kafka, which the environment's template leaves alone.
+        """
+        assert self.model is not None
+        other = Subscription(self._topic, self._group, self._settings)
+        other.group = group
+        other.model = self.model.make_anew()
+        other._decoder = self._decoder
+        other.on_error = self.on_error
+        other._after = self._after
+        other.block, other.block_seconds = self.block, self.block_seconds
+        other.tables, other.plain_tables = self.tables, self.plain_tables
+        other.version, other.is_current = self.version, self.is_current
+        return other
 
     @property
     def is_read_model(self) -> bool:

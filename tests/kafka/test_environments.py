@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.naming import name_in_kafka
+from jobs_lib.operating.switching import switch
 from jobs_lib.operating.topics import apply_topics
+from jobs_lib.operating.where import where
 from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.postgres.migrate import migrate
+from jobs_lib.service.resync import resync
 from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 from tests.support.apps import HOME, executing, make_app, running
-from tests.support.records import read_topic
+from tests.support.records import produce, read_topic
+from tests.support.topics import create_topic
 
 ENVIRONMENTS = ["dev", "staging", "prod"]
 
@@ -82,6 +86,53 @@ def test_topics_and_groups_are_the_environments_own(
         assert read_topic(bootstrap_servers, bare) == []
     finally:
         kafka_admin.delete_topics([name])[name].result()
+
+
+@pytest.mark.guarantee("W46")
+def test_a_read_model_is_resynchronised_switched_and_asked_in_its_environment(
+    make_of, admin, kafka_admin, bootstrap_servers, wait_for, topic
+):
+    app = make_of("dev", heartbeat_interval=0.5)
+    adopt(app)
+    bare = topic()
+    name = f"dev.{bare}"
+    create_topic(kafka_admin, name, 2, {"cleanup.policy": "compact"})
+    admin.execute("create table state (id text primary key, version bigint, n int)")
+    admin.execute("create table state_v2 (like state including all)")
+    for version in (1, 2):
+
+        @app.read_model(bare, table="state", key="id", group=bare, version=version)
+        def row(record):
+            return {"n": record.value}
+
+    def read(table: str) -> dict[str, int]:
+        return dict(admin.execute(f"select id, n from {table}").fetchall())
+
+    states = {f"k{n}": n for n in range(10)}
+    produce(bootstrap_servers, name, [*states.items()], headers={"ce_version": "1"})
+    try:
+        with running(app, "consumers") as service:
+            wait_for(lambda: read("state") == states, timeout=60, what="it is filled")
+            wait_for(lambda: service.is_ready, timeout=30, what="it is ready")
+            admin.execute("update state set n = -1; insert into state values ('x', 1)")
+            assert resync(app, "state") == (1, True)
+            assert read("state") == states
+            wait_for(lambda: read("state_v2") == states, timeout=60, what="the other")
+            wait_for(
+                lambda: switch_when_filled(app) is not None, timeout=60, what="switched"
+            )
+            assert read("state") == states
+            assert where(app, bare, "k3").has_arrived
+    finally:
+        kafka_admin.delete_topics([name])[name].result()
+
+
+def switch_when_filled(app):
+    """Switch to the second version; None while it lacks records."""
+    try:
+        return switch(app, "state", 2)
+    except OperatingError:
+        return None
 
 
 @pytest.mark.guarantee("W46", "W51")

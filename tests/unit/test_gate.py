@@ -25,7 +25,6 @@ from jobs_lib.consuming.gated import Gated
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.progress import Ahead, Progress
 from jobs_lib.consuming.queues import Queues
-from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.errors import RecordError
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service.metrics import describe_consumers
@@ -470,8 +469,8 @@ def test_a_resynchronisation_waits_for_the_same_groups(app):
     declare = app.read_model("orders", table="t", key="id", group="g", after=AFTER)
     declare(lambda record: {})
     (declared,) = app.consumers
-    other = Subscription("orders", Exact("again"), lambda: app.settings)
-    other.copy_model(declared)
+    other = declared.make_again("dev.g.again")
+    assert (other.topic, other.group) == ("dev.orders", "dev.g.again")
     assert other.after == declared.after == (Dependency("dev.orders", "dev.b"),)
 
 
