@@ -22,7 +22,7 @@ from benchmarks.figures import percentile, ratio
 from benchmarks.server import Server
 from jobs_lib import App, Job
 from jobs_lib.devstack import KafkaBroker
-from jobs_lib.jobs.context import Place, holding
+from jobs_lib.jobs.context import Place, held, holding
 from jobs_lib.kafka.client import create_topic, make_admin
 from jobs_lib.postgres.migrate import migrate
 from jobs_lib.service.service import Service
@@ -63,8 +63,11 @@ def enqueue(app: App, place: Place | None) -> None:
     """Enqueue one job for each of a hundred records."""
     with app.transaction() as conn:
         for n in range(100):
-            with holding(place and Place(str(place.text))):
-                app.jobs["noop"].enqueue(conn, n=n)
+            # As a handler does it.
+            token = None if place is None else held.set(Place(f"record 1 {n}"))
+            app.jobs["noop"].enqueue(conn, n=n)
+            if token is not None:
+                held.reset(token)
 
 
 def copy(app: App, place: Place | None) -> None:

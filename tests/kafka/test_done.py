@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
 import threading
 
@@ -120,11 +121,17 @@ def test_each_job_that_is_enqueued_in_sql_gets_the_place_of_its_own_record(
     name = topic(1)
     app = make()
 
+    left_behind: list[contextvars.Context] = []
+
+    @app.job()
+    def work(job) -> None: ...
+
     @app.consumer(name, group=f"{name}-g", done=True, block=10)
     def handle(record, conn) -> None:
         conn.execute("select jobs_lib.enqueue('work')")
+        left_behind.append(contextvars.copy_context())
 
-    def read_places() -> list[int]:
+    def read_places() -> list[int | None]:
         rows = admin.execute("select record_offset from jobs_lib.jobs order by id")
         return [offset for (offset,) in rows]
 
@@ -134,6 +141,10 @@ def test_each_job_that_is_enqueued_in_sql_gets_the_place_of_its_own_record(
         produce(bootstrap_servers, name, [("k", n) for n in range(1, 30)])
         wait_for(lambda: read_offsets(name) == {0: 30}, timeout=30, what="all are in")
     assert read_places() == [*range(30)]
+    # What a handler leaves behind has no record any more.
+    left_behind[0].run(work.enqueue, app)
+    assert read_places() == [*range(30), None]
+    app.close()
 
 
 @pytest.mark.guarantee("K22")
