@@ -40,6 +40,9 @@ create table resync_shown (
     model text not null,
     keys text[] not null
 );
+-- Rows have no key, and a publication may contain the tables.
+alter table resync_noted replica identity full;
+alter table resync_shown replica identity full;
 
 -- At the end: the keys that the topic has not shown.
 create table resync_unshown (
