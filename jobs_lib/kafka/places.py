@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -24,7 +25,7 @@ from jobs_lib.kafka.client import (
     make_consumer,
     read_topics,
 )
-from jobs_lib.kafka.refusal import find_refusal, missing_topics
+from jobs_lib.kafka.refusal import SOON, find_refusal, missing_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _SPECS = cast("Any", OffsetSpec)
 _CONFIG_SECONDS = 10.0
+_PAUSE = 0.1
 
 
 def read_ends(
@@ -174,16 +176,24 @@ def read_committed(
     # It never joins. The admin client's question ends the process where the group has
     # no coordinator for a moment (confluentinc/librdkafka issue 5040).
     consumer = make_consumer(settings, group)
+    until = time.monotonic() + timeout
     try:
-        found = consumer.committed(asked, timeout) if asked else []
-    except KafkaException as error:
-        raise UnavailableError(
-            f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
-            f"of the group {group!r}: {error.args[0].str()}"
-        ) from None
+        while asked:
+            try:
+                found = consumer.committed(asked, timeout)
+                return {one.partition: one.offset for one in found if one.offset >= 0}
+            except KafkaException as error:
+                failure = error.args[0]
+                # The group's coordinator may be on its way.
+                if failure.code() not in SOON or time.monotonic() > until:
+                    raise UnavailableError(
+                        f"no Kafka broker at {settings.kafka_bootstrap_servers} gives "
+                        f"the offsets of the group {group!r}: {failure.str()}"
+                    ) from None
+            time.sleep(_PAUSE)
+        return {}
     finally:
         consumer.close()
-    return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
 def keeps_all_keys(settings: Settings, topic: str) -> bool:

@@ -92,7 +92,11 @@ union all
 select s.consumer_group, s.topic, s.partition, min(p.record_offset)
 from (
     select j.source, j.record_offset from {schema}.find_jobs(array[%(id)s]) f
-    join {schema}.jobs j on j.origin = f.origin and j.id = f.id
+    cross join lateral (
+        -- `offset 0`: one index look-up each, whatever the statistics say.
+        select j.source, j.record_offset from {schema}.jobs j
+        where j.origin = f.origin and j.id = f.id offset 0
+    ) j
     union all
     select k.source, k.record_offset from {schema}.kept_places k
     where k.job_id = %(id)s and (

@@ -267,7 +267,11 @@ def test_a_consumer_that_does_not_tell_has_jobs_without_places_and_no_second_gro
         "select count(*) from jobs_lib.jobs where source is null"
     ).fetchone() == (2,)
     assert count(admin, "sources") == 0
-    assert read_committed(bootstrap_servers, f"{name}-g.done", name) == {}
+    wait_for(
+        lambda: read_committed(bootstrap_servers, f"{name}-g.done", name) == {},
+        timeout=30,
+        what="Kafka has no offset of it",
+    )
 
 
 def service_threads() -> list[str]:

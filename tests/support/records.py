@@ -70,8 +70,10 @@ def read_topic(
         consumer.close()
 
 
-def read_committed(bootstrap_servers: str, group: str, topic: str) -> dict[int, int]:
-    """The offsets that Kafka has of a group, by partition; none if nobody answers.
+def read_committed(
+    bootstrap_servers: str, group: str, topic: str
+) -> dict[int, int] | None:
+    """The offsets that Kafka has of a group, by partition; None if nobody answers.
 
     A consumer that never joins asks: the admin client's question ends the process
     where the group has no coordinator (confluentinc/librdkafka issue 5040).
@@ -82,7 +84,7 @@ def read_committed(bootstrap_servers: str, group: str, topic: str) -> dict[int, 
         asked = [TopicPartition(topic, number) for number in numbers]
         found = consumer.committed(asked, timeout=10) if asked else []
     except KafkaException:
-        return {}
+        return None
     finally:
         consumer.close()
     return {one.partition: one.offset for one in found if one.offset >= 0}
