@@ -8,30 +8,29 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib.errors import UnavailableError
-from jobs_lib.kafka import places
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.places import read_committed
 from tests.support.apps import make_app
 
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """A function that lets brokers refuse to tell offsets, some times or always."""
+    """A function that lets brokers refuse to tell offsets, a number of times."""
 
-    def refuse(code: int, times: int | None = None) -> None:
-        make = places.make_consumer
+    def refuse(code: int, times: int) -> None:
+        errors = iter([KafkaException(KafkaError(code))] * times)
 
-        def make_consumer(settings, group):
-            consumer = make(settings, group)
-            errors = iter([KafkaException(KafkaError(code))] * (times or 1_000))
-            committed = Mock(
-                side_effect=lambda *given: refused(errors) or consumer.committed(*given)
-            )
+        def make(settings, group):
+            consumer = make_consumer(settings, group)
+
+            def committed(*given):
+                if (error := next(errors, None)) is not None:
+                    raise error
+                return consumer.committed(*given)
+
             return Mock(committed=committed, close=consumer.close)
 
-        monkeypatch.setattr(places, "make_consumer", make_consumer)
-
-    def refused(errors) -> None:
-        if (error := next(errors, None)) is not None:
-            raise error
+        monkeypatch.setattr("jobs_lib.kafka.places.make_consumer", make)
 
     return refuse
 
@@ -46,12 +45,12 @@ def test_a_group_whose_coordinator_is_on_its_way_is_asked_again(
     settings, topic, refuse
 ):
     name = topic(2)
-    consumer = places.make_consumer(settings, name)
+    consumer = make_consumer(settings, name)
     offsets = [TopicPartition(name, 1, 7)]
     consumer.commit(offsets=offsets, asynchronous=False)
     consumer.close()
     refuse(KafkaError.NOT_COORDINATOR, 3)
-    assert places.read_committed(settings, name, name) == {1: 7}
+    assert read_committed(settings, name, name) == {1: 7}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +58,6 @@ def test_a_group_whose_coordinator_is_on_its_way_is_asked_again(
 )
 def test_a_group_that_kafka_does_not_tell_is_named(settings, topic, refuse, code):
     name = topic(1)
-    refuse(code)
+    refuse(code, 1_000)
     with pytest.raises(UnavailableError, match=f"offsets of the group '{name}'"):
-        places.read_committed(settings, name, name, timeout=0.5)
+        read_committed(settings, name, name, timeout=0.5)
