@@ -250,8 +250,9 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
     t.state = 'scheduled' as delayed,
     case when t.type = any (%(last_types)s::text[])
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end as age,
-    -- The row's place: its completion finds it there without the index.
-    t.tid::text as place, t.placed
+    -- The row's place: its completion finds it there without the index. A mark before it
+    -- says that the job may have places of records; a column would cost each job more.
+    case when t.placed then '+' || t.tid::text else t.tid::text end as place
     {value}
 from (
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
@@ -267,19 +268,19 @@ from (
 union all
 -- How far each window went, and how many rows it held: a full one has more behind it.
 select 1, l.origin, max(l.id), null, null, count(*)::int, null, l.level, null, null, null,
-    null, bool_and(l."group" is null), null, null, null, null
+    null, bool_and(l."group" is null), null, null, null
     {no_value}
 from looked l where l.level is not null group by l.origin, l.level
 union all
 -- Rows passed over because their group is in flight: its lane must ask for more.
 select 2, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
-    null, null, null, null
+    null, null, null
     {no_value}
 from first f where f.busy
 union all
 -- Types that no app knows.
 select 3, l.origin, min(l.id), l.type, null, count(*)::int, null, null, null, null, null,
-    null, null, null, null, null, null
+    null, null, null, null, null
     {no_value}
 from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
@@ -287,7 +288,7 @@ group by l.origin, l.type
 union all
 -- Suspects, which wait for their turn.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
-    null, null, null, null
+    null, null, null
     {no_value}
 from (
     select origin, id, type, state, crashes, runs from looked
@@ -300,7 +301,7 @@ union all
 -- For lanes that begin with a job that runs last only, and end before their group does:
 -- the next job of its type, even if many jobs of other types are between.
 select 6, h.origin, newer.id, h.type, h."group", null, null, null, null, null, null, null,
-    null, null, null, null, null
+    null, null, null, null
     {no_value}
 from (
     select l.origin, l."group", (array_agg(l.type order by l.place))[1] as type,
@@ -320,7 +321,7 @@ union all
 -- Groups that go on with a type of `others`, which are claimed by themselves: at once,
 -- and behind a lane of this claim.
 select case when l.place = 1 then 7 else 8 end, l.origin, min(l.id), min(l.type),
-    l."group", null, null, null, null, null, null, null, null, null, null, null, null
+    l."group", null, null, null, null, null, null, null, null, null, null, null
     {no_value}
 from lanes l
 where cardinality(%(others)s::text[]) > 0 and l.type = any (%(others)s::text[])
@@ -328,7 +329,7 @@ group by l.origin, l."group", l.place = 1
 union all
 -- Groups passed over behind a head that others may have in flight.
 select 9, f.origin, f.id, null, f."group", null, null, null, null, null, null, null, null,
-    null, null, null, null
+    null, null, null
     {no_value}
 from first f
 where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
@@ -338,7 +339,7 @@ where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
 union all
 -- Origins that were skipped: later claims ask again for their ids and groups.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,
-    null, null, null
+    null, null
     {no_value}
 from unnest(%(origins)s::text[]) as m(origin)
 where m.origin not in (select origin from own)

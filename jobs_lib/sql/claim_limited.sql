@@ -34,7 +34,7 @@ and r.unfull
 union all
 -- Passed over only because of their value: they come back when fewer of it wait.
 select 10, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
-    null, null, null, null, l.value
+    null, null, null, l.value
 from (
     select origin, id, type, state, value, unfull from looked
     union all

@@ -46,12 +46,13 @@ select 0 as kind, l.origin, l.id, l.type, l."group", l.attempt, l.crashes, l.pri
         then l.payload::text
     end as payload,
     l.run_at, date_part('epoch', l.enqueued_at) as enqueued, l.headers, false as cut,
-    false as delayed, null::float8 as age, l.tid::text as place, l.placed
+    false as delayed, null::float8 as age,
+    case when l.placed then '+' || l.tid::text else l.tid::text end as place
     {value}
 from looked l where l.plain and l.state = 'available'
 union all
 select case when exists (select from own) then 1 else 5 end, %(origin)s,
     max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0, null, null, null,
-    null, bool_and(l.plain), null, null, null, null
+    null, bool_and(l.plain), null, null, null
     {no_value}
 from looked l having count(*) > 0 or not exists (select from own)

@@ -67,8 +67,7 @@ ROW = ClaimRow(
     cut=True,
     delayed=True,
     age=4.5,
-    place="(5,6)",
-    placed=True,
+    place="+(5,6)",
     value="v",
 )
 """In this row no two columns have the same value."""

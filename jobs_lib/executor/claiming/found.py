@@ -68,7 +68,7 @@ def read_rows(
         # The columns of ClaimRow, which would cost another object for each job.
         (
             kind, origin, job_id, type_, group, failures, crashes, priority, payload,
-            run_at, enqueued, headers, cut, delayed, age, place, placed,
+            run_at, enqueued, headers, cut, delayed, age, place,
         ) = row[:-1] if by_value else row  # fmt: skip
         if kind:
             if kind == WINDOW:
@@ -100,10 +100,14 @@ def read_rows(
                 items.append(lane)
             # A suspect is alone in its lane, even if jobs follow it.
             lane.more = cut or crashes >= SUSPECT
+        # A mark costs each job less than a column would.
+        placed = place[0] == "+"
+        if placed:
+            place = place[1:]
         job = ClaimedJob(
             job_id, type_, group, failures + crashes + 1, crashes, priority,
             payload, run_at, enqueued, headers, lane.origin, lane.installation,
-            lane, place, bool(placed) or age is not None,
+            lane, place, placed or age is not None,
         )  # fmt: skip
         if by_value:
             job.value = row[-1]

@@ -57,9 +57,8 @@ class ClaimRow(NamedTuple):
     age: float | None
     """Of a job that runs last only: seconds since its enqueue."""
     place: str
-    """The place of the row, as PostgreSQL's ctid."""
-    placed: bool
-    """Whether the job may have places of records, which what it enqueues must get."""
+    """The place of the row, as PostgreSQL's ctid; after a ``+`` if the job may have
+    places of records, which the jobs that it enqueues get."""
     value: str | None = None
     """The job's value if a limit counts by value; other claims have no such column."""
 
