@@ -22,11 +22,10 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own. One more than there are cores,
-# because tests wait for almost half of their time. tests/support/order.py gives the
+# Each process has a PostgreSQL and a Kafka of its own. tests/support/order.py gives the
 # order in which the files start.
-WORKERS = min(4, 1 + (os.cpu_count() or 1))
-SHARED = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
+SHARED = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+SHARED += ["--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
