@@ -89,6 +89,7 @@ def test_topics_and_groups_are_the_environments_own(
 
 
 @pytest.mark.guarantee("W46")
+@pytest.mark.expects("origins.lost", "fenced")
 def test_a_read_model_is_resynchronised_switched_and_asked_in_its_environment(
     make_of, admin, kafka_admin, bootstrap_servers, wait_for, topic
 ):

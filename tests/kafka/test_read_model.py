@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -315,7 +316,17 @@ def test_a_block_that_was_read_ahead_is_read_again_if_the_offset_moves(
             taken.append(progress)
         return progress
 
+    take, all_wait = Queues.take, threading.Event()
+
+    def take_late(queues):
+        # The first block is taken once there is one to read ahead.
+        with queues.changed:
+            if sum(bool(one.waiting) for one in queues.partitions.values()) == 4:
+                all_wait.set()
+        return take(queues) if all_wait.wait(0.05) else None
+
     monkeypatch.setattr(Queues, "take_ahead", note)
+    monkeypatch.setattr(Queues, "take", take_late)
     with connect() as blocker:
         # While the database waits for this lock, blocks of other partitions are read.
         blocker.execute("lock table model in exclusive mode")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -141,12 +141,16 @@ def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_wor
         (owner, [*cut_off]),
     )
     claimed = (
-        "select from jobs_lib.jobs j join jobs_lib.claims c on j.id = any (c.ids)"
+        "select c.owner, c.seq from jobs_lib.jobs j"
+        " join jobs_lib.claims c on j.id = any (c.ids)"
         " where j.payload->>'name' = any (%s)"
     )
 
-    def are_claimed() -> bool:
-        return admin.execute(claimed, ([*cut_off],)).rowcount == len(cut_off)
+    def read_claims() -> set[tuple[UUID, int]]:
+        """The claims of the running process that have them all; or nothing."""
+        rows = admin.execute(claimed, ([*cut_off],)).fetchall()
+        found = {(by, seq) for by, seq in rows if by != owner}
+        return found if len(rows) == len(cut_off) else set()
 
     source = Source()
     with executing(app, source, workers=workers, batch=1000):
@@ -155,9 +159,11 @@ def test_claimed_jobs_of_a_dead_process_run_next_although_slow_jobs_fill_all_wor
         source.replace(own + dead)
         # The jobs wait for a worker, are released after a second, and are claimed
         # again.
-        wait_for(are_claimed, what="they are claimed")
-        wait_for(lambda: not are_claimed(), what="they are given back")
-        wait_for(are_claimed, what="they are claimed again")
+        first = wait_for(read_claims, what="they are claimed")
+        wait_for(
+            lambda: (found := read_claims()) and not found & first,
+            what="they are given back and claimed again",
+        )
         for turn in (2, 3):
             may_end.release(workers)
             wait_for(
