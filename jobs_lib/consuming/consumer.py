@@ -470,6 +470,8 @@ class Consumer:
     def _look_at_topics(self) -> None:
         """Notice topics that were made anew, and that the client goes on reading."""
         ids = self._topic_ids.poll()
+        if not ids:
+            return
         with self._changed:
             for (topic, _), progress in self._partitions.items():
                 known, found = progress.topic_id, ids.get(topic)

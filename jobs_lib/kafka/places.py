@@ -30,6 +30,8 @@ from jobs_lib.kafka.refusal import SOON, find_refusal, missing_topics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from confluent_kafka import Consumer
+
     from jobs_lib.settings import Settings
 
 _SPECS = cast("Any", OffsetSpec)
@@ -176,24 +178,30 @@ def read_committed(
     # It never joins. The admin client's question ends the process where the group has
     # no coordinator for a moment (confluentinc/librdkafka issue 5040).
     consumer = make_consumer(settings, group)
-    until = time.monotonic() + timeout
     try:
-        while asked:
-            try:
-                found = consumer.committed(asked, timeout)
-                return {one.partition: one.offset for one in found if one.offset >= 0}
-            except KafkaException as error:
-                failure = error.args[0]
-                # The group's coordinator may be on its way.
-                if failure.code() not in SOON or time.monotonic() > until:
-                    raise UnavailableError(
-                        f"no Kafka broker at {settings.kafka_bootstrap_servers} gives "
-                        f"the offsets of the group {group!r}: {failure.str()}"
-                    ) from None
-            time.sleep(_PAUSE)
-        return {}
+        found = _ask_committed(consumer, asked, timeout) if asked else []
+    except KafkaException as error:
+        raise UnavailableError(
+            f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
+            f"of the group {group!r}: {error.args[0].str()}"
+        ) from None
     finally:
         consumer.close()
+    return {one.partition: one.offset for one in found if one.offset >= 0}
+
+
+def _ask_committed(
+    consumer: Consumer, asked: list[TopicPartition], timeout: float
+) -> list[TopicPartition]:
+    """Ask again while the group's coordinator may be on its way."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return consumer.committed(asked, timeout)
+        except KafkaException as error:
+            if error.args[0].code() not in SOON or time.monotonic() > until:
+                raise
+        time.sleep(_PAUSE)
 
 
 def keeps_all_keys(settings: Settings, topic: str) -> bool:
