@@ -78,11 +78,10 @@ def test_a_read_model_that_was_filled_once_is_new_no_more(
     producer = make_producer(bootstrap_servers)
     producer.produce(name, b'{"n": 2}', "k1", partition=0)
     assert producer.flush(30) == 0
-    try:
-        with running(declare(held), "consumers") as second:
-            wait_for(lambda: second.is_ready, what="it is ready at once")
-            assert find_places(second.settings, name, "end")[0] > 10
-    finally:
+    with running(declare(held), "consumers") as second:
+        wait_for(lambda: second.is_ready, what="it is ready at once")
+        assert find_places(second.settings, name, "end")[0] > 10
+        # A function that outlives its process is refused, and says so.
         held.set()
 
 
