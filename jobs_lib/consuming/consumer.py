@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.applier import Applier
+from jobs_lib.consuming.commits import Commits
 from jobs_lib.consuming.done import Done
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.gated import Gated
+from jobs_lib.consuming.looks import Looks
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.placing import Placing
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.session import Session
     from jobs_lib.telemetry.liveness import Pulse
 
-_COMMIT_PAUSE = 1.0
 _LAST_SECONDS = 1.0
 """Seconds for each thread to end, after its partitions were released."""
 
@@ -104,18 +105,16 @@ class Consumer:
         self._applier = Applier(
             self.group, self._declared, self._offsets, block_seconds
         )
-        self._heartbeat = heartbeat
         self._topic_ids = topic_ids
-        self._looked_at = 0.0
-        """When the offsets in the database were last compared with ours."""
         self._queues = Queues(member, prefetch_bytes)
         self._partitions = self._queues.partitions
         self._changed = self._queues.changed
-        self._untold: dict[Partition, int] = {}
-        """Offsets that Kafka has not acknowledged yet."""
-        self._told: dict[Partition, int] = {}
-        """Those that it has acknowledged."""
-        self._told_at = 0.0
+        self.measures = Measures(member, self._partitions, self._changed)
+        """How far it is, and how long it was busy."""
+        self._commits = Commits(member, self._changed, self.measures)
+        self._looks = Looks(
+            self._offsets, topic_ids, self._partitions, self._changed, heartbeat
+        )
         self._failures = Failures(self.group, self._declared, self._offsets, self._move)
         self._recovery = Recovery(
             member,
@@ -124,10 +123,8 @@ class Consumer:
             self._failures,
             topic_ids.read,
             self._changed,
-            self._untold,
+            self._commits,
         )
-        self.measures = Measures(member, self._partitions, self._changed)
-        """How far it is, and how long it was busy."""
         self._gated: Gated | None = None
         """Holds records that wait for other groups; None if none do."""
         self.measures.gated = frozenset(
@@ -224,7 +221,7 @@ class Consumer:
                     self._partitions[partition].replaced = True
                 # The owner before may have ended between its two commits.
                 elif at is not None:
-                    self._untold[partition] = at
+                    self._commits.note(partition, at)
         for partition in parts.keys() - replaced:
             self._member.begin(partition, stored.get(partition))
         if self._done:
@@ -241,12 +238,12 @@ class Consumer:
             self._changed.wait_for(
                 lambda: not any(progress.busy for progress in leaving), timeout
             )
-        self._commit_to_kafka(now=True)
+        self._commits.tell(now=True)
         self._failures.tell(origins)
         with self._changed:
+            self._commits.forget(parts)
             for partition in parts:
-                for known in (self._partitions, self._untold, self._told):
-                    known.pop(partition, None)
+                self._partitions.pop(partition, None)
 
     # The member's side, in the poll thread
 
@@ -280,11 +277,7 @@ class Consumer:
 
     def committed(self, offsets: Mapping[Partition, int]) -> None:
         """Note that Kafka has these offsets now."""
-        with self._changed:
-            self._told.update(offsets)
-            for partition, offset in offsets.items():
-                if self._untold.get(partition) == offset:
-                    del self._untold[partition]
+        self._commits.note_committed(offsets)
 
     def has_room(self) -> bool:
         """Whether more records may wait in memory; pauses those that move slowly."""
@@ -312,9 +305,10 @@ class Consumer:
             connection.autocommit = False
             # Nobody knows what was committed on the last one, or what a server has
             # that took over.
-            self._doubt_all()
+            self._looks.doubt_all()
             while not self._stopping.is_set():
-                self._look_at_offsets(connection)
+                if self._looks.look(connection):
+                    self._member.ask_positions(self._commits.note_reached)
                 self._failures.tell()
                 if self._gated is not None:
                     self._gated.look()
@@ -322,7 +316,7 @@ class Consumer:
                 self._next[number] = None
                 if progress is None:
                     loop.pulse.beat()
-                    self._commit_to_kafka()
+                    self._commits.tell()
                     continue
                 began = time.monotonic()
                 try:
@@ -333,7 +327,7 @@ class Consumer:
                         seconds = time.monotonic() - began
                         self.measures.add_seconds(progress.partition[0], seconds)
                         self._queues.give_back(progress)
-                self._commit_to_kafka()
+                self._commits.tell()
                 yield
 
     def _apply(self, connection: Session[Any], progress: Progress, number: int) -> None:
@@ -387,7 +381,7 @@ class Consumer:
     def _move(self, progress: Progress, following: int, count: int) -> None:
         """Note that so many records are committed, and read on if few wait."""
         with self._changed:
-            self._untold[progress.partition] = following
+            self._commits.note(progress.partition, following)
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
                 progress.move(following, count)
@@ -434,64 +428,6 @@ class Consumer:
         with self._changed:
             progress.ahead = Ahead(block, changes)
 
-    # Where the offsets are
-
-    def _doubt_all(self) -> None:
-        """Read all offsets again before anything else is applied."""
-        with self._changed:
-            for progress in self._partitions.values():
-                progress.in_doubt = True
-
-    def _look_at_offsets(self, connection: Session[Any]) -> None:
-        """Notice offsets that somebody has moved, once in a heartbeat."""
-        with self._changed:
-            now = time.monotonic()
-            if now < self._looked_at + self._heartbeat:
-                return
-            self._looked_at = now
-            ours = {
-                one.partition: one.stored
-                for one in self._partitions.values()
-                if not (one.busy or one.leaving or one.in_doubt)
-            }
-        self._look_at_topics()
-        self._member.ask_positions(self._note_reached)
-        if not ours:
-            return
-        stored = self._offsets.read(connection, list(ours))
-        with self._changed:
-            for partition, before in ours.items():
-                progress = self._partitions.get(partition)
-                # A block that was committed meanwhile has moved it, too.
-                if progress is None or progress.busy or progress.stored != before:
-                    continue
-                progress.in_doubt |= stored.get(partition) != before
-
-    def _look_at_topics(self) -> None:
-        """Notice topics that were made anew, and that the client goes on reading."""
-        ids = self._topic_ids.poll()
-        if not ids:
-            return
-        with self._changed:
-            for (topic, _), progress in self._partitions.items():
-                known, found = progress.topic_id, ids.get(topic)
-                if known is not None and found is not None and known != found:
-                    progress.replaced = True
-
-    def _note_reached(self, positions: Mapping[Partition, int]) -> None:
-        """Let Kafka be told how far partitions are read that have no more records.
-
-        A transaction ends with a marker behind its last record, and of some partitions
-        nothing but markers is left. Kafka's tools, and others that wait for this group,
-        would see some offsets too few for ever.
-        """
-        with self._changed:
-            for partition, (stored, place) in self.measures.note(positions).items():
-                if stored is not None and stored >= place:
-                    continue
-                if self._told.get(partition) != place:
-                    self._untold[partition] = place
-
     def _find_placed(self) -> dict[Partition, Progress]:
         """Find the owned partitions whose jobs get the places of records."""
         with self._changed:
@@ -500,17 +436,6 @@ class Consumer:
                 for partition, progress in self._partitions.items()
                 if progress.placing is not None
             }
-
-    def _commit_to_kafka(self, now: bool = False) -> None:
-        """Tell Kafka the offsets, again and again until it has acknowledged them."""
-        with self._changed:
-            if not self._untold or (
-                not now and time.monotonic() - self._told_at < _COMMIT_PAUSE
-            ):
-                return
-            offsets = dict(self._untold)
-            self._told_at = time.monotonic()
-        self._member.commit(offsets)
 
 
 def _parse(origin: str) -> Partition:

@@ -14,13 +14,14 @@ from jobs_lib.errors import FencedError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
+    from jobs_lib.consuming.commits import Commits
     from jobs_lib.consuming.failures import Failures
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.consuming.subscription import Subscription
-    from jobs_lib.kafka.member import GroupMember, Partition
+    from jobs_lib.kafka.member import GroupMember
     from jobs_lib.postgres.session import Session
 
 
@@ -35,7 +36,7 @@ class Recovery:
         failures: Failures,
         read_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
         lock: threading.Condition,
-        untold: MutableMapping[Partition, int],
+        commits: Commits,
     ) -> None:
         """Prepare.
 
@@ -45,8 +46,8 @@ class Recovery:
             offsets: of the group, in the database.
             failures: writes down why partitions stand still.
             read_ids: asks Kafka for the ids of topics.
-            lock: guards the partitions, and ``untold``.
-            untold: takes offsets that Kafka is to be told.
+            lock: guards the partitions.
+            commits: tell Kafka where partitions go on.
         """
         self._member = member
         self._declared = declared
@@ -54,7 +55,7 @@ class Recovery:
         self._failures = failures
         self._read_ids = read_ids
         self._lock = lock
-        self._untold = untold
+        self._commits = commits
 
     def settle(self, connection: Session[Any], progress: Progress) -> bool:
         """Settle what is open; returns whether waiting records may be applied."""
@@ -128,7 +129,7 @@ class Recovery:
             return
         with self._lock:
             progress.start_again(start)
-            self._untold[progress.partition] = start
+            self._commits.note(progress.partition, start)
         self._tell_moved(progress, before)
         self._member.begin(progress.partition, start)
 

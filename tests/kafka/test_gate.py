@@ -250,9 +250,10 @@ def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
         )
         # Kafka hears of positions with each look at the offsets.
         consumer: Any = service._owners[0].worker
-        looks = consumer._looked_at
+        looks = consumer._looks._looked_at
         wait_for(
-            lambda: consumer._looked_at > looks + 10 * 0.1, what="ten more heartbeats"
+            lambda: consumer._looks._looked_at > looks + 10 * 0.1,
+            what="ten more heartbeats",
         )
         assert read_committed(bootstrap_servers, own, name) == {0: 4, 1: 50}
         assert read_seen(0) == [*range(4)]

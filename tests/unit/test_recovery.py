@@ -20,7 +20,7 @@ def recovery() -> Recovery:
     offsets = Mock()
     offsets.find_replaced.return_value = set()
     lock: Any = Mock(__enter__=Mock(), __exit__=Mock())
-    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), Mock(), lock, {})
+    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), Mock(), lock, Mock())
 
 
 @pytest.fixture
