@@ -268,11 +268,11 @@ def readmodel_verify(
         TableSide,
         verify,
     )
-    from jobs_lib.service.resync import find_model
+    from jobs_lib.service.resync import find_model_of
 
     loaded = load_app(app)
     database = Database.of(loaded.settings)
-    model = TableSide.of_model(database, find_model(loaded, table))
+    model = TableSide.of_model(database, find_model_of(loaded, table))
     # Other users of the machine see the options of a command, and its password in them.
     url = os.environ.get(_SOURCE)
     if file is not None:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from confluent_kafka import (
@@ -47,6 +47,7 @@ NO_ANSWER = {
 OnRefused = Callable[[AccessError], None]
 """Called each time the brokers refuse a client that tries to connect."""
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
+Client = TypeVar("Client", Consumer, Producer, AdminClient)
 _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 """The beginning of a log line: kind, client, and thread, one for each broker."""
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
@@ -92,10 +93,7 @@ def make_consumer(
         configuration.pop("group.instance.id", None)
     if on_commit is not None:
         configuration["on_commit"] = on_commit
-    return cast(
-        "Consumer",
-        _make(Consumer, configuration, settings, _on_error(settings, on_refused)),
-    )
+    return _make(Consumer, configuration, settings, _on_error(settings, on_refused))
 
 
 def make_producer(
@@ -119,10 +117,7 @@ def make_producer(
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_producer(settings, transactional_id, timeout, largest)
-    return cast(
-        "Producer",
-        _make(Producer, configuration, settings, _on_error(settings, on_refused)),
-    )
+    return _make(Producer, configuration, settings, _on_error(settings, on_refused))
 
 
 def make_publisher(
@@ -146,10 +141,7 @@ def make_publisher(
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_publisher(settings, acks, timeout, largest)
-    return cast(
-        "Producer",
-        _make(Producer, configuration, settings, _on_error(settings, on_refused)),
-    )
+    return _make(Producer, configuration, settings, _on_error(settings, on_refused))
 
 
 def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
@@ -158,12 +150,8 @@ def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
-    return cast(
-        "AdminClient",
-        _make(
-            AdminClient, configure(settings), settings, _on_error(settings, on_refused)
-        ),
-    )
+    configuration = configure(settings)
+    return _make(AdminClient, configuration, settings, _on_error(settings, on_refused))
 
 
 def poll_events(client: Consumer | Producer | AdminClient) -> None:
@@ -308,11 +296,11 @@ def _on_error(
 
 
 def _make(
-    kind: Callable[..., Any],
+    kind: Callable[..., Client],
     configuration: Configuration,
     settings: Settings,
     on_error: Callable[[KafkaError], None],
-) -> Any:
+) -> Client:
     try:
         return kind(configuration | {"error_cb": on_error}, logger=_logger)
     except KafkaException as error:

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.5
 _REPORT_SECONDS = 5.0
 
 
-def find_model(app: App, table: str) -> Subscription:
+def find_model_of(app: App, table: str) -> Subscription:
     """Find the read model of an app that keeps a table, by the name that it has now.
 
     Raises:
@@ -117,7 +117,7 @@ def resync(
 
 
 def _prepare(app: App, table: str) -> Resync:
-    declared = find_model(app, table)
+    declared = find_model_of(app, table)
     # The port of the probes belongs to the service that runs beside it. A static member
     # would keep its partitions from the others for a while when it ends, and bear the
     # name of the other processes of this pod.

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka import places
-from jobs_lib.service.resync import begin_resync, cancel_resync, find_model, resync
+from jobs_lib.service.resync import begin_resync, cancel_resync, find_model_of, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
 
@@ -247,7 +247,7 @@ def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_fo
         wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
     admin.execute("update model set n = -1")
     other = declare("n", "twice")
-    assert Resync(other.settings, database, find_model(other, "model")).begin()
+    assert Resync(other.settings, database, find_model_of(other, "model")).begin()
     # As if it had read all but the last two records of each partition.
     admin.execute(
         "update jobs_lib.offsets f set next_offset = p.end_offset - 2"
@@ -275,7 +275,7 @@ def test_a_key_that_is_shown_late_stays(
             "insert into jobs_lib.model_keys (model, key, version, is_gone)"
             " values ('model', 'orphan', 1, false)"
         )
-    work = Resync(app.settings, database, find_model(app, "model"))
+    work = Resync(app.settings, database, find_model_of(app, "model"))
     work.begin()
     queries, model = database.queries, {"model": "model"}
     with database.connect("test") as ending, database.connect("test") as block:
@@ -315,7 +315,7 @@ def test_a_key_that_is_made_while_it_begins_is_no_orphan(
             return found
 
         monkeypatch.setattr("jobs_lib.consuming.resync.find_places", find_places)
-        Resync(app.settings, database, find_model(app, "model")).begin()
+        Resync(app.settings, database, find_model_of(app, "model")).begin()
     noted = admin.execute("select count(*), max(key) from jobs_lib.resync_noted")
     assert noted.fetchone() == (KEYS, "k9")
 

@@ -13,7 +13,7 @@ from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.where import where
-from jobs_lib.service.resync import find_model, resync
+from jobs_lib.service.resync import find_model_of, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
 
@@ -146,7 +146,7 @@ def test_a_version_is_filled_beside_the_current_one_and_takes_its_place(
             ("state_rm", 2, True, f"{name}.v2"),
             ("state_v1_rm", 1, False, name),
         }
-        assert find_model(app, "state_v1_rm").version.number == 1
+        assert find_model_of(app, "state_v1_rm").version.number == 1
         effects = admin.execute(
             "select of, record, count(*) from effects group by 1, 2"
         )
