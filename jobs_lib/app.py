@@ -23,7 +23,7 @@ from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
-from jobs_lib.naming import check_once, check_unjoined, name_in_kafka
+from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +116,9 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
         )
         told = {one.done_group for one in self.consumers if one.done}
         check_unjoined({one.group for one in self.consumers} & told)
+        check_told_once(
+            (topic, one.group) for one in self.consumers for topic in one.told_topics
+        )
         names = {one.name for one in self.written}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         return names | ({self.home} if self.home else set())

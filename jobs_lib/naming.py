@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from jobs_lib.settings import Settings
 
@@ -89,6 +89,26 @@ def check_unjoined(groups: Collection[str]) -> None:
             f"a consumer is declared in the group {group!r}, which tells how far "
             f"{group.removesuffix('.done')!r} is done (done=True): give it another name"
         )
+
+
+def check_told_once(told: Iterable[tuple[str, str]]) -> None:
+    """Refuse consumers that would tell one group two different offsets of a topic.
+
+    Args:
+        told: the topic and the consumer group of each that is told, as named in Kafka.
+
+    Raises:
+        ConfigurationError: one is told twice.
+    """
+    seen: set[tuple[str, str]] = set()
+    for topic, group in told:
+        if (topic, group) in seen:
+            raise ConfigurationError(
+                f"two consumers in the group {group!r} say how far it is done with the "
+                f"topic {topic!r}: it reads that one, or what is derived from it. Give "
+                "one of them a group of its own"
+            )
+        seen.add((topic, group))
 
 
 def make_template(settings: Settings) -> str:

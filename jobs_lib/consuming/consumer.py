@@ -23,6 +23,7 @@ from jobs_lib import telemetry
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.applier import Applier
 from jobs_lib.consuming.commits import Commits
+from jobs_lib.consuming.derived import make_derived
 from jobs_lib.consuming.done import Done
 from jobs_lib.consuming.failures import Failures
 from jobs_lib.consuming.gated import Gated
@@ -141,6 +142,8 @@ class Consumer:
             owner,
             self._find_placed,
             self.measures.find_reached,
+            [one.topic for one in self._declared.values() if one.waits_for_relay],
+            make_derived(self._declared.values(), dependencies),
         )
         self._next: list[Progress | None] = [None] * threads
         """For each thread the partition whose block it has read ahead."""

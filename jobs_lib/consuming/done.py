@@ -14,12 +14,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
+from jobs_lib.consuming.sent import Sent
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from uuid import UUID
 
+    from jobs_lib.consuming.derived import Derived
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.kafka.member import Partition
     from jobs_lib.kafka.outside import OutsideCommitter
@@ -44,7 +46,9 @@ class Done:
         group: str,
         owner: UUID,
         owned: Callable[[], Mapping[Partition, Progress]],
-        find_reached: Callable[[Partition, int], int],
+        find_reached: Callable[[Partition, int | None], int | None],
+        sent: Collection[str] = (),
+        derived: Derived | None = None,
     ) -> None:
         """Prepare.
 
@@ -55,6 +59,9 @@ class Done:
             owner: this process.
             owned: finds the partitions to tell of, which this process owns.
             find_reached: finds the place up to which no record follows a stored offset.
+            sent: topics whose records are done only when what they have led to is in
+                Kafka.
+            derived: finds how far the topics are done that others are made of.
         """
         self._database = database
         self._committer = committer
@@ -62,6 +69,8 @@ class Done:
         self._owner = owner
         self._owned = owned
         self._find_reached = find_reached
+        self._topics_sent = frozenset(sent)
+        self._derived = derived
         self._soon = threading.Event()
         self._told: dict[Partition, int] = {}
         """The offsets that Kafka has acknowledged."""
@@ -87,15 +96,20 @@ class Done:
 
     def _work(self) -> Iterator[None]:
         with self._database.connect(self._loop.name) as connection:
+            # Another server may lack commits, so all of it is found out again.
+            sent = Sent(lambda: self._database.queries)
             while not self._loop.stopping.is_set():
                 self._soon.clear()
                 if owned := self._owned():
-                    self._tell(connection, owned)
+                    self._tell(connection, owned, sent)
                 yield
                 self._soon.wait(_PAUSE)
 
     def _tell(
-        self, connection: Session[Any], owned: Mapping[Partition, Progress]
+        self,
+        connection: Session[Any],
+        owned: Mapping[Partition, Progress],
+        sent: Sent,
     ) -> None:
         asked = {
             "group": self._group,
@@ -117,7 +131,22 @@ class Done:
         for topic, number, done, is_all in found:
             # Behind the last record lie markers, which nobody handles.
             if is_all:
-                offsets[topic, number] = self._find_reached((topic, number), done)
+                reached = self._find_reached((topic, number), done)
+                offsets[topic, number] = done if reached is None else reached
+        if self._topics_sent:
+            done = {
+                one: at for one, at in offsets.items() if one[0] in self._topics_sent
+            }
+            offsets = {
+                one: at for one, at in offsets.items() if one not in done
+            } | sent.find(connection, done)
+        if self._derived is not None:
+            # A partition without any record has no offset, and nothing to be done.
+            known = {(topic, number) for topic, number, _, _ in found}
+            empty = {
+                one: self._find_reached(one, None) or 0 for one in {*owned} - known
+            }
+            offsets |= self._derived.find(empty | offsets)
         self._commit(offsets)
 
     def _commit(self, offsets: Mapping[Partition, int]) -> None:

@@ -120,11 +120,11 @@ class Measures:
                 lags[topic] = Lag(sum(known), max(known))
         return lags
 
-    def find_reached(self, partition: Partition, stored: int) -> int:
+    def find_reached(self, partition: Partition, stored: int | None) -> int | None:
         """The place up to which no record follows this stored offset of a partition."""
         with self._lock:
-            at, reached = self._reached.get(partition, (None, stored))
-        return reached if at == stored else stored
+            found = self._reached.get(partition)
+        return found[1] if found is not None and found[0] == stored else stored
 
     def _find_place(self, partition: Partition, progress: Progress) -> int | None:
         stored, reached = self._reached.get(partition, (None, None))

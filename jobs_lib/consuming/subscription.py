@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from jobs_lib.consuming.gate import Dependency
 from jobs_lib.consuming.handler import Handler, refuse_value
@@ -47,6 +47,16 @@ class BlockError(Exception):
         self.error = error
 
 
+class Telling(NamedTuple):
+    """What the group ``<group>.done`` is told; handlers of one topic say it alike."""
+
+    done: bool | Literal["sent"] = False
+    """Whether it is told anything; if ``"sent"``, a record is done only when what it
+    has led to is in Kafka, too."""
+    derived_from: tuple[str | Exact, str | Exact] | None = None
+    """The topic that the records are made of, and the group that makes them."""
+
+
 class Subscription:
     """One topic, read by one group."""
 
@@ -76,8 +86,7 @@ class Subscription:
         self.block_seconds: float | None = None
         """A block ends after so many seconds; None as the settings say."""
         self._after: After = ()
-        self.done = False
-        """Whether it tells how far the jobs of its records are done."""
+        self._telling = Telling()
         self._opened = 0
         self._handlers: dict[str | None, Handler] = {}
         self._decoder: Decoder | None = None
@@ -94,6 +103,33 @@ class Subscription:
         return name_in_kafka(self._settings(), self._group)
 
     @property
+    def done(self) -> bool:
+        """Whether it tells how far its records are done."""
+        return bool(self._telling.done)
+
+    @property
+    def waits_for_relay(self) -> bool:
+        """Whether a record is done only when what it has led to is in Kafka."""
+        return self._telling.done == "sent"
+
+    @cached_property
+    def derived_from(self) -> Dependency | None:
+        """The topic that its records are made of, and the group that makes them."""
+        pair = self._telling.derived_from
+        if pair is None:
+            return None
+        settings = self._settings()
+        return Dependency(*(name_in_kafka(settings, name) for name in pair))
+
+    @property
+    def told_topics(self) -> tuple[str, ...]:
+        """The topics of which the group ``<group>.done`` is told."""
+        if not self.done:
+            return ()
+        derived = self.derived_from
+        return (self.topic,) if derived is None else (self.topic, derived.topic)
+
+    @property
     def done_group(self) -> str:
         """The name in Kafka of the group that tells how far its jobs are done."""
         return f"{self.group}.done"
@@ -105,6 +141,15 @@ class Subscription:
         return tuple(
             Dependency(*(name_in_kafka(settings, name) for name in pair))
             for pair in self._after
+        )
+
+    @property
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """The groups whose offsets it needs to know, and the topics that they read."""
+        return (
+            self.after
+            if self.derived_from is None
+            else (*self.after, self.derived_from)
         )
 
     @cached_property
@@ -133,7 +178,7 @@ class Subscription:
         type_place: TypePlace,
         block: int | None,
         block_seconds: float | None,
-        done: bool,
+        telling: Telling,
         after: After = (),
     ) -> None:
         """Note what all handlers of the partitions say alike.
@@ -146,7 +191,8 @@ class Subscription:
             "block": (self.block, block),
             "block_seconds": (self.block_seconds, block_seconds),
             "after": (self._after, after),
-            "done": (self.done, done),
+            "done": (self._telling.done, telling.done),
+            "derived_from": (self._telling.derived_from, telling.derived_from),
         }
         for name, (before, now) in said.items():
             if self._handlers and before != now:
@@ -158,7 +204,7 @@ class Subscription:
         self.type_place = type_place
         self.block, self.block_seconds = block, block_seconds
         self._after = after
-        self.done = done
+        self._telling = telling
 
     def add_handler(
         self,
@@ -207,6 +253,7 @@ class Subscription:
         decoder: Decoder,
         on_error: OnError = "stop",
         after: After = (),
+        telling: Telling | None = None,
     ) -> None:
         """Keep a table with ``model``, which reads values with ``decoder``.
 
@@ -222,6 +269,7 @@ class Subscription:
         _check_on_error(on_error)
         self.on_error = on_error
         self._after = after
+        self._telling = telling or self._telling
         self.model = model
         self._decoder = decoder
 

@@ -310,17 +310,6 @@ def check_block(block: object, seconds: object, what: str) -> None:
     check_seconds(seconds, "block_seconds", what)
 
 
-def check_done(done: object, what: str) -> bool:
-    """Return it if it says whether a consumer tells how far its jobs are done.
-
-    Raises:
-        ConfigurationError: it is no bool.
-    """
-    if not isinstance(done, bool):
-        raise ConfigurationError(f"done of {what} is True or False, not {done!r}")
-    return done
-
-
 def check_per(per: object, what: str) -> str:
     """The name of what a handler is called with.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
+from jobs_lib.consuming.subscription import Telling
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, plain_name
 
@@ -68,11 +70,7 @@ def check_after(
         raise _no_pairs(given, what)
     pairs: dict[tuple[str | Exact, str | Exact], None] = {}
     for pair in given:
-        if not (
-            isinstance(pair, list | tuple)
-            and len(pair) == 2
-            and all(isinstance(name, str | Exact) for name in pair)
-        ):
+        if not _is_pair(pair):
             raise _no_pairs(given, what)
         check_topic_name(plain_name(pair[0]))
         check_name(plain_name(pair[1]), "a consumer group")
@@ -90,6 +88,56 @@ def check_after(
             "topic, and one more at most"
         )
     return tuple(pairs)
+
+
+def check_telling(
+    done: object, derived_from: object, topic: str | Exact, what: str
+) -> Telling:
+    """Check what a consumer tells the group ``<group>.done``.
+
+    Args:
+        done: the argument.
+        derived_from: the argument.
+        topic: that the consumer reads.
+        what: names the consumer in messages.
+
+    Raises:
+        ConfigurationError: they are none of their values, or do not go together.
+    """
+    if not isinstance(done, bool) and done != "sent":
+        raise ConfigurationError(
+            f"done of {what} is True, False or 'sent', not {_show(done)}"
+        )
+    if derived_from is None:
+        return Telling(cast("bool", done))
+    if not _is_pair(derived_from):
+        raise ConfigurationError(
+            f"derived_from of {what} is {_show(derived_from)}: give the topic that the "
+            "records are made of, and the group that tells how far they were made, as "
+            'in ("flights", "flight-tracker.done")'
+        )
+    pair = cast("tuple[str | Exact, str | Exact]", tuple(cast("Any", derived_from)))
+    check_topic_name(plain_name(pair[0]))
+    check_name(plain_name(pair[1]), "a consumer group")
+    if pair[0] == topic:
+        raise ConfigurationError(
+            f"{what} reads {topic!r}, which cannot be derived from itself: leave "
+            "derived_from out"
+        )
+    if not done:
+        raise ConfigurationError(
+            f"derived_from of {what} is for its group `.done`, and that is told "
+            "nothing: add done=True, or leave derived_from out"
+        )
+    return Telling(cast("bool", done), pair)
+
+
+def _is_pair(given: object) -> bool:
+    return (
+        isinstance(given, list | tuple)
+        and len(given) == 2
+        and all(isinstance(name, str | Exact) for name in given)
+    )
 
 
 def _no_pairs(given: object, what: str) -> ConfigurationError:

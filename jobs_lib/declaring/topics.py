@@ -11,7 +11,6 @@ from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
-    check_done,
     check_partitions,
     check_per,
     check_seconds,
@@ -19,7 +18,12 @@ from jobs_lib.declaring.arguments import (
     check_version,
 )
 from jobs_lib.declaring.functions import check_function, check_plain, check_takes
-from jobs_lib.declaring.names import check_after, check_name, check_topic_name
+from jobs_lib.declaring.names import (
+    check_after,
+    check_name,
+    check_telling,
+    check_topic_name,
+)
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, name_in_kafka, plain_name
 from jobs_lib.outbox.topic import Entity, Topic, has_version
@@ -168,7 +172,8 @@ class TopicDeclarations:
         on_error: Literal["stop", "skip"] = "stop",
         repeatable: bool = False,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),
-        done: bool = False,
+        done: bool | Literal["sent"] = False,
+        derived_from: tuple[str | Exact, str | Exact] | None = None,
     ) -> DeclareHandler[V, K]:
         """Declare a function that handles the records of a topic.
 
@@ -208,6 +213,11 @@ class TopicDeclarations:
                 names the one that it was made of in its header ``ce_derivedfrom``.
             done: whether to tell the group ``<group>.done`` how far the records are
                 done with all jobs that they have led to, for those who wait for that.
+                ``"sent"``: and until all that they have written to the outbox is in
+                Kafka.
+            derived_from: the topic that these records are made of, and the group that
+                tells how far they were made, such as ``maker.done``. The group
+                ``<group>.done`` is then told, too, how far that topic is done.
 
         Raises:
             ConfigurationError: the arguments do not go together, or not with those of
@@ -221,13 +231,14 @@ class TopicDeclarations:
         check_block(block, block_seconds, what)
         check_seconds(timeout, "timeout", what)
         waits = check_after(after, topic, group, what)
+        telling = check_telling(done, derived_from, topic, what)
         decoder = self._make_decoder(plain_name(topic), value, schema)
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             check_function(function, what)
             check_takes(function, (takes, "conn"), what)
             declared = self._declare_consumer(topic, group)
-            declared.agree(place, block, block_seconds, check_done(done, what), waits)
+            declared.agree(place, block, block_seconds, telling, waits)
             handler = Handler(function, decoder, read_key, per, timeout)
             declared.add_handler(handler, type, on_gap, on_error, repeatable)
             return function
@@ -253,7 +264,8 @@ class TopicDeclarations:
         on_error: Literal["stop", "skip"] = "stop",
         version: int | None = None,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),
-        done: bool = False,
+        done: bool | Literal["sent"] = False,
+        derived_from: tuple[str | Exact, str | Exact] | None = None,
     ) -> Callable[[RowOf[V, K]], RowOf[V, K]]:
         """Declare a function that maps the records of a state topic to rows of a table.
 
@@ -299,6 +311,7 @@ class TopicDeclarations:
                 names. Defaults to 1.
             after: pairs of a topic and a consumer group, as for :meth:`consumer`.
             done: as for :meth:`consumer`, for the jobs that ``on_change`` enqueues.
+            derived_from: as for :meth:`consumer`.
 
         Raises:
             ConfigurationError: the arguments do not go together.
@@ -311,6 +324,7 @@ class TopicDeclarations:
         if not isinstance(gapless, bool):
             raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
         waits = check_after(after, topic, group, what)
+        telling = check_telling(done, derived_from, topic, what)
         keys, beside = check_tables(table, key, tables, versions, what)
         number = check_version(version, keys, what)
         # Not before there is a table to write: they load psycopg.
@@ -340,13 +354,12 @@ class TopicDeclarations:
                 model.on_change = Handler(on_change, decoder, read_key, "block")
             model.gapless = gapless
             model.function, model.key_type = function, key_type
-            declared.set_model(model, decoder, on_error, waits)
+            declared.set_model(model, decoder, on_error, waits, telling)
             declared.set_tables(
                 [ModelTable(*one, beside) for one in keys.items()],
                 Version(number, group, is_said=version is not None),
             )
             declared.block, declared.block_seconds = block, block_seconds
-            declared.done = check_done(done, what)
             return function
 
         return declare

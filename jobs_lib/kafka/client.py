@@ -68,6 +68,7 @@ def make_consumer(
     reports_ends: bool = False,
     waits_at_end: bool = True,
     joins: bool = True,
+    sees_uncommitted: bool = False,
 ) -> Consumer:
     """Make a consumer of ``group`` whose client id is the pod's name.
 
@@ -80,6 +81,7 @@ def make_consumer(
         waits_at_end: whether the broker may keep a request back while there is nothing
             new. A client that goes elsewhere then waits for that answer first.
         joins: whether it may become a member; if not, it has no member's name.
+        sees_uncommitted: whether it counts what transactions may still take back.
 
     Raises:
         ConfigurationError: a setting is unknown, or would be unsafe.
@@ -91,6 +93,8 @@ def make_consumer(
         configuration["fetch.wait.max.ms"] = _AT_ONCE_MS
     if not joins:
         configuration.pop("group.instance.id", None)
+    if sees_uncommitted:
+        configuration["isolation.level"] = "read_uncommitted"
     if on_commit is not None:
         configuration["on_commit"] = on_commit
     return _make(Consumer, configuration, settings, _on_error(settings, on_refused))

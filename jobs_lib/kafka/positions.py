@@ -63,7 +63,8 @@ _MOST_EVENTS = 100
 _LAST_SECONDS = 1.0
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
-Kind = Literal["start", "end", "committed"]
+_PLACES = {"start": OFFSET_BEGINNING, "end": OFFSET_END, "high": OFFSET_END}
+Kind = Literal["start", "end", "high", "committed"]
 
 
 class _Question(NamedTuple):
@@ -175,6 +176,20 @@ class Positions:
         """
         return self._ask(_Question("end", topic), within)
 
+    def ask_high(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
+        """The high watermarks of a topic's partitions: where the next records will be.
+
+        What precedes them may still be committed or aborted.
+
+        Args:
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no topic can have this name.
+        """
+        return self._ask(_Question("high", topic), within)
+
     def ask_committed(
         self, group: str, topic: str, *, within: float = WITHIN
     ) -> KnownOffsets | None:
@@ -266,23 +281,24 @@ class _Clients:
         self._group = group
         self._timeout = timeout
         self._admin: AdminClient | None = None
-        self._consumers: dict[str, Consumer] = {}
-        self._used_at: dict[str, float] = {}
+        self._consumers: dict[tuple[str, bool], Consumer] = {}
+        """By group, and whether it sees what is not committed yet."""
+        self._used_at: dict[tuple[str, bool], float] = {}
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._denied: dict[str, tuple[float, AccessError]] = {}
         """Groups that may not be asked for: when to ask again, and the reason."""
 
     def close(self) -> None:
         """Close all of them."""
-        for group in list(self._consumers):
-            self._close(group)
+        for client in list(self._consumers):
+            self._close(client)
         self._admin = None
 
     def close_idle(self) -> None:
         """Close clients that were not used for a while; run the others' callbacks."""
         before = time.monotonic() - _IDLE
-        for group in [one for one, at in self._used_at.items() if at < before]:
-            self._close(group)
+        for client in [one for one, at in self._used_at.items() if at < before]:
+            self._close(client)
         self._run_callbacks()
         self._refusals.clear()
 
@@ -326,7 +342,7 @@ class _Clients:
             AccessError: Kafka denies the right to it.
             UnavailableError: no broker answers in time.
         """
-        at = {"start": OFFSET_BEGINNING, "end": OFFSET_END}.get(kind, OFFSET_INVALID)
+        at = _PLACES.get(kind, OFFSET_INVALID)
         # One without a leader would keep the answers for all others back.
         places = [
             TopicPartition(topic, number, at)
@@ -338,7 +354,7 @@ class _Clients:
             raise self._denied[group][1]
         # Every client needs a group's name.
         name = group or self._group
-        consumer = self._get(name)
+        consumer = self._get(name, sees_uncommitted=kind == "high")
         ask = consumer.committed if group else consumer.offsets_for_times
         for left in reversed(range(_TRIES)):
             try:
@@ -371,23 +387,27 @@ class _Clients:
             consumer.list_topics(topic, timeout=self._timeout)
         return bool(new)
 
-    def _get(self, group: str) -> Consumer:
+    def _get(self, group: str, *, sees_uncommitted: bool) -> Consumer:
         """The client of a group, which never joins it."""
-        if group not in self._consumers:
-            self._consumers[group] = make_consumer(
-                self._settings, group, self._refusals.append
+        client = group, sees_uncommitted
+        if client not in self._consumers:
+            self._consumers[client] = make_consumer(
+                self._settings,
+                group,
+                self._refusals.append,
+                sees_uncommitted=sees_uncommitted,
             )
-        self._used_at[group] = time.monotonic()
-        return self._consumers[group]
+        self._used_at[client] = time.monotonic()
+        return self._consumers[client]
 
-    def _close(self, group: str) -> None:
-        self._consumers.pop(group).close()
-        del self._used_at[group]
+    def _close(self, client: tuple[str, bool]) -> None:
+        self._consumers.pop(client).close()
+        del self._used_at[client]
 
     def _run_callbacks(self) -> None:
         if self._admin is not None:
             poll_events(self._admin)
-        for group, consumer in self._consumers.items():
+        for (group, _), consumer in self._consumers.items():
             for _ in range(_MOST_EVENTS):
                 message = consumer.poll(0)
                 if message is None:

@@ -81,7 +81,7 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
         return False
     consumers = app.consumers if "consumers" in parts else []
     followed = job_consumers(app) if sidecar else []
-    after = {one for declared in consumers for one in declared.after}
+    after = {one for declared in consumers for one in declared.dependencies}
     needs = Needs(
         reads={one.topic for one in consumers},
         measures={one.topic for one in after},
@@ -107,7 +107,7 @@ def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
     consumers = app.consumers if "consumers" in parts else []
     written = app.topics.values() if "relay" in parts else []
     topics = {one.topic for one in consumers} | {topic.name for topic in written}
-    topics |= {one.topic for declared in consumers for one in declared.after}
+    topics |= {one.topic for declared in consumers for one in declared.dependencies}
     # From here on each part copes by itself if Kafka has gone away meanwhile.
     with contextlib.suppress(UnavailableError):
         found = list_partitions(app.settings, topics)
@@ -126,7 +126,7 @@ def check_dependencies(app: App, parts: Collection[str]) -> None:
     pairs = {
         (declared.topic, one.topic)
         for declared in consumers
-        for one in declared.after
+        for one in declared.dependencies
         if one.topic != declared.topic
     }
     if not pairs:
@@ -137,11 +137,11 @@ def check_dependencies(app: App, parts: Collection[str]) -> None:
         if counts[topic] and counts[other] and counts[topic] != counts[other]:
             raise ConfigurationError(
                 f"the consumer of {topic!r}, which has {counts[topic]} partitions, "
-                f"waits for groups that read {other!r}, which has {counts[other]}: one "
-                "partition would wait for several, and a slow one hold up records that "
-                "have nothing to do with it. Give both topics the same number of "
-                "partitions and the same keys, or wait for groups that read "
-                f"{topic!r}"
+                f"waits for groups that read {other!r}, which has {counts[other]}, or "
+                "is derived from it: one partition would wait for several, and a slow "
+                "one hold up records that have nothing to do with it. Give both topics "
+                "the same number of partitions and the same keys, or name groups that "
+                f"read {topic!r}"
             )
 
 

@@ -259,7 +259,7 @@ class Service:
 
     def _make_dependencies(self, group: str) -> Positions | None:
         """What says how far other groups are: it has an interval of its own."""
-        if not any(one.after for one in self.app.consumers):
+        if not any(one.dependencies for one in self.app.consumers):
             return None
         return Positions(self.settings, group, interval=self.settings.gate_refresh)
 

@@ -103,3 +103,36 @@ moved as (
         and (f.done_offset, f.done_id) is distinct from (n.done, n.done_id)
 )
 select topic, partition, done, done = next_offset from found
+
+-- name: find_outbox_ends
+-- The highest id of each shard whose rows wait; and always the server. The order keeps the
+-- planner on the primary key, from above, and a range in place of a constant class keeps
+-- it off the index of keys.
+select s.shard, o.id, {server}
+from {schema}.installation i
+cross join lateral generate_series(0, i.shards - 1) as s(shard)
+cross join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard and (o.class, o.id) < (1, 0)
+    order by o.class desc, o.id desc limit 1
+) o
+union all
+select null, null, {server}
+order by 1 nulls first
+
+-- name: find_unsent
+-- Of each shard the first row up to an end, if there is one; and always the server. A row
+-- below the last one found has been sent, or belongs to a transaction that came later, so
+-- the look begins there.
+select s.shard, o.id, {server}
+from unnest(%(shards)s::int[], %(starts)s::bigint[], %(ends)s::bigint[])
+    as s(shard, low, high)
+cross join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard
+        and (o.class, o.id) >= (0, s.low) and (o.class, o.id) <= (0, s.high)
+    order by o.class, o.id limit 1
+) o
+union all
+select null, null, {server}
+order by 1 nulls first
