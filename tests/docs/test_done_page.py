@@ -19,10 +19,10 @@ PAGE = "docs/done.md"
 def test_the_jobs_of_the_page_keep_the_place_of_their_record(
     tmp_path, database, database_url, admin, monkeypatch
 ):
-    assert write_modules(PAGE, tmp_path) == ["tracker.py"]
+    assert write_modules(PAGE, tmp_path) == ["tracker.py", "derived.py"]
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
     monkeypatch.syspath_prepend(tmp_path)
-    tracker = importlib.import_module("tracker")
+    tracker, derived = map(importlib.import_module, ("tracker", "derived"))
     try:
         (declared,) = tracker.app.consumers
         assert (declared.done, declared.done_group) == (True, "flight-tracker.done")
@@ -31,6 +31,12 @@ def test_the_jobs_of_the_page_keep_the_place_of_their_record(
         with holding(Place(partition.place(7))), tracker.app.transaction() as conn:
             tracker.track(record, conn)
         assert partition.tell() == 7
+        (maker,), (reader,) = derived.app.consumers, derived.ledger.consumers
+        assert maker.waits_for_relay
+        assert reader.derived_from == ("payments", maker.done_group)
+        assert reader.told_topics == ("transfers", "payments")
     finally:
-        tracker.app.close()
-        del sys.modules["tracker"]
+        for app in (tracker.app, derived.app, derived.ledger):
+            app.close()
+        for name in ("tracker", "derived"):
+            del sys.modules[name]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.consuming.sent import Sent
 from jobs_lib.errors import ConfigurationError
 from tests.support.apps import make_app, running
 from tests.support.records import key_of, make_producer, produce, read_committed
@@ -103,8 +104,16 @@ def test_two_derived_topics_wait_for_each_other_by_the_common_one(
 
 @pytest.mark.guarantee("K22", "K5")
 def test_a_record_is_done_only_when_what_it_has_led_to_is_in_kafka(
-    make, admin, bootstrap_servers, topic, read_offsets, wait_for
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for, monkeypatch
 ):
+    looks: list[dict[Any, int]] = []
+    find = Sent.find
+
+    def note_look(self, connection, offsets):
+        looks.append(dict(offsets))
+        return find(self, connection, offsets)
+
+    monkeypatch.setattr(Sent, "find", note_look)
     name, out = topic(1), topic(1)
     app = make()
     sent = app.topic(out, value=dict)
@@ -135,6 +144,10 @@ def test_a_record_is_done_only_when_what_it_has_led_to_is_in_kafka(
         produce(bootstrap_servers, name, [("k", 2), ("k", 3)])
         wait_for(lambda: count_rows() == 2, timeout=30, what="the job's, too")
         wait_for(lambda: read_offsets(name) == {0: 4}, timeout=30, what="all handled")
+        # The jobs are done, and two more looks tell nothing new.
+        wait_for(lambda: looks[-1] == {(name, 0): 4}, timeout=30, what="jobs are done")
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 2, timeout=30, what="it looks again")
         assert read_done() == {0: 1}
     with running(app):
         wait_for(lambda: read_done() == {0: 4}, timeout=30, what="Kafka has them")

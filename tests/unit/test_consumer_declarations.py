@@ -171,12 +171,55 @@ def test_two_declarations_that_are_one_in_kafka_are_refused():
 
 @pytest.mark.guarantee("K22")
 @pytest.mark.parametrize("done", ["yes", 1, None])
-def test_a_done_that_is_no_bool_is_refused(app, done):
-    says = f"done of .*'orders'.* is True or False, not {done!r}"
+def test_a_done_that_is_none_of_its_values_is_refused(app, done):
+    says = f"done of .*'orders'.* is True, False or 'sent', not {done!r}"
     with pytest.raises(ConfigurationError, match=says):
         app.consumer("orders", group="g", done=done)(handle)
     with pytest.raises(ConfigurationError, match=says):
         app.read_model("orders", table="t", key="id", group="rm", done=done)(map_row)
+
+
+@pytest.mark.guarantee("K5")
+@pytest.mark.parametrize(
+    ("derived_from", "done", "says"),
+    [
+        (
+            "payments",
+            True,
+            "give the topic that the records are made of, and the group",
+        ),
+        (("payments",), True, "give the topic that the records are made of"),
+        (("payments", 1), "sent", "give the topic that the records are made of"),
+        (("pay ments", "g"), True, "'pay ments' is no name for a topic"),
+        (("payments", ""), True, "'' is no name for a consumer group"),
+        (
+            ("orders", "maker.done"),
+            True,
+            "'orders', which cannot be derived from itself",
+        ),
+        (("payments", "maker.done"), False, "add done=True"),
+    ],
+)
+def test_a_topic_cannot_be_derived_from_something_else(app, derived_from, done, says):
+    told = {"done": done, "derived_from": derived_from}
+    with pytest.raises(ConfigurationError, match=says):
+        app.consumer("orders", group="g", **told)(handle)
+    with pytest.raises(ConfigurationError, match=says):
+        app.read_model("orders", table="t", key="id", group="rm", **told)(map_row)
+
+
+@pytest.mark.guarantee("K5")
+def test_one_group_is_told_one_offset_of_a_topic():
+    app = App("shop", settings=load_settings())
+    derived: dict[str, Any] = {"done": True, "derived_from": ("payments", "maker.done")}
+    app.consumer("transfers", group="g", **derived)(handle)
+    app.names_in_kafka()
+    app.consumer("refunds", group="other", **derived)(handle)
+    app.names_in_kafka()
+    app.consumer("payments", group="g", done=True)(handle)
+    says = "two consumers in the group 'g' say how far it is done with the topic 'paym"
+    with pytest.raises(ConfigurationError, match=says):
+        app.names_in_kafka()
 
 
 @pytest.mark.guarantee("K22")

@@ -1,0 +1,57 @@
+"""To look which rows have been sent costs a few pages, however many wait."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import sql
+
+ROWS = 100_000
+FEW = 60
+"""Pages, for the rows of four shards."""
+_FILL = """
+insert into jobs_lib.outbox (shard, topic, key, value)
+select n %% 4, 'orders', 'k' || n %% 100, '' from generate_series(1, %s) n
+"""
+
+
+@pytest.fixture(params=["empty", "full", "never"])
+def measure(request, database, admin):
+    """A function that counts the pages of a query; with statistics from some moment."""
+    admin.execute("alter table jobs_lib.outbox set (autovacuum_enabled = off)")
+    if request.param == "empty":
+        admin.execute("vacuum analyze")
+    admin.execute(_FILL, (ROWS,))
+    if request.param == "full":
+        admin.execute("vacuum analyze jobs_lib.outbox")
+
+    def measure(query: str, **values) -> tuple[int, str]:
+        explain = sql.SQL("explain (analyze, buffers) ")
+        rows = admin.execute(explain + database.queries[query], values).fetchall()
+        plan = "\n".join(line for (line,) in rows)
+        buffers = next(line for line in plan.splitlines() if "Buffers: shared" in line)
+        counts = [
+            int(one.partition("=")[2])
+            for one in buffers.split()
+            if one.startswith(("hit=", "read="))
+        ]
+        return sum(counts), plan
+
+    return measure
+
+
+@pytest.mark.guarantee("K5")
+def test_rows_that_wait_do_not_make_a_look_dearer(database, admin, measure):
+    pages, plan = measure("find_outbox_ends")
+    assert pages < FEW, plan
+    rows = admin.execute(database.queries["find_outbox_ends"]).fetchall()
+    ends = {shard: end for shard, end, _ in rows if shard is not None}
+    assert len(ends) == 4
+    given = {"shards": [*ends], "ends": [*ends.values()]}
+    pages, plan = measure("find_unsent", **given, starts=[0] * 4)
+    assert pages < FEW, plan
+    # Most of them have left, and a look begins where the last one has ended.
+    first = max(ends.values()) - 100
+    old = "delete from jobs_lib.outbox where id < %s"
+    admin.execute(old, (first,))
+    pages, plan = measure("find_unsent", **given, starts=[first] * 4)
+    assert pages < FEW, plan
