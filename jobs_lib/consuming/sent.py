@@ -96,9 +96,6 @@ class Sent:
             "starts": [*awaited.starts.values()],
         }
         rows = connection.execute(self._queries()["find_unsent"], asked).fetchall()
-        if rows[0][2] != self._server:
-            self._awaited = None
-            return False
-        awaited.starts = {shard: at for shard, at, _ in rows if shard is not None}
+        awaited.starts = dict(rows)
         awaited.ends = {shard: awaited.ends[shard] for shard in awaited.starts}
         return not awaited.ends

@@ -121,10 +121,10 @@ select null, null, {server}
 order by 1 nulls first
 
 -- name: find_unsent
--- Of each shard the first row up to an end, if there is one; and always the server. A row
--- below the last one found has been sent, or belongs to a transaction that came later, so
--- the look begins there.
-select s.shard, o.id, {server}
+-- Of each shard the first row up to an end, if there is one. A row below the last one
+-- found has been sent, or belongs to a transaction that came later, so the look begins
+-- there.
+select s.shard, o.id
 from unnest(%(shards)s::int[], %(starts)s::bigint[], %(ends)s::bigint[])
     as s(shard, low, high)
 cross join lateral (
@@ -133,6 +133,3 @@ cross join lateral (
         and (o.class, o.id) >= (0, s.low) and (o.class, o.id) <= (0, s.high)
     order by o.class, o.id limit 1
 ) o
-union all
-select null, null, {server}
-order by 1 nulls first

@@ -86,7 +86,8 @@ def test_a_maker_that_is_set_back_takes_it_back(answers, derived):
     for at in (1.0, 2.0):
         answers.give(at, {0: 50}, {0: 7})
         derived.find({OWN: 7})
-    answers.give(3.0, {0: 20}, {0: 7})
+    # Not only once what it makes again is done.
+    answers.give(3.0, {0: 20}, {0: 9})
     assert derived.find({OWN: 7}) == {COMMON: 20}
 
 
