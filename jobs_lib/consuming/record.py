@@ -6,8 +6,10 @@ message when it is asked for it: headers and times cost more than all else.
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, cast
+from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka import Message
 
+_NAMESPACE = UUID("4b9e1f2c-6a53-4d0e-9f57-0c6e2a8b71d4")
+"""Never to be changed: all idempotency keys follow from it."""
 _LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, which is the last one that Python knows."""
 _VERSION = "ce_version"
@@ -113,6 +117,25 @@ class Record(Generic[V_co, K_co]):
     def cause(self) -> str | None:
         """Why the relay sent the record: ``live`` or ``reexport``; None if unknown."""
         return self._read("ce_cause")
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same whenever this event is handled, for effects elsewhere.
+
+        It follows from the request by which the event was published, also if it is in
+        the topic twice. Else it follows from the id that the sender gave it as a
+        CloudEvent, and else from its place.
+        """
+        if (request := self._read("ce_request")) is not None:
+            known: list[Any] = ["request", request]
+        elif (id_ := self._read("ce_id")) is not None:
+            known = ["event", self._read("ce_source"), id_]
+        else:
+            known = ["place", self.partition, self.offset]
+        return str(uuid5(_NAMESPACE, json.dumps([self.topic, *known])))
+
+    def ensure_may_publish(self) -> None:
+        """Let the handler of the record publish events."""
 
     @property
     def repeated(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from jobs_lib.errors import JobsError
 from jobs_lib.jobs.job import Job
 from jobs_lib.ownership.lease import UNLIMITED, Lease, NotBegun
 
@@ -111,6 +112,23 @@ class ClaimedJob(Job):
     """The time at which the executor began to run it, by this process's clock."""
     ended: float = field(default=0.0, repr=False)
     """The time at which its handler ended, if that is measured."""
+
+    def ensure_may_publish(self) -> None:
+        """See the job. Others may own it already, and have published what is newer.
+
+        Raises:
+            NotBegun: its lease is over.
+        """
+        # Not by super(): a dataclass with slots is another class than the one here.
+        Job.ensure_may_publish(self)
+        if self.completed:
+            raise JobsError(
+                f"job {self.id} publishes when its transaction has committed: if the "
+                "process died in between, the event would be missing. Publish inside "
+                "the `with job.transaction()` block"
+            )
+        if self.lane.lease.is_over():
+            raise NotBegun(f"the lease was over before job {self.id} could publish")
 
 
 Item: TypeAlias = ClaimedJob | Lane

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID, uuid5
 
-from jobs_lib.errors import JobsError
+from jobs_lib.errors import ConfigurationError, JobsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +86,22 @@ class Job:
         # The time makes it unique: a server that lost commits reuses their ids.
         enqueued = round(self.enqueued * 1_000_000)
         return str(uuid5(self.installation, f"{self.id}/{enqueued}"))
+
+    def ensure_may_publish(self) -> None:
+        """Refuse to publish an event of a stream for a job that is over.
+
+        Raises:
+            ConfigurationError: the job has no group, which gives its events an order.
+            JobsError: its time limit is over, or its completion is committed.
+        """
+        if self.group is None:
+            raise ConfigurationError(
+                f"job {self.id} of {self.type!r} publishes and has no group, so an "
+                "older state of an entity could be sent behind a newer one: declare "
+                "the type with a group for each entity"
+            )
+        if self.timed_out:
+            raise JobsError(f"job {self.id} publishes after its time limit was over")
 
     def transaction(self) -> JobTransaction:
         """Open the job's own transaction: what is written in it commits with the job.

@@ -22,6 +22,7 @@ from jobs_lib.errors import (
     TopicError,
     UnknownPublishError,
 )
+from jobs_lib.streams.cause import number_request
 from jobs_lib.streams.event import Place
 from jobs_lib.streams.log import REQUEST_HEADER
 from jobs_lib.streams.requests import Remembered, digest
@@ -117,6 +118,43 @@ class Once:
                 )
             yield Pause(pause)
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+
+    def publish_newest(self, call: Call) -> Steps[Published]:
+        """Let the newest event of a job or record be this one.
+
+        One that is handled again mostly says the same, and its event is found. If it
+        says something else now, that is another event behind the first one, with a
+        number of its own: a refusal would leave the first one in the topic for good,
+        although its change was never committed.
+
+        Raises:
+            ConfigurationError: the stream has ``acks=0``.
+            UnknownPublishError: there is no answer in time.
+        """
+        number, newest = 0, None
+        until = time.monotonic() + self._seconds
+        while True:
+            id_ = number_request(call.id, number + 1)
+            known = yield partial(self._requests.find, call.event, id_)
+            if known is not None:
+                number, newest = number + 1, known
+                continue
+            if newest is None or newest.digest == digest(call.event):
+                number = max(number, 1)
+                break
+            if newest.is_settled:
+                number += 1
+                break
+            if time.monotonic() > until:
+                raise UnknownPublishError(
+                    f"an earlier event of the request {call.id!r} is still sent to "
+                    f"{call.event.topic!r}, and this one must be behind it"
+                )
+            # What the sender that has failed or died may still send must be first.
+            yield Pause(_LONGEST_PAUSE)
+            number -= 1
+        id_ = number_request(call.id, number)
+        return (yield from self.publish(replace(call, id=id_)))
 
     def _send_first(self, call: Call) -> Steps[Published | None]:
         """Remember a request, and send its event; None if another call does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.streams.cause import derive_request
 from jobs_lib.streams.checking import Checker
 from jobs_lib.streams.log import Log
 from jobs_lib.streams.once import SECONDS_BESIDE, Call, Once
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from jobs_lib.callers.caller import Autocommit
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.settings import Settings
+    from jobs_lib.streams.cause import Cause
     from jobs_lib.streams.event import Event, Published
     from jobs_lib.streams.steps import Steps
     from jobs_lib.streams.stream import Stream
@@ -54,9 +56,17 @@ class Publishing:
         self._log.close()
 
     def publish(
-        self, stream: Stream[Any], event: Event, value: Any, request: str | UUID | None
+        self,
+        stream: Stream[Any],
+        event: Event,
+        value: Any,
+        request: str | UUID | None,
+        by: Cause | None,
     ) -> Steps[Published]:
         """Publish an event; see ``Stream.publish``."""
+        if by is not None:
+            call = Call(stream, event, value, derive_request(by, event.key))
+            return (yield from self._once.publish_newest(call))
         if request is not None:
             call = Call(stream, event, value, read_id(request))
             return (yield from self._once.publish(call))

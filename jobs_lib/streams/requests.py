@@ -43,6 +43,11 @@ class Remembered:
     is_over: bool
     """Whether its sender's time is over."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its event will not come any more if it is not there."""
+        return self.is_over or self.partition is None or self.record_offset is not None
+
 
 class Requests:
     """The requests by which events are published.

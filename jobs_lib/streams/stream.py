@@ -11,6 +11,7 @@ from jobs_lib.errors import ConfigurationError, PayloadError
 from jobs_lib.kafka.checks import check_key, check_size, find_largest, make_config
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.reasons import explain
+from jobs_lib.streams.cause import check_cause
 from jobs_lib.streams.event import Event, Published
 from jobs_lib.streams.steps import run, run_async
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.schemas.codec import Encoder
     from jobs_lib.settings import Settings
+    from jobs_lib.streams.cause import Cause
     from jobs_lib.streams.event import Place
     from jobs_lib.streams.publishing import Publishing
 
@@ -126,7 +128,12 @@ class Stream(Generic[V]):
         return self._largest
 
     def publish(
-        self, key: str, value: V | None, *, request: str | UUID | None = None
+        self,
+        key: str,
+        value: V | None,
+        *,
+        request: str | UUID | None = None,
+        by: Cause | None = None,
     ) -> Published:
         """Send one event, and wait until Kafka has acknowledged it.
 
@@ -136,11 +143,17 @@ class Stream(Generic[V]):
                 deletes the entity.
             request: the id of the caller's request. Calls with the same id make one
                 event, in all processes, and all get its answer.
+            by: instead of an id, the job or the record whose handler publishes. When it
+                is handled again, its event is found, and sent again only if it says
+                something else by then.
 
         Returns the event as Kafka has it, with its place.
 
         Raises:
             AccessError: the brokers do not let it in, or deny a right on the topic.
+            ConfigurationError: there are both an id and a job or record, or the stream
+                has ``acks=0`` with one of them, or the job has no group.
+            JobsError: the job is over already.
             PayloadError: key, value or id cannot be sent, or the event is larger than
                 the topic's may be. Nothing was sent.
             RefusedError: the stream's check refuses the event. Nothing was sent.
@@ -151,11 +164,17 @@ class Stream(Generic[V]):
             UnavailableError: Kafka or the database does not answer, and nothing was
                 sent.
         """
+        check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        return run(self._publishing().publish(self, event, value, request))
+        return run(self._publishing().publish(self, event, value, request, by))
 
     async def publish_async(
-        self, key: str, value: V | None, *, request: str | UUID | None = None
+        self,
+        key: str,
+        value: V | None,
+        *,
+        request: str | UUID | None = None,
+        by: Cause | None = None,
     ) -> Published:
         """As :meth:`publish`, on an event loop.
 
@@ -165,14 +184,17 @@ class Stream(Generic[V]):
             key: the entity's stable key.
             value: the whole new state; None deletes the entity.
             request: the id of the caller's request.
+            by: instead of an id, the job or the record whose handler publishes.
 
         Returns the event as Kafka has it, with its place.
 
         Raises:
             JobsError: as :meth:`publish`.
         """
+        check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        return await run_async(self._publishing().publish(self, event, value, request))
+        steps = self._publishing().publish(self, event, value, request, by)
+        return await run_async(steps)
 
     def encode(self, value: Any) -> bytes | None:
         """Encode a value; None stays None.

@@ -173,3 +173,28 @@ def test_a_key_of_another_type_is_a_record_that_cannot_be_read(key_type, key):
     assert said.startswith("the record at orders/3 offset 41 cannot be read: its key")
     assert "key_type=bytes" in said
     assert "secret" not in said
+
+
+@pytest.mark.guarantee("T11", "T16")
+def test_an_event_has_one_idempotency_key_wherever_it_lies_in_the_topic():
+    def key_of(offset: int = 0, topic: str = "tenants", **headers: str) -> str:
+        given = {f"ce_{name}": text for name, text in headers.items()}
+        record = make_by_hand(1, topic=topic, offset=offset, headers=given)
+        assert record.idempotency_key == record.idempotency_key
+        return record.idempotency_key
+
+    # The same in each release: providers remember it.
+    assert key_of() == "aa122dd5-7447-54c4-ae82-1e754173722a"
+    assert key_of(7, request="r1", id="1") == key_of(8, request="r1", id="2")
+    assert key_of(7, id="1", source="a") == key_of(8, id="1", source="a")
+    others = [
+        key_of(7),
+        key_of(8),
+        key_of(request="r1"),
+        key_of(request="r2"),
+        key_of(id="r1"),
+        key_of(id="1", source="a"),
+        key_of(id="1", source="b"),
+        key_of(request="r1", topic="users"),
+    ]
+    assert len({*others}) == len(others)

@@ -19,13 +19,14 @@ from tests.support.processes import (
     gated,
     places,
     pods,
+    processors,
     publishers,
     relays,
 )
 from tests.support.processes.kinds import KINDS, die_at
 
 #: The modules that have the kinds.
-MODULES = (dying, executors, gated, places, pods, publishers, relays)
+MODULES = (dying, executors, gated, places, pods, processors, publishers, relays)
 
 
 def main() -> NoReturn:

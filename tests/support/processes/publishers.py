@@ -27,7 +27,7 @@ STEPS = [
     "acknowledged",  # Kafka has the event, and its place is not noted
     "noted",  # the place is noted, and nobody was answered
 ]
-_CALLS: dict[str, tuple[type, str, bool]] = {
+CALLS: dict[str, tuple[type, str, bool]] = {
     "remembered": (Publisher, "send", False),
     "sent": (Publisher, "send", True),
     "acknowledged": (Requests, "answer", False),
@@ -51,7 +51,7 @@ def publisher(
     # Connect before: then all calls begin at the same time.
     stream.publish("warm", {})
     if step:
-        die_around(*_CALLS[step])
+        die_around(*CALLS[step])
     say("ready")
     await_start(app.settings.database_url)
 

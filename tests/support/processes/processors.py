@@ -1,0 +1,146 @@
+"""Processes whose jobs and handlers publish to streams, or call a provider."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import exponential
+from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
+from tests.support.processes.kinds import kind
+from tests.support.processes.publishers import CALLS, STEPS, die_around
+from tests.support.provider import register
+
+if TYPE_CHECKING:
+    from jobs_lib import App, Job, Record
+    from jobs_lib.jobs.type import JobType
+
+SOON = exponential(first=0.05, cap=0.05)
+PLANS = "create table plans (tenant text primary key, plan text, changes int)"
+TENANTS = "create table tenants (id text primary key)"
+CHANGE = """
+insert into plans values (%s, %s, 0)
+on conflict (tenant) do update set plan = excluded.plan, changes = plans.changes + 1
+where plans.plan <> excluded.plan
+returning changes
+"""
+PARTS = """
+create table contexts (id text primary key, amount int);
+create table transfers (id text primary key, amount int, pod text);
+"""
+CHAIN = """
+create table decided (call text primary key, tenant text);
+create sequence decisions;
+"""
+DECIDE = "insert into decided values (%s, %s) on conflict do nothing"
+JOB_STEPS = [
+    *STEPS,
+    "completing",  # Kafka has the event, and the change is not committed
+    "completed",  # the change is committed, and nobody knows it
+]
+_OF_JOBS: dict[str, tuple[type, str, bool]] = {
+    "completing": (JobConnections, "completion", False),
+    "completed": (OwnTransaction, "_note_committed", False),
+}
+
+
+def declare_change(app: App, topic: str) -> JobType[Any]:
+    """Declare a job that changes a tenant's plan, and publishes it if it is another."""
+    plans = app.stream(topic)
+
+    @app.job(group="tenant", retry=SOON)
+    def change(job: Job, tenant: str, plan: str) -> None:
+        with job.transaction() as conn:
+            row = conn.execute(CHANGE, (tenant, plan)).fetchone()
+            if row is not None:
+                plans.publish(tenant, {"plan": plan, "changes": row[0]}, by=job)
+
+    return change
+
+
+@kind("executor", publish_timeout=2)
+def changes(app: App, topic: str, step: str) -> None:
+    """Run the jobs, and die at a step of the first one that publishes."""
+    declare_change(app, topic)
+    die_around(*(CALLS | _OF_JOBS)[step])
+
+
+def declare_registration(app: App, topic: str, provider: str, *, by_job: bool) -> None:
+    """Declare a handler that creates a tenant if absent, and has it registered."""
+
+    @app.job(group="tenant", retry=SOON)
+    def register_tenant(job: Job, tenant: str, call: str) -> None:
+        register(provider, tenant, call)
+
+    @app.consumer(topic, group=topic, done=by_job)
+    def create(record: Record, conn: Any) -> None:
+        tenant, key = str(record.key), record.idempotency_key
+        conn.execute("insert into tenants values (%s) on conflict do nothing", [tenant])
+        if by_job:
+            register_tenant.enqueue(conn, tenant=tenant, call=key)
+        else:
+            register(provider, tenant, key)
+
+
+@kind("consumers", "executor")
+def registers(app: App, topic: str, provider: str, by_job: bool) -> None:
+    """Create tenants and have them registered."""
+    declare_registration(app, topic, provider, by_job=by_job)
+
+
+def declare_chain(app: App, pending: str, created: str, failed: str) -> None:
+    """Declare that each pending tenant ends as a created or as a failed one.
+
+    A decision is another one each time that it is made, as with a flaky provider.
+    """
+    outcomes = {"created": app.stream(created), "failed": app.stream(failed)}
+
+    @app.consumer(pending, group=pending)
+    def take(record: Record, conn: Any) -> None:
+        decide.enqueue(conn, tenant=str(record.key), call=record.idempotency_key)
+
+    @app.job(group="tenant", retry=SOON)
+    def decide(job: Job, tenant: str, call: str) -> None:
+        with job.transaction() as conn:
+            if not conn.execute(DECIDE, (call, tenant)).rowcount:
+                return
+            (number,) = conn.execute("select nextval('decisions')").fetchone() or (0,)
+            outcome = "created" if number % 2 else "failed"
+            tell.enqueue(conn, tenant=tenant, outcome=outcome)
+
+    @app.job(group="tenant", retry=SOON)
+    def tell(job: Job, tenant: str, outcome: str) -> None:
+        outcomes[outcome].publish(tenant, {"outcome": outcome}, by=job)
+
+
+@kind("consumers", "executor", publish_timeout=2)
+def chain(
+    app: App, pending: str, created: str, failed: str, step: str | None = None
+) -> None:
+    """Run the chain, and die at a step of it."""
+    declare_chain(app, pending, created, failed)
+    if step:
+        die_around(*(CALLS | _OF_JOBS)[step])
+
+
+def declare_parts(app: App, topic: str) -> None:
+    """Declare a handler of transfers that come in two parts, in one partition."""
+
+    @app.consumer(topic, group=topic)
+    def take(record: Record, conn: Any) -> None:
+        if record.value["part"] == 1:
+            conn.execute(
+                "insert into contexts values (%s, %s)",
+                (record.key, record.value["amount"]),
+            )
+            return
+        conn.execute(
+            "with context as (delete from contexts where id = %s returning id, amount)"
+            " insert into transfers select id, amount, %s from context",
+            (record.key, app.settings.pod),
+        )
+
+
+@kind("consumers")
+def parts(app: App, topic: str) -> None:
+    """Take the parts of transfers."""
+    declare_parts(app, topic)
