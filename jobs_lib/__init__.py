@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from jobs_lib.service.service import Service
     from jobs_lib.settings import Settings
-    from jobs_lib.streams.event import Published
+    from jobs_lib.streams.event import Event, Published
     from jobs_lib.streams.keys import derive_key
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "Draft",
     "EnqueueError",
     "EntityState",
+    "Event",
     "Exact",
     "FencedError",
     "Gone",
@@ -119,6 +120,7 @@ _MODULES = {
     "Draft": "jobs.middleware",
     "EnqueueError": "errors",
     "EntityState": "consuming.merging",
+    "Event": "streams.event",
     "Exact": "naming",
     "FencedError": "errors",
     "Gone": "outbox.topic",

@@ -18,9 +18,11 @@ from jobs_lib.declaring import (
     JobDeclarations,
     StreamDeclarations,
     TopicDeclarations,
+    TransactionDeclarations,
 )
 from jobs_lib.declaring.models import find_model
 from jobs_lib.declaring.names import check_name, check_topic_name
+from jobs_lib.declaring.transactions import check_apart
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers.pools import PooledTransaction, Pools
     from jobs_lib.consuming.answers import Answers
+    from jobs_lib.consuming.transactional import Transactional
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from jobs_lib.streams.stream import Stream
 
 
-class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
+class App(
+    JobDeclarations, TopicDeclarations, StreamDeclarations, TransactionDeclarations
+):
     """The jobs, schedules, topics, streams, consumers and entities of one service.
 
     Args:
@@ -64,6 +69,7 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
             return self.settings
 
         streams: dict[str, Stream[Any]] = {}
+        transactionals: list[Transactional] = []
         JobDeclarations.__init__(
             self, name, Enqueuer(self._load_queries, read_settings), read_settings
         )
@@ -75,6 +81,7 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
             self._declare_chunks,
             home,
             streams,
+            transactionals,
         )
         StreamDeclarations.__init__(
             self,
@@ -85,6 +92,9 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
             self.topics,
             self.consumers,
             streams,
+        )
+        TransactionDeclarations.__init__(
+            self, read_settings, self.registry, transactionals
         )
         self._settings = settings
         self._pools: Pools | None = None
@@ -108,7 +118,7 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
             ConfigurationError: a name belongs to another environment, two names of a
                 topic and group mean the same ones, consumers would wait for
                 themselves or for each other, or one would join a group that tells how
-                far another one is done.
+                far another one is done, or that is another function's.
         """
         check_once([(one.topic, one.group) for one in self.consumers])
         check_circles(
@@ -119,8 +129,15 @@ class App(JobDeclarations, TopicDeclarations, StreamDeclarations):
         check_told_once(
             (topic, one.group) for one in self.consumers for topic in one.told_topics
         )
+        check_apart(
+            [one.group for one in self.transactionals],
+            [one.group for one in self.consumers],
+        )
         names = {one.name for one in self.written}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
+        names |= {
+            name for one in self.transactionals for name in (one.topic, one.group)
+        }
         return names | ({self.home} if self.home else set())
 
     @property

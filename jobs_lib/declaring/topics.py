@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.consuming.handler import Per
     from jobs_lib.consuming.read_model import OnChange, ReadModel, RowOf
+    from jobs_lib.consuming.transactional import Transactional
     from jobs_lib.declaring.handlers import DeclareHandler, K, V
     from jobs_lib.outbox.topic import Loader
     from jobs_lib.postgres.queries import Queries
@@ -56,6 +57,7 @@ class TopicDeclarations:
         serve_reexports: called with each entity; its re-exports are jobs.
         home: the topic whose partitions are the origins of the app's groups.
         streams: what the app publishes without the outbox.
+        transactionals: what the app reads in transactions of Kafka.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class TopicDeclarations:
         serve_reexports: Callable[[], None],
         home: str | None,
         streams: Mapping[str, Stream[Any]],
+        transactionals: Sequence[Transactional],
     ) -> None:
         self._home = home
+        self._transactionals = transactionals
         self._streams = streams
         self.topics: dict[str, Topic[Any]] = {}
         self.consumers: list[Subscription] = []
@@ -419,6 +423,8 @@ class TopicDeclarations:
             stream.encoder.load()
         for declared in self.consumers:
             declared.load()
+        for one in self._transactionals:
+            one.decoder.load()
 
     def _make_decoder(
         self,

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.consuming.transactor import Transactor
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.outside import OutsideCommitter
@@ -124,6 +125,18 @@ class PartMaker:
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)
         return Owner(consumer, ownership, member, consumer.measures)
+
+    def make_transactors(self) -> list[Transactor]:
+        """Make what runs the app's functions in transactions of Kafka."""
+        settings = self.app.settings
+        share, count = read_share() or (1, 1)
+        # Processes of one pod have ids of their own, which are stable over restarts.
+        name = settings.pod if count == 1 else f"{settings.pod}-{share}"
+        largest = max((one.largest for one in self.app.streams.values()), default=0)
+        return [
+            Transactor(settings, one, self.installation, name, largest=largest)
+            for one in self.app.transactionals
+        ]
 
     def make_executor(self, *, is_measured: bool) -> Executor:
         """Make the executor; :meth:`own_jobs` says where its origins come from."""

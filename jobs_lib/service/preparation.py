@@ -53,7 +53,11 @@ def check_parts(app: App, parts: Collection[str]) -> None:
             f"JOBS_LIB_OWN_WORKERS names {', '.join(unknown)}, and no job type has "
             f"such workers: there are {', '.join(sorted(named)) or 'none'}"
         )
-    declared = {"consumers": app.consumers, "executor": app.jobs, "relay": app.topics}
+    declared = {
+        "consumers": [*app.consumers, *app.transactionals],
+        "executor": app.jobs,
+        "relay": app.topics,
+    }
     if any(declared[part] for part in parts):
         return
     asked = [part for part in PARTS if part in parts]
@@ -80,12 +84,14 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
     if not settings.kafka_bootstrap_servers:
         return False
     consumers = app.consumers if "consumers" in parts else []
+    transactional = app.transactionals if "consumers" in parts else []
     followed = job_consumers(app) if sidecar else []
     after = {one for declared in consumers for one in declared.dependencies}
     needs = Needs(
-        reads={one.topic for one in consumers},
+        reads={one.topic for one in consumers} | {one.topic for one in transactional},
         measures={one.topic for one in after},
         joins={one.group for one in consumers}
+        | {one.group for one in transactional}
         | {one.done_group for one in consumers if one.done},
         writes={topic.name for topic in app.topics.values()}
         if "relay" in parts
@@ -107,6 +113,8 @@ def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
     consumers = app.consumers if "consumers" in parts else []
     written = app.topics.values() if "relay" in parts else []
     topics = {one.topic for one in consumers} | {topic.name for topic in written}
+    if "consumers" in parts:
+        topics |= {one.topic for one in app.transactionals}
     topics |= {one.topic for declared in consumers for one in declared.dependencies}
     # From here on each part copes by itself if Kafka has gone away meanwhile.
     with contextlib.suppress(UnavailableError):

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.consuming.measures import Measures
     from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.consuming.transactor import Transactor
     from jobs_lib.errors import JobsError
     from jobs_lib.executor import Executor
     from jobs_lib.jobs.job import Job
@@ -109,6 +110,7 @@ class Service:
         self._started: list[Part] = []
         """The parts, in the order of their start; they stop in the reverse order."""
         self._owners: list[Owner] = []
+        self._transactors: list[Transactor] = []
         self._executor: Executor | None = None
         self.positions: Positions | None = None
         """What Kafka says of groups and topics; None without consumers."""
@@ -193,6 +195,8 @@ class Service:
             self._dependencies,
         )
         owners = [maker.make_consumer(*group) for group in groups.items()]
+        if "consumers" in self.parts:
+            self._transactors = maker.make_transactors()
         if executes:
             members = [owner.member for owner in owners if owner.member is not None]
             executor = maker.make_executor(is_measured=self._metrics is not None)
@@ -254,6 +258,7 @@ class Service:
         yield from [owner.worker for owner in self._owners]
         yield from [owner.ownership for owner in self._owners]
         yield from [owner.member for owner in self._owners if owner.member is not None]
+        yield from self._transactors
         if ticks:
             yield Scheduler(self.database, self.app.schedules.values())
 
@@ -362,6 +367,7 @@ class Service:
         if not self._is_running or self._stopping.is_set():
             return []
         pulses = [pulse for one in self._owners for pulse in one.worker.pulses]
+        pulses += [one.pulse for one in self._transactors]
         return pulses + [one.member.pulse for one in self._owners if one.member]
 
     def _make_probes(self) -> Probes:

@@ -196,6 +196,21 @@ class Stream(Generic[V]):
         steps = self._publishing().publish(self, event, value, request, by)
         return await run_async(steps)
 
+    def event(self, key: str, value: V | None) -> Event:
+        """Make an event for a function of ``app.transactional`` to return.
+
+        Nothing is sent yet, and neither ``check`` nor ``current`` of the stream is
+        asked.
+
+        Args:
+            key: the entity's stable key.
+            value: the whole new state; None deletes the entity.
+
+        Raises:
+            PayloadError: key or value cannot be sent.
+        """
+        return self._make_event(key, value)
+
     def encode(self, value: Any) -> bytes | None:
         """Encode a value; None stays None.
 

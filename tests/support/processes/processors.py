@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import exponential
+from jobs_lib.consuming.transaction_writer import TransactionWriter
+from jobs_lib.consuming.transactional import Transactional
 from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
-from tests.support.processes.kinds import kind
+from tests.support.processes.kinds import die, kind
 from tests.support.processes.publishers import CALLS, STEPS, die_around
 from tests.support.provider import register
+from tests.support.say import say
 
 if TYPE_CHECKING:
-    from jobs_lib import App, Job, Record
+    from jobs_lib import App, Event, Job, Record
     from jobs_lib.jobs.type import JobType
 
 SOON = exponential(first=0.05, cap=0.05)
@@ -144,3 +148,57 @@ def declare_parts(app: App, topic: str) -> None:
 def parts(app: App, topic: str) -> None:
     """Take the parts of transfers."""
     declare_parts(app, topic)
+
+
+def declare_copying(app: App, source: str, target: str) -> None:
+    """Declare that each event of a topic makes one of another one, in transactions."""
+    copies = app.stream(target)
+
+    @app.transactional(source, group=f"{source}-copy")
+    def copy(record: Record) -> Event:
+        return copies.event(str(record.key), record.value)
+
+
+COPY_STEPS = [
+    "made",  # the events are made, and not sent
+    "sent",  # they are in the topic, and not committed
+    "offered",  # the offset is in the transaction, too
+    "committed",  # both are committed
+]
+
+
+@kind("consumers")
+def copies(
+    app: App,
+    source: str,
+    target: str,
+    step: str | None = None,
+    stands_still: bool = False,
+) -> None:
+    """Copy events, and die at a step of the first ones, or take long before it."""
+    declare_copying(app, source, target)
+    if stands_still:
+        finish = TransactionWriter.finish
+
+        def linger(self: Any, *args: Any) -> None:
+            # The test stops the process here.
+            say("inside")
+            threading.Event().wait(1)
+            finish(self, *args)
+
+        setattr(TransactionWriter, "finish", linger)  # noqa: B010
+    if step == "made":
+        die_around(Transactional, "call", True)
+    elif step == "committed":
+        die_around(TransactionWriter, "finish", True)
+    elif step:
+
+        def die_inside(_: Any, producer: Any, *place: Any) -> None:
+            # The events are in the topic, where all may see them who want to.
+            producer.flush(10)
+            if step == "offered":
+                producer.send_offsets_to_transaction([place[0]], place[1], 10)
+            say("dying around finish")
+            die()
+
+        setattr(TransactionWriter, "finish", die_inside)  # noqa: B010

@@ -1,0 +1,252 @@
+"""Consume, process and produce within Kafka's own transactions.
+
+The events of a block of records and the group's offset are committed in one transaction
+of a producer. Two fences keep processes apart: an older producer of the same
+transactional id is refused, and so are offsets of a member that has lost its
+partitions.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import RECONNECT
+from jobs_lib.consuming.transaction_writer import RefusedEventsError, TransactionWriter
+from jobs_lib.errors import OffsetError
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.refusal import explain
+from jobs_lib.loop import Loop
+from jobs_lib.masking import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from confluent_kafka import Consumer, Message
+
+    from jobs_lib.consuming.transactional import Transactional
+    from jobs_lib.settings import Settings
+    from jobs_lib.streams.event import Event
+
+Partition = tuple[str, int]
+_POLL_SECONDS = 0.1
+_MOST_RECORDS = 500
+_QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
+
+
+class Transactor:
+    """Runs one declared function, in a thread of its own.
+
+    Args:
+        settings: where Kafka is, and how long a block may take.
+        declared: the function, its topic and its group.
+        installation: the database's identity, a part of the transactional id.
+        process: names this process among those of the group; stable over restarts.
+        largest: bytes that an event may have; 0 leaves that to the client.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        declared: Transactional,
+        installation: UUID,
+        process: str,
+        *,
+        largest: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._declared = declared
+        stopping = threading.Event()
+        # Before the offsets are read, what a dead process has left open must be over.
+        # So it ends before Kafka gives the partitions of a dead member to another one.
+        self._writer = TransactionWriter(
+            settings,
+            f"jobs_lib-{installation}-{declared.group}-{process}",
+            stopping,
+            largest=largest,
+        )
+        self._cooperative = (
+            settings.assignment_strategy == "cooperative-sticky"
+            or settings.group_protocol == "consumer"
+        )
+        self._next: dict[Partition, int] = {}
+        """Of each partition that is ours, the offset to go on from."""
+        self._failures: dict[Partition, int] = {}
+        """How often in a row the next record of a partition has failed."""
+        self._held: dict[Partition, float] = {}
+        """When partitions are tried again, by ``time.monotonic()``."""
+        name = f"transactional {declared.group}"
+        self._loop = Loop(name, self._work, stopping=stopping)
+        self.pulse = self._loop.pulse
+
+    def start(self) -> None:
+        """Join the group."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """End the call that runs, commit what is done, and leave the group."""
+        self._loop.stop(self._settings.shutdown_timeout)
+
+    def _work(self) -> Iterator[None]:
+        self._next.clear()
+        self._held.clear()
+        consumer = None
+        try:
+            with self.pulse.elsewhere():
+                self._writer.open()
+            consumer = make_consumer(self._settings, self._declared.group)
+            consumer.subscribe(
+                [self._declared.topic],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_revoke,
+            )
+            while not self._loop.stopping.is_set():
+                self._resume(consumer)
+                for partition, messages in self._fetch(consumer).items():
+                    self._handle(consumer, partition, messages)
+                yield
+        except KafkaException as failure:
+            name, settings = self._declared.topic, self._settings
+            raise explain(failure.args[0], settings, name, "READ") from None
+        finally:
+            self._writer.close()
+            if consumer is not None:
+                consumer.close()
+
+    def _fetch(self, consumer: Consumer) -> dict[Partition, list[Message]]:
+        """The next records by partition, without those that are not to be handled."""
+        found: dict[Partition, list[Message]] = defaultdict(list)
+        first = consumer.poll(_POLL_SECONDS)
+        if first is None:
+            return found
+        for message in [first, *consumer.consume(_MOST_RECORDS - 1, 0)]:
+            if (error := message.error()) is not None:
+                self._check(message, error)
+                continue
+            partition = (message.topic() or "", message.partition() or 0)
+            # Those of a partition that has left, or came and went meanwhile, are old.
+            if (message.offset() or 0) >= self._next.get(partition, math.inf):
+                found[partition].append(message)
+        return found
+
+    def _check(self, message: Message, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            topic, number = message.topic() or "", message.partition() or 0
+            place = self._next.get((topic, number))
+            raise OffsetError(
+                f"the group {self._declared.group!r} should go on at offset {place} of "
+                f"{topic}/{number}, and there is no record any more: set the group's "
+                "offset in Kafka",
+                (topic, number),
+                place,
+            )
+        if error.code() not in _QUIET:
+            raise KafkaException(error)
+
+    def _handle(
+        self, consumer: Consumer, partition: Partition, messages: list[Message]
+    ) -> None:
+        """Handle a block; what is not handled now is read again."""
+        if partition in self._failures:
+            # Only so are the records before the one that fails committed.
+            messages, rest = messages[:1], messages[1:]
+        else:
+            rest = []
+        events: list[Event] = []
+        done, failure = 0, None
+        until = time.monotonic() + self._settings.consumer_block_seconds
+        for message in messages:
+            try:
+                with self.pulse.elsewhere():
+                    events += self._declared.call(message)
+            except BaseException as error:
+                failure = error
+                break
+            done += 1
+            if time.monotonic() > until or self._loop.stopping.is_set():
+                break
+        if done:
+            following = (messages[done - 1].offset() or 0) + 1
+            try:
+                self._commit(consumer, partition, events, following)
+            except RefusedEventsError as error:
+                done, failure = 0, error
+        if failure is not None:
+            self._hold(consumer, partition, failure)
+        elif done:
+            self._failures.pop(partition, None)
+        if done < len(messages) or rest:
+            consumer.seek(TopicPartition(*partition, self._next[partition]))
+
+    def _commit(
+        self,
+        consumer: Consumer,
+        partition: Partition,
+        events: list[Event],
+        following: int,
+    ) -> None:
+        place = TopicPartition(*partition, following)
+        with self.pulse.elsewhere():
+            self._writer.write(events, place, consumer.consumer_group_metadata())
+        self._next[partition] = following
+        if telemetry.listened("records.committed"):
+            telemetry.emit(
+                "records.committed",
+                group=self._declared.group,
+                origin=f"{partition[0]}/{partition[1]}",
+                next_offset=following,
+            )
+
+    def _hold(
+        self, consumer: Consumer, partition: Partition, error: BaseException
+    ) -> None:
+        """Let a partition wait whose next record fails; the others go on."""
+        failures = self._failures.get(partition, 0) + 1
+        self._failures[partition] = failures
+        self._held[partition] = time.monotonic() + RECONNECT.delay(failures)
+        consumer.pause([TopicPartition(*partition)])
+        telemetry.emit(
+            "record.failed",
+            group=self._declared.group,
+            origin=f"{partition[0]}/{partition[1]}",
+            offset=self._next[partition],
+            error=describe(error),
+        )
+
+    def _resume(self, consumer: Consumer) -> None:
+        now = time.monotonic()
+        for partition in [one for one, at in self._held.items() if at <= now]:
+            del self._held[partition]
+            consumer.resume([TopicPartition(*partition)])
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # Kafka answers when no transaction holds a newer offset of these.
+        with self.pulse.elsewhere():
+            places = consumer.committed(
+                partitions, timeout=self._settings.session_timeout
+            )
+        for at in places:
+            if at.error is not None:
+                raise KafkaException(at.error)
+            if at.offset < 0:
+                at.offset = OFFSET_BEGINNING
+        if self._cooperative:
+            consumer.incremental_assign(places)
+        else:
+            consumer.assign(places)
+        for at in places:
+            self._next[at.topic, at.partition] = max(at.offset, 0)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # It is called in a poll, so no transaction is open.
+        for at in partitions:
+            for kept in (self._next, self._failures, self._held):
+                kept.pop((at.topic, at.partition), None)
