@@ -122,7 +122,10 @@ class TransactionWriter:
             return
         if error.fatal() or error.code() not in OF_RECORD | OF_TOPIC:
             raise KafkaException(error)
-        producer.abort_transaction(self._timeout)
+        # The broker has seen sequence numbers that it does not count: the same producer
+        # would go on behind them, and be refused for that.
+        self.close()
+        self.open()
         topics = ", ".join(sorted({repr(event.topic) for event in events}))
         raise RefusedEventsError(
             f"Kafka refuses an event for {topics}: {error.name()}. Does the topic "

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from tests.support.brokers import OwnBroker
 
-QUICKLY = {"sent", "completing"}
-"""The steps that are tried every day."""
+QUICKLY = {"completing"}
+"""The step that is tried every day."""
 PLAN_OF = "select plan, changes from plans where tenant = 't1'"
 
 

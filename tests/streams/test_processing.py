@@ -36,7 +36,7 @@ CHAIN_STEPS = [
     *STEPS,
 ]
 """From the pending event to its outcome."""
-QUICKLY = {"completed", "sent"}
+QUICKLY = {"sent"}
 
 
 @pytest.fixture
