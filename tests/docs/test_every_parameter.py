@@ -56,6 +56,7 @@ PAGES = {
     "source-of-truth.md": [
         *("App.stream", "Stream.publish", "Stream.publish_async", "derive_key"),
     ],
+    "processing.md": ["App.transactional", "Stream.event"],
     "testing.md": [
         *("Jobs.drain", "Jobs.travel", "Jobs.enqueued", "Jobs.assert_enqueued"),
         *("Jobs.assert_not_enqueued", "Jobs.inline", "Jobs.handle"),
@@ -73,6 +74,8 @@ ELSEWHERE = {
     "Retry.delay": "the executor asks it",
     "Retry.exhausted": "the executor asks it",
     "App.close_streams": "a part of App.close",
+    "Job.ensure_may_publish": "a publish calls it",
+    "Record.ensure_may_publish": "a publish calls it",
     "Stream.answer": "a publish calls it",
     "Stream.encode": "a publish calls it",
     "Stream.show": "a publish calls it",
@@ -85,7 +88,7 @@ ELSEWHERE = {
 GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
 """Parameters that no caller names: the function or class below a decorator."""
 MADE_BY_THE_LIBRARY = {
-    "Answers", "Draft", "Enqueued", "Item", "Job", "JobType", "Jobs", "Outbox",
+    "Answers", "Draft", "Enqueued", "Event", "Item", "Job", "JobType", "Jobs", "Outbox",
     "Published", "Record", "Sent", "Stream", "Topic",
 }  # fmt: skip
 """Classes of objects that an application gets and never makes."""

@@ -174,17 +174,20 @@ def copies(
     target: str,
     step: str | None = None,
     stands_still: bool = False,
+    flushes: bool = True,
 ) -> None:
     """Copy events, and die at a step of the first ones, or take long before it."""
     declare_copying(app, source, target)
     if stands_still:
         finish = TransactionWriter.finish
 
-        def linger(self: Any, *args: Any) -> None:
-            # The test stops the process here.
+        def linger(self: Any, producer: Any, *place: Any) -> None:
+            # The events are in the topic, and the test stops the process here.
+            if flushes:
+                producer.flush(10)
             say("inside")
             threading.Event().wait(1)
-            finish(self, *args)
+            finish(self, producer, *place)
 
         setattr(TransactionWriter, "finish", linger)  # noqa: B010
     if step == "made":
