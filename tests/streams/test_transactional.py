@@ -12,6 +12,7 @@ import pytest
 from jobs_lib import ConfigurationError
 from tests.support.apps import heard, running
 from tests.support.processes.processors import COPY_STEPS, declare_copying
+from tests.support.processes.publishers import MAY_PUBLISH
 from tests.support.records import key_of, produce, read_committed, read_topic
 
 pytestmark = pytest.mark.expects("fenced", "loop.failed")
@@ -105,8 +106,9 @@ def test_each_event_is_there_once_while_members_come_and_go(
 @pytest.mark.slow
 @pytest.mark.guarantee("T19")
 def test_a_process_that_stood_still_commits_nothing_more(
-    start_process, database_url, make, own_broker, name, target, await_copies
-):
+    start_process, database_url, make, own_broker, admin, name, target, await_copies,
+    wait_for,
+):  # fmt: skip
     send(own_broker, name, range(10))
     frozen = start_process(
         "copies",
@@ -123,8 +125,13 @@ def test_a_process_that_stood_still_commits_nothing_more(
     declare_copying(app, name, target)
     with running(app, "consumers"):
         assert await_copies(10) == [*range(10)]
+        admin.execute(MAY_PUBLISH)
         frozen.resume()
-        frozen.wait_for_line("loop.failed")
+        wait_for(
+            lambda: any("loop.failed" in line for line in frozen.errors),
+            timeout=60,
+            what=lambda: f"its commit is refused\n{frozen.output}",
+        )
         send(own_broker, name, range(10, 20))
         assert await_copies(20) == [*range(20)]
 

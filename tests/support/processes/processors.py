@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import exponential
@@ -10,7 +9,7 @@ from jobs_lib.consuming.transaction_writer import TransactionWriter
 from jobs_lib.consuming.transactional import Transactional
 from jobs_lib.executor.running.transaction import JobConnections, OwnTransaction
 from tests.support.processes.kinds import die, kind
-from tests.support.processes.publishers import CALLS, STEPS, die_around
+from tests.support.processes.publishers import CALLS, STEPS, await_start, die_around
 from tests.support.provider import register
 from tests.support.say import say
 
@@ -174,7 +173,6 @@ def copies(
     target: str,
     step: str | None = None,
     stands_still: bool = False,
-    flushes: bool = True,
 ) -> None:
     """Copy events, and die at a step of the first ones, or take long before it."""
     declare_copying(app, source, target)
@@ -183,10 +181,9 @@ def copies(
 
         def linger(self: Any, producer: Any, *place: Any) -> None:
             # The events are in the topic, and the test stops the process here.
-            if flushes:
-                producer.flush(10)
+            producer.flush(10)
             say("inside")
-            threading.Event().wait(1)
+            await_start(app.settings.database_url)
             finish(self, producer, *place)
 
         setattr(TransactionWriter, "finish", linger)  # noqa: B010
