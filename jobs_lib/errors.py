@@ -4,6 +4,7 @@
     ├── ConfigurationError        a setting is missing, unknown or out of range
     ├── UnavailableError          a server does not answer
     │   ├── AccessError           Kafka refuses who asks, or what is asked
+    │   ├── GrowingError          a stream gets more partitions, and takes no events
     │   ├── UnknownCommitError    the connection was lost while committing
     │   └── UnknownPublishError   Kafka has not acknowledged an event in time
     ├── SchemaVersionError        the tables are older or newer than this release
@@ -50,6 +51,13 @@ class UnavailableError(JobsError):
 
 class AccessError(UnavailableError):
     """Kafka refuses a password or certificate, or lacks one, or denies a permission."""
+
+
+class GrowingError(UnavailableError):
+    """A stream gets more partitions, and takes no events meanwhile.
+
+    Nothing was sent.
+    """
 
 
 class UnknownCommitError(UnavailableError):

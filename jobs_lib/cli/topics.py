@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING
 
 import click
@@ -63,6 +63,67 @@ def topics_check(app: str, as_json: bool) -> None:
 def _show_changes(changes: list[Change], as_json: bool) -> None:
     columns = ("topic", "what", "found", "wanted", "applies")
     show(columns, (astuple(change) for change in changes), as_json)
+
+
+@topics.command("grow")
+@app_argument
+@click.argument("topic")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    required=True,
+    help="How many it will have.",
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    help="A group of another app that reads it, by its name in Kafka; repeat it.",
+)
+@click.option(
+    "--timeout",
+    "seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that publishers are stopped at most.",
+)
+def topics_grow(
+    app: str, topic: str, partitions: int, groups: tuple[str, ...], seconds: float
+) -> None:
+    """Add partitions to the stream TOPIC; each key keeps its order.
+
+    Publishes wait while the groups that read it handle what it has. If they do not in
+    time, nothing has changed.
+    """
+    from jobs_lib.operating.growth import explain_growth, grow
+
+    loaded = load_app(app)
+    stopped = grow(
+        loaded,
+        topic,
+        partitions,
+        groups=groups,
+        seconds=seconds,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    click.echo(
+        f"{topic} has {partitions} partitions; publishers were stopped for "
+        f"{stopped:.1f} s"
+    )
+    for line in explain_growth(loaded, topic, partitions):
+        click.echo(f"to do: {line}", err=True)
+
+
+@topics.command("status")
+@app_argument
+@json_option
+def topics_status(app: str, as_json: bool) -> None:
+    """Show the streams whose publishers are stopped by `topics grow`."""
+    from jobs_lib.operating.growth import Stopped, list_stopped
+
+    columns = [one.name for one in fields(Stopped)]
+    show(columns, map(astuple, list_stopped(load_app(app))), as_json)
 
 
 @topics.command("declare")

@@ -17,6 +17,8 @@ from jobs_lib.kafka.refusal import explain, missing_topics
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
     from jobs_lib.streams.event import Event
@@ -34,16 +36,20 @@ class Log:
 
     Args:
         settings: where Kafka is.
+        find_period: finds the period (see ``permits``): what was known of partitions in
+            another one counts no more.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, find_period: Callable[[], int]) -> None:
         self._settings = settings
+        self._find_period = find_period
         self._seconds = settings.publish_timeout
         self._lock = threading.Lock()
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._client: tuple[int, Consumer] | None = None
-        self._counts: dict[str, tuple[float, int]] = {}
-        """By topic: when Kafka was asked, and how many partitions it had."""
+        self._counts: dict[str, tuple[int, float, int]] = {}
+        """By topic: in which period and when Kafka was asked, and how many partitions
+        it had."""
         self._ends: dict[tuple[str, int], tuple[float, int]] = {}
         """By partition: when Kafka was asked, and its end."""
 
@@ -56,10 +62,11 @@ class Log:
 
     def choose_partition(self, event: Event) -> int:
         """Choose the partition of an event's key, as the producers do."""
-        at, count = self._counts.get(event.topic, (0.0, 0))
-        if not count or time.monotonic() > at + _FRESH_SECONDS:
+        period = self._find_period()
+        asked_in, at, count = self._counts.get(event.topic, (-1, 0.0, 0))
+        if asked_in != period or time.monotonic() > at + _FRESH_SECONDS:
             at, count = time.monotonic(), self._count_partitions(event.topic)
-            self._counts[event.topic] = at, count
+            self._counts[event.topic] = period, at, count
         return choose_partition(event.key, count)
 
     def note_end(self, topic: str, partition: int) -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.callers import Pause
 from jobs_lib.errors import (
     ConfigurationError,
+    GrowingError,
     PayloadError,
     RefusedError,
     RequestConflictError,
@@ -28,6 +29,8 @@ from jobs_lib.streams.log import REQUEST_HEADER
 from jobs_lib.streams.requests import Remembered, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.streams.checking import Checker
     from jobs_lib.streams.event import Event, Published
     from jobs_lib.streams.log import Log
@@ -57,6 +60,18 @@ class Call:
     id: str
 
 
+class _Target(NamedTuple):
+    """Where an event goes."""
+
+    partition: int
+    end: int
+    """Of the partition, or an earlier one."""
+    period: int
+    """In which the topic has as many partitions as were counted."""
+    at: float
+    """When it was chosen, by ``time.monotonic()``."""
+
+
 class Once:
     """Publishes the events of requests.
 
@@ -65,6 +80,8 @@ class Once:
         log: knows where partitions end, and finds events.
         requests: remembers requests.
         checker: checks events before they are sent.
+        find_period: finds the period in which a stream may be published to; None if it
+            may not be now.
         seconds: how long a sender may take, from remembering a request on.
     """
 
@@ -74,12 +91,14 @@ class Once:
         log: Log,
         requests: Requests,
         checker: Checker,
+        find_period: Callable[[str], int | None],
         seconds: float,
     ) -> None:
         self._publisher = publisher
         self._log = log
         self._requests = requests
         self._checker = checker
+        self._find_period = find_period
         self._seconds = seconds
 
     def publish(self, call: Call) -> Steps[Published]:
@@ -168,10 +187,10 @@ class Once:
         if is_vain:
             attempt = yield partial(self._requests.add, call.event, call.id, None, None)
             return None if attempt is None else call.stream.answer(call.event, None)
-        partition, end = yield partial(self._note_end, call.event)
-        begun = time.monotonic()
-        attempt = yield partial(self._requests.add, call.event, call.id, partition, end)
-        return (yield from self._send(call, attempt, partition, end, begun))
+        target = yield from self._choose(call)
+        add = partial(self._requests.add, call.event, call.id)
+        attempt = yield partial(add, target.partition, target.end)
+        return (yield from self._send(call, attempt, target))
 
     def _go_on(self, call: Call, known: Remembered) -> Steps[Published | None]:
         """Answer a known request, or take it over; None if it is to be waited for."""
@@ -192,41 +211,55 @@ class Once:
             return (yield from self._note(call, Place(known.partition, offset)))
         yield from self._check(call)
         # The key may have another partition by now, if the topic has grown.
-        partition, end = yield partial(self._note_end, call.event)
-        begun = time.monotonic()
-        attempt = yield partial(take, partition, end, attempt)
-        return (yield from self._send(call, attempt, partition, end, begun))
+        target = yield from self._choose(call)
+        attempt = yield partial(take, target.partition, target.end, attempt)
+        return (yield from self._send(call, attempt, target))
 
     def _send(
-        self, call: Call, attempt: int | None, partition: int, end: int, begun: float
+        self, call: Call, attempt: int | None, target: _Target
     ) -> Steps[Published | None]:
         """Send the event of a remembered request; None if another call does.
 
         Args:
             call: the request.
             attempt: its number; None if another call has it.
-            partition: where the event goes.
-            end: of the partition, or an earlier one.
-            begun: before the attempt was noted, by ``time.monotonic()``.
+            target: where the event goes.
         """
-        while attempt is not None and time.monotonic() > begun + _STALL_SECONDS:
-            # The process stood still, and others may look for the event soon.
-            begun = time.monotonic()
-            attempt = yield partial(
-                self._requests.take, call.event, call.id, partition, end, attempt
-            )
-        if attempt is None:
-            return None
         try:
+            while attempt is not None and not self._is_current(call, target):
+                # The process stood still, and others may look for the event soon; or
+                # the key may have another partition.
+                target = yield from self._choose(call)
+                take = partial(self._requests.take, call.event, call.id)
+                attempt = yield partial(take, target.partition, target.end, attempt)
+            if attempt is None:
+                return None
             place = yield self._publisher.send(
-                call.event, call.stream.rules.acks, partition
+                call.event, call.stream.rules.acks, target.partition
             )
-        except (PayloadError, TopicError):
-            yield partial(self._requests.forget, call.event, call.id, attempt)
+        except (PayloadError, TopicError, GrowingError):
+            if attempt is not None:
+                yield partial(self._requests.forget, call.event, call.id, attempt)
             raise
         return (yield from self._note(call, place))
 
+    def _choose(self, call: Call) -> Steps[_Target]:
+        """Choose the partition of an event, as soon as it may be sent."""
+        period = yield from self._prepare(call)
+        partition, end = yield partial(self._note_end, call.event)
+        return _Target(partition, end, period, time.monotonic())
+
+    def _is_current(self, call: Call, target: _Target) -> bool:
+        """Whether the event may be sent there, and the sender has the time for it."""
+        if time.monotonic() > target.at + _STALL_SECONDS:
+            return False
+        return self._find_period(call.event.topic) == target.period
+
+    def _prepare(self, call: Call) -> Steps[int]:
+        return self._publisher.prepare(call.event.topic, call.stream.rules.acks)
+
     def _check(self, call: Call) -> Steps[bool]:
+        yield from self._prepare(call)
         return (yield from self._checker.check(call.stream, call.event, call.value))
 
     def _note(self, call: Call, place: Place) -> Steps[Published]:

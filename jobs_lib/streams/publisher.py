@@ -17,7 +17,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import PayloadError, UnavailableError, UnknownPublishError
 from jobs_lib.kafka.client import make_publisher
-from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal, missing_topics
+from jobs_lib.kafka.refusal import (
+    OF_RECORD,
+    OF_TOPIC,
+    explain,
+    find_refusal,
+    missing_topics,
+)
 from jobs_lib.loop import Loop
 from jobs_lib.streams.event import Place
 
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
     from jobs_lib.streams.event import Event
+    from jobs_lib.streams.permits import Permits
+    from jobs_lib.streams.steps import Steps
 
 ANY_PARTITION = -1
 """The partitioner chooses."""
@@ -42,14 +50,36 @@ class Publisher:
     Args:
         settings: where Kafka is.
         largest: bytes that the largest event of any stream may have.
+        permits: knows which streams may be published to.
     """
 
-    def __init__(self, settings: Settings, largest: int) -> None:
+    def __init__(self, settings: Settings, largest: int, permits: Permits) -> None:
         self._settings = settings
         self._largest = largest
+        self._permits = permits
         self._lock = threading.Lock()
         self._producers: dict[tuple[int, str], EventProducer] = {}
         """By process and acks: a fork does not use its parent's."""
+
+    def prepare(self, topic: str, acks: str) -> Steps[int]:
+        """Wait until an event may be sent, by a client that knows all partitions.
+
+        Send it at once afterwards. Returns the period (see ``permits``).
+
+        Raises:
+            GrowingError: the topic gets more partitions, for a long time.
+            UnavailableError: nobody knows whether it may be sent, or how many
+                partitions the topic has.
+        """
+        while True:
+            period = self._permits.find(topic)
+            if period is None:
+                period = yield from self._permits.wait(topic)
+            producer = self._find(acks)
+            if producer.knows(topic, period):
+                return period
+            # This takes a while, and the permit may be over then.
+            yield partial(producer.learn, topic, period)
 
     def send(
         self, event: Event, acks: str, partition: int = ANY_PARTITION
@@ -110,8 +140,36 @@ class EventProducer:
         self._producer = make_publisher(
             settings, acks, self._seconds, self._refusals.append, largest=largest
         )
+        self._periods: dict[str, int] = {}
+        """By topic, the period in which the client has heard of its partitions."""
         self._loop = Loop(f"publisher acks={acks}", self._poll)
         self._loop.start()
+
+    def knows(self, topic: str, period: int) -> bool:
+        """Whether the client knows how many partitions a topic has in a period."""
+        known = self._periods.get(topic)
+        if known is None:
+            # It knows nothing yet, and asks by itself.
+            known = self._periods.setdefault(topic, period)
+        return known == period
+
+    def learn(self, topic: str, period: int) -> None:
+        """Let the client hear how many partitions a topic has.
+
+        By itself it asks every five minutes. Until then it would send keys to the
+        partitions that they had before.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny the right to it.
+            UnavailableError: no broker answers.
+        """
+        try:
+            self._producer.list_topics(topic, timeout=self._seconds)
+        except KafkaException as error:
+            if self._refusals:
+                raise self._refusals[-1] from None
+            raise explain(error.args[0], self._settings, topic, "DESCRIBE") from None
+        self._periods[topic] = period
 
     def send(self, event: Event, partition: int) -> Future[Place]:
         """Send an event.

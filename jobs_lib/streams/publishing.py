@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.streams.cause import derive_request
+from jobs_lib.postgres.database import Database
 from jobs_lib.streams.checking import Checker
 from jobs_lib.streams.log import Log
 from jobs_lib.streams.once import SECONDS_BESIDE, Call, Once
+from jobs_lib.streams.permits import Permits
 from jobs_lib.streams.publisher import Publisher
 from jobs_lib.streams.requests import Requests, read_id
 
@@ -28,7 +30,7 @@ class Publishing:
     """Publishes the events of an app's streams.
 
     Args:
-        settings: where Kafka is.
+        settings: where Kafka and the database are.
         connections: gives connections to the database.
         queries: finds the named queries.
         read_groups: lists the app's consumer groups of a topic.
@@ -44,16 +46,27 @@ class Publishing:
         largest: int,
     ) -> None:
         seconds = settings.publish_timeout + SECONDS_BESIDE
-        self._publisher = Publisher(settings, largest)
-        self._log = Log(settings)
+        self._permits = Permits(
+            Database.of(settings), settings.publish_timeout, seconds
+        )
+        self._publisher = Publisher(settings, largest, self._permits)
+        self._log = Log(settings, lambda: self._permits.period)
         self._checker = Checker(self._log, connections, queries, read_groups)
         requests = Requests(connections, queries, seconds)
-        self._once = Once(self._publisher, self._log, requests, self._checker, seconds)
+        self._once = Once(
+            self._publisher,
+            self._log,
+            requests,
+            self._checker,
+            self._permits.find,
+            seconds,
+        )
 
     def close(self) -> None:
         """Wait for what is under way, and close the clients; a publish opens others."""
         self._publisher.close()
         self._log.close()
+        self._permits.close()
 
     def publish(
         self,
@@ -70,8 +83,11 @@ class Publishing:
         if request is not None:
             call = Call(stream, event, value, read_id(request))
             return (yield from self._once.publish(call))
-        asks = stream.rules.asks_database
-        if asks and (yield from self._checker.check(stream, event, value)):
-            return stream.answer(event, None)
-        place = yield self._publisher.send(event, stream.rules.acks)
+        acks = stream.rules.acks
+        yield from self._publisher.prepare(event.topic, acks)
+        if stream.rules.asks_database:
+            if (yield from self._checker.check(stream, event, value)):
+                return stream.answer(event, None)
+            yield from self._publisher.prepare(event.topic, acks)
+        place = yield self._publisher.send(event, acks)
         return stream.answer(event, place)

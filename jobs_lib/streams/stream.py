@@ -154,6 +154,8 @@ class Stream(Generic[V]):
             ConfigurationError: there are both an id and a job or record, or the stream
                 has ``acks=0`` with one of them, or the job has no group.
             JobsError: the job is over already.
+            GrowingError: the topic gets more partitions, and takes no events meanwhile.
+                Nothing was sent.
             PayloadError: key, value or id cannot be sent, or the event is larger than
                 the topic's may be. Nothing was sent.
             RefusedError: the stream's check refuses the event. Nothing was sent.

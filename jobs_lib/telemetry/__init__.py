@@ -57,6 +57,9 @@
     gate.closed        group, count, origin, after,  so many partitions wait for other
                        seconds, reason               groups; the longest one is named
     gate.opened        group, seconds                none of these waits any more
+    stream.stopped     topic                         it gets more partitions: nobody
+                                                     publishes to it meanwhile
+    stream.opened      topic                         it may be published to again
     topic.replaced     group, origin, next_offset,   its topic was deleted and made
                        error                         anew; it stands still
     loop.failed        loop, error, sqlstate         and goes on
@@ -127,6 +130,8 @@ _LOGGED = {
     "offset.lost": logging.ERROR,
     "gate.closed": logging.WARNING,
     "gate.opened": logging.INFO,
+    "stream.stopped": logging.WARNING,
+    "stream.opened": logging.INFO,
     "topic.replaced": logging.ERROR,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from jobs_lib.operating import growth
 from jobs_lib.streams.publisher import Publisher
 from jobs_lib.streams.requests import Requests
 from jobs_lib.streams.stream import Stream
@@ -65,6 +66,24 @@ def publisher(
     threading.Event().wait()
 
 
+GROWTH_STEPS = {
+    "stopped": ("_await_groups", False),  # publishers are stopped
+    "handled": ("add_partitions", False),  # the groups have handled all
+    "added": ("add_partitions", True),  # Kafka has the partitions
+    "shown": ("_await_brokers", True),  # all brokers show them
+}
+"""By step of `topics grow`, a function and whether it is over by then."""
+
+
+@kind(publish_timeout=1)
+def grower(app: App, topic: str, group: str, partitions: int, step: str) -> None:
+    """Add partitions to a stream, and die at a step."""
+    app.stream(topic)
+    app.consumer(topic, group=group)(lambda record, conn: None)
+    die_around(growth, *GROWTH_STEPS[step])
+    growth.grow(app, topic, partitions)
+
+
 def await_start(url: str) -> None:
     """Wait until the test lets all processes publish."""
     with psycopg.connect(url, autocommit=True) as connection:
@@ -73,8 +92,8 @@ def await_start(url: str) -> None:
             threading.Event().wait(0.01)
 
 
-def die_around(owner: type, name: str, is_over: bool) -> None:
-    """Kill this process before or after the next call of a method."""
+def die_around(owner: object, name: str, is_over: bool) -> None:
+    """Kill this process before or after the next call of a method or function."""
     method: Callable[..., Any] = getattr(owner, name)
 
     def wrapped(*args: Any, **options: Any) -> Any:

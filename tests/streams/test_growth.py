@@ -1,0 +1,401 @@
+"""A stream gets more partitions, and each key keeps its order."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from jobs_lib import GrowingError, OperatingError, UnavailableError
+from jobs_lib.cli.main import cli
+from jobs_lib.kafka.client import count_partitions
+from jobs_lib.operating.growth import LEASE, explain_growth, grow, list_stopped
+from jobs_lib.partitioner import choose_partition
+from tests.support.apps import heard, make_app, running
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib import App
+
+BEFORE, AFTER = 3, 6
+KEYS = [f"t{n}" for n in range(16)]
+BEHIND = 200
+"""So far the consumer may be behind."""
+QUICK = {"publish_timeout": 1}
+"""What is on its way is waited for by this and four seconds."""
+MOVES = next(key for key in KEYS if choose_partition(key, AFTER) >= BEFORE)
+"""A key that gets another partition."""
+
+
+@pytest.fixture
+def name(own_broker) -> str:
+    return own_broker.create(BEFORE)
+
+
+@pytest.fixture
+def make_reader(make, name, admin) -> Callable[..., App]:
+    """A function that makes an app with the stream and a slow consumer of it."""
+    admin.execute(
+        "create table seen (key text, n int, partition int,"
+        " place bigint generated always as identity)"
+    )
+
+    def make_reader(**options) -> App:
+        app = make(
+            **QUICK, kafka={"topic.metadata.refresh.interval.ms": "500"}, **options
+        )
+        app.stream(name)
+
+        @app.consumer(name, group=f"{name}-g")
+        def note(record, conn) -> None:
+            conn.execute("select pg_sleep(0.002)")
+            conn.execute(
+                "insert into seen (key, n, partition) values (%s, %s, %s)",
+                (record.key, record.value, record.partition),
+            )
+
+        return app
+
+    return make_reader
+
+
+@pytest.fixture
+def read_seen(admin) -> Callable[[], list[tuple[str, int, int]]]:
+    """A function that reads what the consumer has handled, in its order."""
+    query = "select key, n, partition from seen order by place"
+    return lambda: admin.execute(query).fetchall()
+
+
+class Publishers:
+    """Threads that publish a sequence of each key, over two apps and in two ways."""
+
+    def __init__(self, apps: list[App], name: str, count_seen: Callable[[], int]):
+        self.sent = dict.fromkeys(KEYS, 0)
+        self.partitions: set[int] = set()
+        self.refused = 0
+        self._name = name
+        self._count_seen = count_seen
+        self._stop = threading.Event()
+        streams = [app.streams[name] for app in apps]
+        self._threads = [
+            threading.Thread(target=self._publish, args=(KEYS[n::4], streams[n % 2], n))
+            for n in range(4)
+        ]
+
+    def __enter__(self) -> Publishers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _publish(self, keys: list[str], stream: Any, kind: int) -> None:
+        while not self._stop.wait(0.001):
+            if sum(self.sent.values()) - self._count_seen() > BEHIND:
+                continue
+            for key in keys:
+                n = self.sent[key]
+                request = f"{key}-{n}" if kind >= 2 else None
+                try:
+                    if kind % 2:
+                        call = stream.publish_async(key, n, request=request)
+                        answer = asyncio.run(call)
+                    else:
+                        answer = stream.publish(key, n, request=request)
+                except GrowingError:
+                    self.refused += 1
+                    continue
+                self.partitions.add(answer.partition)
+                self.sent[key] += 1
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("T20")
+def test_each_key_keeps_its_order_while_its_stream_grows(
+    make, make_reader, name, admin, read_seen, wait_for
+):
+    reader = make_reader()
+    other = make(**QUICK)
+    other.stream(name)
+
+    # The threads must not share a connection.
+    lock = threading.Lock()
+
+    def count_seen() -> int:
+        with lock:
+            return admin.execute("select count(*) from seen").fetchone()[0]
+
+    told: list[str] = []
+    with (
+        running(reader, "consumers"),
+        Publishers([reader, other], name, count_seen) as publishers,
+    ):
+        wait_for(lambda: count_seen() > 100, timeout=40, what="records are handled")
+        with heard("stream.stopped", "stream.opened") as events:
+            stopped = grow(reader, name, AFTER, seconds=120, tell=told.append)
+            wait_for(
+                lambda: publishers.partitions == {*range(AFTER)},
+                timeout=40,
+                what="all partitions get events",
+            )
+            wait_for(lambda: len(events) == 4, what="both apps have told of it")
+        begun = count_seen()
+        wait_for(lambda: count_seen() > begun + 100, timeout=40, what="it goes on")
+        publishers.__exit__()
+        total = sum(publishers.sent.values())
+        wait_for(lambda: count_seen() == total, timeout=60, what="all are handled")
+    assert stopped > 5
+    assert "waiting for events on their way" in told[0]
+    assert publishers.refused  # a publish waits no longer than it may
+    by_key: dict[str, list[int]] = {key: [] for key in KEYS}
+    for key, n, _ in read_seen():
+        by_key[key].append(n)
+    assert by_key == {key: [*range(sent)] for key, sent in publishers.sent.items()}
+    assert explain_growth(reader, name, AFTER) == []
+
+
+@pytest.mark.guarantee("T20")
+def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
+    make_reader, name, own_broker
+):
+    app = make_reader()
+    stream = app.streams[name]
+    before = stream.publish(MOVES, 0)
+    with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
+        grow(app, name, AFTER, seconds=5.5)
+    assert list_stopped(app) == []
+    after = stream.publish(MOVES, 1, request="r1")
+    assert (after.partition, after.offset) == (before.partition, 1)
+    assert count_partitions(app.settings, name) == BEFORE
+
+
+@pytest.mark.guarantee("T20")
+def test_of_two_commands_at_once_one_is_refused_and_shown(
+    make_reader, name, wait_for, read_seen
+):
+    app = make_reader()
+    stream = app.streams[name]
+    stream.publish(MOVES, 0)
+    told: list[str] = []
+    growing = threading.Thread(
+        target=grow, args=(app, name, AFTER), kwargs={"tell": told.append}
+    )
+    growing.start()
+    (stopped,) = wait_for(lambda: list_stopped(app), what="publishers are stopped")
+    assert (stopped.topic, stopped.partitions) == (name, AFTER)
+    assert 0 < stopped.seconds_left <= LEASE
+    with pytest.raises(OperatingError, match="another command adds partitions"):
+        grow(app, name, AFTER)
+    with pytest.raises(GrowingError, match="gets more partitions"):
+        # A process that has begun to ask before may publish for a moment.
+        for _ in range(10_000):
+            stream.publish("other", 0)
+    wait_for(
+        lambda: any("offsets behind" in text for text in told),
+        timeout=30,
+        what="it tells for which group it waits",
+    )
+    with running(app, "consumers"):
+        growing.join(60)
+        assert stream.publish(MOVES, 1).partition >= BEFORE
+        wait_for(lambda: (MOVES, 1) in {one[:2] for one in read_seen()}, timeout=60)
+    assert list_stopped(app) == []
+    # There is nothing to do for the next one.
+    assert grow(app, name, AFTER) == 0.0
+    with pytest.raises(OperatingError, match="takes none away"):
+        grow(app, name, BEFORE)
+
+
+@pytest.mark.guarantee("T20")
+@pytest.mark.parametrize(
+    "step",
+    [
+        "handled",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("stopped", "added", "shown")
+        ),
+    ],
+)
+def test_a_command_that_was_killed_stops_nobody_for_good(
+    make_reader,
+    start_process,
+    database_url,
+    own_broker,
+    name,
+    read_seen,
+    step,
+    wait_for,
+):
+    app = make_reader()
+    stream = app.streams[name]
+    stream.publish(MOVES, 0)
+    with running(app, "consumers"):
+        worker = start_process(
+            "grower",
+            database_url,
+            kafka_bootstrap_servers=own_broker.bootstrap_servers,
+            topic=name,
+            group=f"{name}-g",
+            partitions=AFTER,
+            step=step,
+        )
+        worker.wait_for_line("dying around", timeout=60)
+        worker.wait()
+        is_there = step in ("added", "shown")
+        count = AFTER if is_there else BEFORE
+        assert count_partitions(app.settings, name) == count
+        with pytest.raises(OperatingError, match="another command"):
+            grow(app, name, AFTER + 1)
+        wait_for(lambda: not list_stopped(app), timeout=LEASE + 10, what="it is over")
+        answer = stream.publish(MOVES, 1)
+        assert answer.partition == choose_partition(MOVES, count)
+        if not is_there:
+            grow(app, name, AFTER)
+            answer = stream.publish(MOVES, 2)
+            assert answer.partition == choose_partition(MOVES, AFTER)
+        wait_for(
+            lambda: len(read_seen()) == (2 if is_there else 3),
+            timeout=60,
+            what="all are handled",
+        )
+    assert [n for _, n, _ in read_seen()] == sorted(n for _, n, _ in read_seen())
+
+
+@pytest.fixture
+def cut_off(database_url, own_broker, name) -> Iterator[tuple[App, Proxy]]:
+    """An app behind a proxy before the database."""
+    with Proxy.before(database_url) as proxy:
+        app = make_app(
+            proxy.url(database_url),
+            kafka_bootstrap_servers=own_broker.bootstrap_servers,
+            database_timeout=2,
+            **QUICK,
+        )
+        app.stream(name)
+        yield app, proxy
+        app.close()
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("T20")
+def test_a_publisher_that_is_cut_off_from_the_database_publishes_nothing(
+    make_reader, cut_off, name, read_log, wait_for
+):
+    app, proxy = cut_off
+    stream, reader = app.streams[name], make_reader()
+    stream.publish(MOVES, 0)
+    proxy.hold()
+
+    def is_refused() -> bool:
+        try:
+            stream.publish("other", 0)
+        except UnavailableError as error:
+            assert not isinstance(error, GrowingError)
+            assert "has not said within 1 s" in str(error)
+            return True
+        return False
+
+    # For a moment its last answer counts.
+    wait_for(is_refused, what="it is refused")
+    sent = len(read_log(name))
+    with running(reader, "consumers"):
+        grow(reader, name, AFTER)
+    assert is_refused()
+    assert len(read_log(name)) == sent
+    proxy.restore()
+
+    def publish() -> int | None:
+        try:
+            return stream.publish(MOVES, 1).partition
+        except UnavailableError:
+            return None
+
+    found = wait_for(publish, timeout=30, what="it publishes again")
+    assert found == choose_partition(MOVES, AFTER)
+
+
+@pytest.mark.guarantee("T20")
+def test_a_request_that_waits_for_its_topic_goes_to_the_new_partition(
+    make_reader, make, name, admin, read_log, wait_for
+):
+    """Its partition was chosen, and its request noted, before the topic grew."""
+    reader = make_reader()
+    app = make(publish_timeout=20)
+    stream = app.stream(name)
+    stream.publish(MOVES, 0)
+    once = stream._publishing()._once
+    choose, chosen, grown = once._choose, threading.Event(), threading.Event()
+
+    def stand_still(call):
+        target = yield from choose(call)
+        if not chosen.is_set():
+            chosen.set()
+            grown.wait(90)
+        return target
+
+    once._choose = stand_still
+    answers: list[Any] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(stream.publish(MOVES, 1, request="r1"))
+    )
+    caller.start()
+    assert chosen.wait(15)
+    # This process may take longer than the command of another one allows by itself.
+    with running(reader, "consumers"):
+        stopped = grow(reader, name, AFTER, seconds=60)
+    grown.set()
+    caller.join()
+    assert stopped > 20
+    assert answers[0].partition == choose_partition(MOVES, AFTER)
+    assert [one.json for one in read_log(name, MOVES)] == [0, 1]
+
+
+@pytest.mark.guarantee("T20")
+def test_what_cannot_grow_is_refused(make, make_reader, name):
+    app = make_reader()
+    app.topic("states")
+    cases = {
+        "declares no stream 'tenants'; its streams are": ("tenants", 6, {}),
+        "is written by the outbox": ("states", 6, {}),
+        "give more than that": (name, 6, {"seconds": 5.0}),
+        "takes none away": (name, 2, {}),
+    }
+    for says, (topic, partitions, options) in cases.items():
+        with pytest.raises(OperatingError, match=says):
+            grow(app, topic, partitions, **options)
+    other = make()
+    other.stream(name)
+    with pytest.raises(OperatingError, match="no consumer or read model of"):
+        grow(other, name, 6)
+
+
+@pytest.mark.guarantee("T20")
+def test_the_commands_grow_a_stream_and_show_it(
+    make_reader, name, monkeypatch, database_url, own_broker
+):
+    app = make_reader()
+    app.streams[name].publish(MOVES, 0)
+    module = types.ModuleType("service_of_test")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "service_of_test", module)
+    with running(app, "consumers"):
+        done = CliRunner().invoke(
+            cli, ["topics", "grow", "service_of_test:app", name, "--partitions", "4"]
+        )
+    assert done.exit_code == 0, done.output
+    assert f"{name} has 4 partitions; publishers were stopped for" in done.stdout
+    assert f"to do: declare partitions=4 for '{name}'" in done.stderr
+    shown = CliRunner().invoke(cli, ["topics", "status", "service_of_test:app"])
+    assert shown.exit_code == 0, shown.output
+    assert "seconds_left" in shown.stdout
