@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 
 from benchmarks.figures import median, percentile, ratio
+from benchmarks.server import Server
 from jobs_lib import App
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.kafka.configuration import configure_publisher
 from jobs_lib.operating.topics import apply_topics
+from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:
@@ -43,8 +45,12 @@ class Tenant:
 
 def main() -> None:
     """Measure by turns, and print one line of JSON."""
-    with KafkaBroker.ephemeral() as broker:
-        settings = load_settings(kafka_bootstrap_servers=broker.bootstrap_servers)
+    with KafkaBroker.ephemeral() as broker, Server() as server:
+        server.renew()
+        migrate(server.url)
+        settings = load_settings(
+            kafka_bootstrap_servers=broker.bootstrap_servers, database_url=server.url
+        )
         app = App("benchmark", settings=settings)
         stream = app.stream(TOPIC, value=Tenant)
         apply_topics(app)

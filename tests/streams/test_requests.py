@@ -36,7 +36,7 @@ MORE = {"sent", "noted"}
 
 
 @pytest.fixture
-def start_publisher(start_process, database_url, own_broker, name):
+def start_publisher(database_url, start_process, own_broker, name):
     """A function that starts a process that publishes the state by the request r1."""
 
     def start(**options) -> Worker:

@@ -75,7 +75,7 @@ GROWTH_STEPS = {
 """By step of `topics grow`, a function and whether it is over by then."""
 
 
-@kind(publish_timeout=1)
+@kind()
 def grower(app: App, topic: str, group: str, partitions: int, step: str) -> None:
     """Add partitions to a stream, and die at a step."""
     app.stream(topic)

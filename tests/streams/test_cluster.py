@@ -1,0 +1,251 @@
+"""Three nodes of Kafka: what they have acknowledged, and coordinators that move."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs_lib import Published, UnavailableError, UnknownPublishError
+from tests.support.apps import make_app, running
+from tests.support.cluster import Cluster
+from tests.support.groups import Group
+from tests.support.records import produce, read_committed, read_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jobs_lib import App
+    from tests.support.cluster import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MOVING = {"gate_refresh": 0.2, "publish_timeout": 5}
+_LONG = 120.0
+"""Seconds: a node that was killed is missed after six, and what it led moves then."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """The nodes that these tests share; each test starts what it kills."""
+    with Cluster() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def make(database_url, cluster) -> Iterator[Callable[..., App]]:
+    """A function that makes an app on these nodes."""
+    made: list[App] = []
+
+    def make() -> App:
+        servers = cluster.bootstrap_servers
+        app = make_app(database_url, kafka_bootstrap_servers=servers, **MOVING)
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+class Callers:
+    """Threads that publish all the time, and note their answers and errors."""
+
+    def __init__(self, stream: Any) -> None:
+        self.answers: list[Published] = []
+        self.failures: list[Exception] = []
+        self._stream = stream
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._publish, args=(f"k{n}",)) for n in range(4)
+        ]
+
+    def __enter__(self) -> Callers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _publish(self, key: str) -> None:
+        n = 0
+        while not self._stop.wait(0.005):
+            n += 1
+            try:
+                self.answers.append(self._stream.publish(key, n))
+            except UnavailableError as error:
+                self.failures.append(error)
+
+
+@pytest.mark.guarantee("T5", "T6", "T7")
+@pytest.mark.parametrize("acks", ["all", 1, 0])
+def test_publishing_survives_a_leader_and_what_all_have_acknowledged_is_kept(
+    make, cluster, wait_for, acks
+):
+    name = cluster.create()
+    stream = make().stream(name, value=int, acks=acks)
+    with Callers(stream) as callers:
+        wait_for(lambda: len(callers.answers) > 50, what="some are published")
+        leader = cluster.leader_of(name)
+        with cluster.down(leader):
+            wait_for(
+                lambda: cluster.leader_of(name) is not leader,
+                timeout=_LONG,
+                what="another node leads",
+            )
+            before = len(callers.answers)
+            wait_for(
+                lambda: len(callers.answers) > before + 50,
+                timeout=_LONG,
+                what="it goes on without the leader",
+            )
+    if acks != "all":
+        # What these may lose, the page on streams says.
+        return
+    log = {
+        (one.partition, one.offset): (one.key, one.json)
+        for one in read_topic(cluster.bootstrap_servers, name)
+    }
+    for answer in callers.answers:
+        assert log[answer.partition, answer.offset] == (answer.key, answer.content)
+
+
+@pytest.mark.guarantee("T5", "T14")
+def test_with_one_node_of_three_nothing_is_acknowledged(make, cluster, wait_for, admin):
+    name = cluster.create()
+    stream = make().stream(name, value=int)
+    stream.publish("k", 1)
+    leader = cluster.leader_of(name)
+    others = [node for node in cluster.nodes if node is not leader]
+    with cluster.down(*others):
+        for request in (None, "r2"):
+            with pytest.raises(UnknownPublishError, match="within 5 s"):
+                stream.publish("k", 2, request=request)
+    admin.execute("update jobs_lib.requests set sent_until = clock_timestamp()")
+    answer = stream.publish("k", 2, request="r2")
+    stream.publish("k", 3)
+    log = read_topic(cluster.bootstrap_servers, name)
+    # Of what nobody knew some may be there: once for each that was sent.
+    assert [one.json for one in log] in ([1, 2, 3], [1, 2, 2, 3])
+    (own,) = [one for one in log if one.headers.get("ce_request") == "r2"]
+    assert own.offset == answer.offset
+
+
+@pytest.mark.expects("loop.failed", "origins.lost")
+@pytest.mark.guarantee("FK16", "K9")
+def test_a_gate_stays_right_while_the_coordinator_moves(make, cluster, wait_for):
+    name = cluster.create()
+    servers = cluster.bootstrap_servers
+    before = Group(servers)
+    before.commit_soon(name, {0: 0})
+    app = make()
+    reached = 0
+    handled: list[int] = []
+    wrong: list[int] = []
+
+    @app.consumer(name, group=f"{name}-g", after=[(name, before.name)])
+    def handle(record, conn) -> None:
+        if record.offset >= reached:
+            wrong.append(record.offset)
+        handled.append(record.offset)
+
+    produce(servers, name, [("k", n) for n in range(60)])
+    with running(app, "consumers"):
+        for _ in range(3):
+            # The next coordinator is killed with what it has heard last.
+            reached += 10
+            before.commit_soon(name, {0: reached})
+            wait_until_handled(wait_for, handled, reached)
+            coordinator = cluster.coordinator_of(before.name)
+            with cluster.down(coordinator):
+                wait_for(
+                    lambda gone=coordinator: (
+                        cluster.coordinator_of(before.name) is not gone
+                    ),
+                    timeout=_LONG,
+                    what="another node coordinates",
+                )
+                reached += 10
+                before.commit_soon(name, {0: reached})
+                wait_until_handled(wait_for, handled, reached)
+    before.close()
+    assert wrong == []
+    assert sorted({*handled}) == [*range(60)]
+
+
+def wait_until_handled(wait_for, handled: list[int], reached: int) -> None:
+    wait_for(
+        lambda: handled and max(handled) == reached - 1,
+        timeout=_LONG,
+        what=lambda: f"all before {reached} are handled: {handled[-3:]}",
+    )
+
+
+@pytest.mark.expects("loop.failed", "origins.lost", "jobs.fenced")
+@pytest.mark.guarantee("FK16", "K22")
+def test_a_read_model_its_offsets_and_its_done_group_survive_each_node(
+    make, cluster, admin, wait_for
+):
+    name = cluster.create(2)
+    servers = cluster.bootstrap_servers
+    app = make()
+    admin.execute(
+        "create table tenants_rm (id text primary key, version bigint, n int)"
+    )
+    admin.execute("create table effects (n int)")
+
+    @app.read_model(name, table="tenants_rm", key="id", group=f"{name}-m")
+    def tenants(record) -> dict[str, Any]:
+        return {"n": record.value}
+
+    @app.job()
+    def work(job, n: int) -> None:
+        with job.transaction() as connection:
+            connection.execute("insert into effects values (%s)", (n,))
+
+    @app.consumer(name, group=f"{name}-j", done=True)
+    def fan_out(record, conn) -> None:
+        work.enqueue(conn, n=record.value)
+
+    sent = 0
+
+    def publish() -> int:
+        nonlocal sent
+        produce(servers, name, [(f"k{n}", n) for n in range(sent, sent + 20)])
+        sent += 20
+        return sent
+
+    def is_told() -> bool:
+        told = read_committed(servers, f"{name}-j.done", name) or {}
+        return sum(told.values()) == sent
+
+    def is_stored() -> bool:
+        rows = admin.execute(
+            "select consumer_group, sum(next_offset) from jobs_lib.offsets"
+            " group by consumer_group"
+        )
+        return dict(rows.fetchall()) == {f"{name}-m": sent, f"{name}-j": sent}
+
+    def await_all() -> None:
+        wait_for(is_stored, timeout=_LONG, what="all records are handled")
+        wait_for(is_told, timeout=_LONG, what="the group .done is at the ends")
+
+    with running(app, "consumers", "executor"):
+        publish()
+        await_all()
+        killed: list[Node] = []
+        for group in (f"{name}-j.done", f"{name}-m", f"{name}-j"):
+            killed.append(cluster.coordinator_of(group))
+            with cluster.down(killed[-1]):
+                publish()
+                await_all()
+    assert admin.execute("select count(*), max(n) from tenants_rm").fetchone() == (
+        sent,
+        sent - 1,
+    )
+    counts = admin.execute("select count(*), count(distinct n) from effects").fetchone()
+    assert counts == (sent, sent)
