@@ -61,6 +61,14 @@ class Publisher:
         self._producers: dict[tuple[int, str], EventProducer] = {}
         """By process and acks: a fork does not use its parent's."""
 
+    def is_ready(self, topic: str, acks: str) -> bool:
+        """Whether :meth:`prepare` would return at once; it costs less to ask this."""
+        period = self._permits.find(topic)
+        producer = self._producers.get((os.getpid(), acks))
+        if period is None or producer is None:
+            return False
+        return producer.known.get(topic) == period
+
     def prepare(self, topic: str, acks: str) -> Steps[int]:
         """Wait until an event may be sent, by a client that knows all partitions.
 
@@ -140,18 +148,15 @@ class EventProducer:
         self._producer = make_publisher(
             settings, acks, self._seconds, self._refusals.append, largest=largest
         )
-        self._periods: dict[str, int] = {}
+        self.known: dict[str, int] = {}
         """By topic, the period in which the client has heard of its partitions."""
         self._loop = Loop(f"publisher acks={acks}", self._poll)
         self._loop.start()
 
     def knows(self, topic: str, period: int) -> bool:
         """Whether the client knows how many partitions a topic has in a period."""
-        known = self._periods.get(topic)
-        if known is None:
-            # It knows nothing yet, and asks by itself.
-            known = self._periods.setdefault(topic, period)
-        return known == period
+        # Of another topic it knows nothing yet, and asks by itself.
+        return self.known.setdefault(topic, period) == period
 
     def learn(self, topic: str, period: int) -> None:
         """Let the client hear how many partitions a topic has.
@@ -169,7 +174,7 @@ class EventProducer:
             if self._refusals:
                 raise self._refusals[-1] from None
             raise explain(error.args[0], self._settings, topic, "DESCRIBE") from None
-        self._periods[topic] = period
+        self.known[topic] = period
 
     def send(self, event: Event, partition: int) -> Future[Place]:
         """Send an event.

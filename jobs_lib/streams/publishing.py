@@ -84,7 +84,8 @@ class Publishing:
             call = Call(stream, event, value, read_id(request))
             return (yield from self._once.publish(call))
         acks = stream.rules.acks
-        yield from self._publisher.prepare(event.topic, acks)
+        if not self._publisher.is_ready(event.topic, acks):
+            yield from self._publisher.prepare(event.topic, acks)
         if stream.rules.asks_database:
             if (yield from self._checker.check(stream, event, value)):
                 return stream.answer(event, None)
