@@ -23,6 +23,7 @@ from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.operating.gates import list_gates
+from jobs_lib.operating.growth import grow
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.verification import (
@@ -32,6 +33,7 @@ from jobs_lib.operating.verification import (
     write_keys,
 )
 from jobs_lib.operating.where import where
+from jobs_lib.partitioner import choose_partition
 from jobs_lib.postgres import migrate as migrations
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.revisions import latest_version
@@ -63,6 +65,7 @@ COMMANDS = [
     *("outbox status", "outbox status --holds", "outbox show {row}", "outbox retry"),
     "outbox drop {row} --yes",
     *(f"topics declare {APP} items --partitions 4", f"topics repartition {APP} 16"),
+    f"topics status {APP}",
     f"reexport start items --rate 1000 --engine sql --app {APP}",
     *(f"reexport {one} items --app {APP}" for one in ("pause", "status", "resume")),
     *(f"reexport rate items 2000 --app {APP}", f"reexport cancel items --app {APP}"),
@@ -73,6 +76,7 @@ COMMANDS = [
 SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
 SERVICES += ["readmodel keys", "readmodel switch", "readmodel drop", "where", "gates"]
+SERVICES += ["topics grow"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -462,6 +466,38 @@ def test_all_kinds_of_consumers_work_behind_pgbouncer(
     assert find_refused(failures) == []
     rows = admin.execute("select id, n from side order by id").fetchall()
     assert rows == [(f"k{n}", n) for n in range(9)]
+
+
+@needs_pgbouncer
+@pytest.mark.guarantee("J21")
+@pytest.mark.usefixtures("unspoilt")
+def test_a_stream_is_published_to_and_grows_behind_pgbouncer(
+    bounced, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    app = make_app(
+        bounced,
+        pgbouncer=True,
+        publish_timeout=2,
+        kafka_bootstrap_servers=bootstrap_servers,
+    )
+    stream = app.stream(name)
+    seen: list[int] = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        seen.append(record.value)
+
+    with heard("loop.failed") as failures, running(app, "consumers"):
+        for n in range(_TIMES):
+            stream.publish("a", n, request=f"r{n}")
+        # Meanwhile the process asks often whether it may publish.
+        grow(app, name, 2)
+        assert stream.publish("a", _TIMES).partition == choose_partition("a", 2)
+        wait_for(lambda: len(seen) > _TIMES, timeout=60, what="all are handled")
+    app.close()
+    assert seen == [*range(_TIMES + 1)]
+    assert find_refused(failures) == []
 
 
 def test_all_settings_of_the_connection_count_wherever_the_database_is_opened(tmp_path):

@@ -9,6 +9,7 @@ from jobs_lib import App
 app = App("guarded", home="guarded")
 plain = App("plain")
 states = app.topic("guarded-states", value=int, compacted=True)
+events = app.stream("guarded-events", value=int, partitions=3)
 
 
 @app.consumer("guarded", group="guarded-group", repeatable=True)

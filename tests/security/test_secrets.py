@@ -55,6 +55,8 @@ COMMANDS = [
     *(
         f"topics declare {APP} guarded --home --partitions 1",
         f"topics repartition {APP} 1",
+        f"topics grow {APP} guarded-events --partitions 4 --group guarded-g",
+        f"topics status {APP}",
     ),
     *(f"reexport start things --rate 60 --engine sql --app {APP}",),
     *(f"reexport {one} things --app {APP}" for one in ("status", "pause", "resume")),
@@ -141,7 +143,7 @@ def test_commands_that_succeed_show_no_password(
             "JOBS_LIB_KAFKA": json.dumps(kafka),
         },
     )
-    support.delete_topics(secured_admin, ["guarded-states"])
+    support.delete_topics(secured_admin, ["guarded-states", "guarded-events"])
     refuse(output, kafka)
     codes = dict(re.findall(r"^(.*): exit (\d)$", output, re.MULTILINE))
     # The exit code 1 reports that something is missing or wrong, and 2 an error.

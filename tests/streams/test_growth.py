@@ -16,6 +16,8 @@ from jobs_lib.cli.main import cli
 from jobs_lib.kafka.client import count_partitions
 from jobs_lib.operating.growth import LEASE, explain_growth, grow, list_stopped
 from jobs_lib.partitioner import choose_partition
+from jobs_lib.streams import log
+from jobs_lib.streams import once as once_module
 from tests.support.apps import heard, make_app, running
 from tests.support.processes.publishers import GROWTH_STEPS
 from tests.support.proxy import Proxy
@@ -41,7 +43,16 @@ def name(own_broker) -> str:
 
 
 @pytest.fixture
-def make_reader(make, name, admin) -> Callable[..., App]:
+def flows() -> Iterator[threading.Event]:
+    """The consumer handles records of the old partitions while this is set."""
+    event = threading.Event()
+    event.set()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def make_reader(make, name, admin, flows) -> Callable[..., App]:
     """A function that makes an app with the stream and a slow consumer of it."""
     admin.execute(
         "create table seen (key text, n int, partition int,"
@@ -56,6 +67,8 @@ def make_reader(make, name, admin) -> Callable[..., App]:
 
         @app.consumer(name, group=f"{name}-g")
         def note(record, conn) -> None:
+            if record.partition < BEFORE:
+                flows.wait()
             conn.execute("select pg_sleep(0.002)")
             conn.execute(
                 "insert into seen (key, n, partition) values (%s, %s, %s)",
@@ -131,8 +144,10 @@ class Publishers:
 
 @pytest.mark.guarantee("T20")
 def test_each_key_keeps_its_order_while_its_stream_grows(
-    make, make_reader, name, admin, read_seen, wait_for
+    make, make_reader, name, admin, read_seen, wait_for, flows, monkeypatch
 ):
+    # What is known of partitions would count for longer than the command takes.
+    monkeypatch.setattr(log, "_FRESH_SECONDS", 3_600)
     reader = make_reader()
     other = make(**QUICK)
     other.stream(name)
@@ -145,18 +160,27 @@ def test_each_key_keeps_its_order_while_its_stream_grows(
             return admin.execute("select count(*) from seen").fetchone()[0]
 
     told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if "offsets behind" in text:
+            # The consumer goes on only when the command waits for it.
+            flows.set()
+
     with (
         running(reader, "consumers"),
         Publishers([reader, other], name, count_seen) as publishers,
     ):
         wait_for(lambda: count_seen() > 100, timeout=40, what="records are handled")
         with heard("stream.stopped", "stream.opened") as events:
-            stopped = grow(reader, name, AFTER, seconds=120, tell=told.append)
+            flows.clear()
+            stopped = grow(reader, name, AFTER, seconds=120, tell=tell)
             wait_for(
                 lambda: publishers.partitions == {*range(AFTER)},
                 timeout=40,
                 what="all partitions get events",
             )
+            flows.set()
             wait_for(lambda: len(events) == 4, what="both apps have told of it")
         begun = count_seen()
         wait_for(lambda: count_seen() > begun + 100, timeout=40, what="it goes on")
@@ -325,9 +349,11 @@ def test_a_publisher_that_is_cut_off_from_the_database_publishes_nothing(
 @pytest.mark.slow
 @pytest.mark.guarantee("T20")
 def test_a_request_that_waits_for_its_topic_goes_to_the_new_partition(
-    make_reader, make, name, admin, read_log, wait_for
+    make_reader, make, name, read_log, monkeypatch
 ):
     """Its partition was chosen, and its request noted, before the topic grew."""
+    # A process that stands still chooses anew anyway.
+    monkeypatch.setattr(once_module, "_STALL_SECONDS", 3_600)
     reader = make_reader()
     app = make(publish_timeout=4)
     stream = app.stream(name)
