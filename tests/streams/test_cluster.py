@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MOVING = {"gate_refresh": 0.2, "publish_timeout": 5}
+MOVING: dict[str, Any] = {"gate_refresh": 0.2, "publish_timeout": 5}
 _LONG = 120.0
 """Seconds: a node that was killed is missed after six, and what it led moves then."""
 

@@ -31,7 +31,7 @@ BEFORE, AFTER = 3, 6
 KEYS = [f"t{n}" for n in range(16)]
 BEHIND = 200
 """So far the consumer may be behind."""
-QUICK = {"publish_timeout": 3}
+QUICK: dict[str, Any] = {"publish_timeout": 3}
 """What is on its way is waited for by this and four seconds."""
 MOVES = next(key for key in KEYS if choose_partition(key, AFTER) >= BEFORE)
 """A key that gets another partition."""
@@ -389,7 +389,7 @@ def test_a_request_that_waits_for_its_topic_goes_to_the_new_partition(
 def test_what_cannot_grow_is_refused(make, make_reader, name):
     app = make_reader()
     app.topic("states")
-    cases = {
+    cases: dict[str, tuple[str, int, dict[str, Any]]] = {
         "declares no stream 'tenants'; its streams are": ("tenants", 6, {}),
         "is written by the outbox": ("states", 6, {}),
         "give more than that": (name, 6, {"seconds": 2.0}),
