@@ -326,7 +326,11 @@ class _Clients:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.code() in SILENT:
-                    raise self._explain(error, topic) from None
+                    explained = self._explain(error, topic)
+                    # It asks the controller alone, and if that has died, for minutes:
+                    # a new client hears of the next one.
+                    self._admin = None
+                    raise explained from None
                 if error.code() not in _MISSING:
                     failures.append(self._explain(error, topic))
                 continue

@@ -106,7 +106,7 @@ def test_publishing_survives_a_leader_and_what_all_have_acknowledged_is_kept(
     if acks != "all":
         # What these may lose, the page on streams says.
         return
-    log = {
+    log: dict[tuple[int | None, int | None], tuple[str, int]] = {
         (one.partition, one.offset): (one.key, one.json)
         for one in read_topic(cluster.bootstrap_servers, name)
     }
