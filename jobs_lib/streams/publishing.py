@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.streams.cause import derive_request
 from jobs_lib.postgres.database import Database
+from jobs_lib.streams.cause import derive_request
 from jobs_lib.streams.checking import Checker
 from jobs_lib.streams.log import Log
 from jobs_lib.streams.once import SECONDS_BESIDE, Call, Once
