@@ -264,7 +264,7 @@ class TopicDeclarations:
         block: int | None = None,
         block_seconds: float | None = None,
         gapless: bool = False,
-        on_change: OnChange[V, K] | None = None,
+        on_change: OnChange[V, K] | OnChange[V | None, K] | None = None,
         on_error: Literal["stop", "skip"] = "stop",
         version: int | None = None,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),

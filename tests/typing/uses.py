@@ -243,6 +243,29 @@ def numbered(record: Record[Any, int]) -> dict[str, Any]:
     return {"n": record.key}
 
 
+def tell(records: list[Record[AircraftState | None]], conn: Any) -> None:
+    for record in records:
+        print(record.value.delay)  # error
+
+
+def tell_numbers(records: list[Record[int]], conn: Any) -> None: ...
+
+
+@app.read_model("c", table="c", key="k", group="g", value=AircraftState, on_change=tell)
+def changed(record: Record[AircraftState]) -> dict[str, Any]:
+    return {"v": record.value.version}
+
+
+app.read_model(
+    "d",
+    table="d",
+    key="k",
+    group="g",
+    value=AircraftState,
+    on_change=tell_numbers,  # error
+)
+
+
 @app.read_model("s", table="t", key="k", group="g", value=AircraftState)  # error
 def not_a_row(record: Record[AircraftState]) -> int:
     return record.value.version
