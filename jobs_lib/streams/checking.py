@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ConfigurationError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from jobs_lib.streams.event import Event
     from jobs_lib.streams.log import Log
     from jobs_lib.streams.steps import Steps
-    from jobs_lib.streams.stream import Stream
+    from jobs_lib.streams.stream import Check, Stream
 
 
 class Checker:
@@ -44,25 +45,36 @@ class Checker:
         self._queries = queries
         self._read_groups = read_groups
 
-    def check(self, stream: Stream[Any], event: Event, value: Any) -> Steps[bool]:
+    def check(
+        self, stream: Stream[Any], event: Event, value: Any, check: Check | None
+    ) -> Steps[bool]:
         """Check an event; returns whether it would change nothing.
 
+        Args:
+            stream: gets the event.
+            event: the event.
+            value: before it was encoded.
+            check: of this call alone.
+
         Raises:
-            RefusedError: the stream's check refuses it.
+            RefusedError: one of the checks refuses it.
         """
-        if not stream.rules.asks_database:
+        if check is None and not stream.rules.asks_database:
             return False
-        is_vain: bool = yield partial(self._check, stream, event, value)
+        is_vain: bool = yield partial(self._check, stream, event, value, check)
         return is_vain
 
-    def _check(self, stream: Stream[Any], event: Event, value: Any) -> bool:
-        check, current = stream.rules.check, stream.rules.current
+    def _check(
+        self, stream: Stream[Any], event: Event, value: Any, own: Check | None
+    ) -> bool:
+        current = stream.rules.current
         # Before the table is read: if the table has all up to this end, it has the
         # state that the newest event says.
         end = None if current is None else self._read_end(event)
         with self._connections.transaction() as connection:
-            if check is not None:
-                check(event.key, value, connection)
+            for check in (stream.rules.check, own):
+                if check is not None:
+                    check(event.key, value, connection)
             if current is None or end is None:
                 return False
             if not self._has_read(connection, event, *end):
@@ -95,3 +107,16 @@ class Checker:
             self._queries()["read_next_offsets"], values
         ).fetchall()
         return len(rows) == len(groups) and all(offset >= end for (offset,) in rows)
+
+
+def refuse_async(check: Check | None) -> None:
+    """Refuse the check of a call if nobody would await it.
+
+    Raises:
+        ConfigurationError: it is async.
+    """
+    if iscoroutinefunction(check):
+        raise ConfigurationError(
+            "the check of a publish is async, and is called in a transaction that is "
+            "not: make it a plain function"
+        )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jobs_lib.streams.publisher import Publisher
     from jobs_lib.streams.requests import Requests
     from jobs_lib.streams.steps import Steps
-    from jobs_lib.streams.stream import Stream
+    from jobs_lib.streams.stream import Check, Stream
 
 _STALL_SECONDS = 1.0
 """How long a sender may take from remembering a request to sending its event."""
@@ -58,6 +58,7 @@ class Call:
     event: Event
     value: Any = field(repr=False)
     id: str
+    check: Check | None
 
 
 class _Target(NamedTuple):
@@ -260,7 +261,11 @@ class Once:
 
     def _check(self, call: Call) -> Steps[bool]:
         yield from self._prepare(call)
-        return (yield from self._checker.check(call.stream, call.event, call.value))
+        return (
+            yield from self._checker.check(
+                call.stream, call.event, call.value, call.check
+            )
+        )
 
     def _note(self, call: Call, place: Place) -> Steps[Published]:
         place = yield partial(self._requests.answer, call.event, call.id, place)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.postgres.database import Database
 from jobs_lib.streams.cause import derive_request
-from jobs_lib.streams.checking import Checker
+from jobs_lib.streams.checking import Checker, refuse_async
 from jobs_lib.streams.log import Log
 from jobs_lib.streams.once import SECONDS_BESIDE, Call, Once
 from jobs_lib.streams.permits import Permits
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jobs_lib.streams.cause import Cause
     from jobs_lib.streams.event import Event, Published
     from jobs_lib.streams.steps import Steps
-    from jobs_lib.streams.stream import Stream
+    from jobs_lib.streams.stream import Check, Stream
 
 
 class Publishing:
@@ -75,19 +75,21 @@ class Publishing:
         value: Any,
         request: str | UUID | None,
         by: Cause | None,
+        check: Check | None,
     ) -> Steps[Published]:
         """Publish an event; see ``Stream.publish``."""
+        refuse_async(check)
         if by is not None:
-            call = Call(stream, event, value, derive_request(by, event.key))
+            call = Call(stream, event, value, derive_request(by, event.key), check)
             return (yield from self._once.publish_newest(call))
         if request is not None:
-            call = Call(stream, event, value, read_id(request))
+            call = Call(stream, event, value, read_id(request), check)
             return (yield from self._once.publish(call))
         acks = stream.rules.acks
         if not self._publisher.is_ready(event.topic, acks):
             yield from self._publisher.prepare(event.topic, acks)
-        if stream.rules.asks_database:
-            if (yield from self._checker.check(stream, event, value)):
+        if check is not None or stream.rules.asks_database:
+            if (yield from self._checker.check(stream, event, value, check)):
                 return stream.answer(event, None)
             yield from self._publisher.prepare(event.topic, acks)
         place = yield self._publisher.send(event, acks)

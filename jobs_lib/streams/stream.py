@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from jobs_lib.streams.event import Place
     from jobs_lib.streams.publishing import Publishing
 
+    Check = Callable[[str, Any, psycopg.Connection[Any]], object]
+
 V = TypeVar("V", default=Any)
 _LAG = "min.compaction.lag.ms"
 """A topic's setting in Kafka: how long each record is kept at least."""
@@ -49,7 +51,7 @@ class Rules:
     acks: str
     key: str | None
     internal: frozenset[str]
-    check: Callable[[str, Any, psycopg.Connection[Any]], object] | None
+    check: Check | None
     current: Callable[[str, psycopg.Connection[Any]], Any] | None
 
     @property
@@ -134,6 +136,7 @@ class Stream(Generic[V]):
         *,
         request: str | UUID | None = None,
         by: Cause | None = None,
+        check: Check | None = None,
     ) -> Published:
         """Send one event, and wait until Kafka has acknowledged it.
 
@@ -146,19 +149,22 @@ class Stream(Generic[V]):
             by: instead of an id, the job or the record whose handler publishes. When it
                 is handled again, its event is found, and sent again only if it says
                 something else by then.
+            check: a function like that of the stream, for this call alone: such as one
+                that refuses to create what is there. It is called after the stream's.
 
         Returns the event as Kafka has it, with its place.
 
         Raises:
             AccessError: the brokers do not let it in, or deny a right on the topic.
             ConfigurationError: there are both an id and a job or record, or the stream
-                has ``acks=0`` with one of them, or the job has no group.
+                has ``acks=0`` with one of them, or the job has no group; or the check
+                is async.
             JobsError: the job is over already.
             GrowingError: the topic gets more partitions, and takes no events meanwhile.
                 Nothing was sent.
             PayloadError: key, value or id cannot be sent, or the event is larger than
                 the topic's may be. Nothing was sent.
-            RefusedError: the stream's check refuses the event. Nothing was sent.
+            RefusedError: a check refuses the event. Nothing was sent.
             RequestConflictError: the request was sent before with another key or value.
             TopicError: the topic does not exist, or is not visible.
             UnknownPublishError: Kafka has not acknowledged it in time, and nobody knows
@@ -168,7 +174,7 @@ class Stream(Generic[V]):
         """
         check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        return run(self._publishing().publish(self, event, value, request, by))
+        return run(self._publishing().publish(self, event, value, request, by, check))
 
     async def publish_async(
         self,
@@ -177,6 +183,7 @@ class Stream(Generic[V]):
         *,
         request: str | UUID | None = None,
         by: Cause | None = None,
+        check: Check | None = None,
     ) -> Published:
         """As :meth:`publish`, on an event loop.
 
@@ -187,6 +194,7 @@ class Stream(Generic[V]):
             value: the whole new state; None deletes the entity.
             request: the id of the caller's request.
             by: instead of an id, the job or the record whose handler publishes.
+            check: a plain function for this call alone.
 
         Returns the event as Kafka has it, with its place.
 
@@ -195,7 +203,7 @@ class Stream(Generic[V]):
         """
         check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        steps = self._publishing().publish(self, event, value, request, by)
+        steps = self._publishing().publish(self, event, value, request, by, check)
         return await run_async(steps)
 
     def event(self, key: str, value: V | None) -> Event:

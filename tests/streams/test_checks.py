@@ -134,6 +134,40 @@ def test_a_repeated_request_is_not_refused_because_of_its_own_event(
         tenants.publish("t2", ADA, request="r2")
 
 
+@pytest.mark.guarantee("T8", "T14")
+def test_a_call_may_have_a_check_of_its_own_which_its_repetition_passes(
+    declare, await_table, read_log
+):
+    def refuse_known(key, value, conn):
+        if conn.execute("select from tenants where id = %s", (key,)).rowcount:
+            raise RefusedError("there is such a tenant")
+
+    app, tenants = declare()
+    with running(app, "consumers"):
+        first = tenants.publish("t1", ADA, request="r1", check=refuse_known)
+        await_table()
+    assert tenants.publish("t1", ADA, request="r1", check=refuse_known) == first
+    for request in ("r2", None):
+        with pytest.raises(RefusedError, match="such a tenant"):
+            tenants.publish("t1", ADA, request=request, check=refuse_known)
+    asynchronous = tenants.publish_async("t1", ADA, request="r2", check=refuse_known)
+    with pytest.raises(RefusedError, match="such a tenant"):
+        asyncio.run(asynchronous)
+    assert len(read_log(tenants.name)) == 1
+    # Without it the event is a change.
+    assert tenants.publish("t1", ADA, request="r2").changed
+
+
+def test_an_async_check_of_a_call_is_refused(declare, read_log):
+    async def check(key, value, conn):
+        raise RefusedError("nobody awaits this")
+
+    _, tenants = declare()
+    with pytest.raises(ConfigurationError, match="make it a plain function"):
+        tenants.publish("t1", ADA, check=check)
+    assert read_log(tenants.name) == []
+
+
 @pytest.mark.guarantee("T15", "T16")
 def test_two_entities_with_the_same_unique_fields_are_one(
     declare, await_table, admin, read_log
