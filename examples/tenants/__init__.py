@@ -1,0 +1,1 @@
+"""Tenants: a service whose source of truth is a topic in Kafka."""

@@ -1,0 +1,68 @@
+"""The servers of the example, and its processes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.support import brokers
+from tests.support.tenants import Stage, make_tables
+from tests.support.topics import create_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def jobs_database_setup() -> Callable[[str], None]:
+    return make_tables
+
+
+@pytest.fixture(scope="session")
+def broker_of_run() -> Iterator[brokers.OwnBroker]:
+    """The broker that these tests share."""
+    with brokers.own_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
+    """A broker that a test may cut off, and restores."""
+    yield broker_of_run
+    broker_of_run.proxy.restore()
+
+
+@pytest.fixture(scope="module")
+def make_stage(
+    jobs_databases, jobs_database_setup, broker_of_run, tmp_path_factory
+) -> Iterator[Callable[..., Stage]]:
+    """A function that makes a stage on a database and a topic of its own."""
+    with ExitStack() as opened:
+
+        def make(*, proxied: bool = False, **settings) -> Stage:
+            name = settings.setdefault("environment", f"e{uuid4().hex[:8]}")
+            create_topic(
+                broker_of_run.admin,
+                f"{name}.tenants",
+                2,
+                {"cleanup.policy": "compact", "min.compaction.lag.ms": "93600000"},
+            )
+            url = opened.enter_context(jobs_databases.fresh(jobs_database_setup))
+            own = broker_of_run.bootstrap_servers
+            kafka = broker_of_run.proxied if proxied else own
+            stage = Stage(url, kafka, own, tmp_path_factory.mktemp("stage"), **settings)
+            opened.callback(stage.close)
+            return stage
+
+        yield make
+
+
+@pytest.fixture
+def http(stage) -> Iterator[httpx.Client]:
+    """An HTTP client of the API."""
+    with httpx.Client(base_url=stage.address, timeout=60) as client:
+        yield client
