@@ -6,14 +6,14 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs_lib.errors import OffsetError, UnknownPublishError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.reader import PartsReader, Span
-from jobs_lib.kafka.refusal import explain, missing_topics
+from jobs_lib.kafka.refusal import SOON, explain, missing_topics, no_answer
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
     from jobs_lib.streams.event import Event
 
+T = TypeVar("T")
 REQUEST_HEADER = "ce_request"
 """The header that holds the id of a request."""
 _GROUP = "jobs_lib-streams"
 """Names the clients; no group of this name is joined."""
+# The client's own word is added: so it names a partition without a leader.
+_SOON = SOON | {KafkaError._UNKNOWN_PARTITION}
+"""Errors of a broker that has just come back."""
+_PAUSE = 0.1
+"""Seconds until such a broker is asked again."""
 _FRESH_SECONDS = 10.0
 """How long a known end is good enough to begin a search at."""
 
@@ -95,13 +101,11 @@ class Log:
             TopicError: the topic does not exist, or is not visible.
             UnavailableError: no broker answers.
         """
-        client = self._find_client()
-        try:
-            return client.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=self._seconds
-            )
-        except KafkaException as error:
-            raise self._explain(client, error, topic) from None
+        place = TopicPartition(topic, partition)
+        return self._ask(
+            topic,
+            lambda client: client.get_watermark_offsets(place, timeout=self._seconds),
+        )
 
     def find_request(
         self, event: Event, partition: int, start: int, request: str
@@ -127,7 +131,7 @@ class Log:
             )
         try:
             return self._find(topic, partition, Span(start, end), request.encode())
-        except OffsetError as error:
+        except (OffsetError, KafkaException) as error:
             raise UnknownPublishError(
                 f"nobody knows yet whether the request {request!r} was sent: {error}"
             ) from None
@@ -144,15 +148,25 @@ class Log:
         return None
 
     def _count_partitions(self, topic: str) -> int:
-        client = self._find_client()
-        try:
-            known = client.list_topics(topic, timeout=self._seconds)
-        except KafkaException as error:
-            raise self._explain(client, error, topic) from None
+        known = self._ask(
+            topic, lambda client: client.list_topics(topic, timeout=self._seconds)
+        )
         found = known.topics.get(topic)
         if found is None or found.error is not None or not found.partitions:
             raise missing_topics(self._settings, [topic])
         return len(found.partitions)
+
+    def _ask(self, topic: str, question: Callable[[Consumer], T]) -> T:
+        """Ask Kafka, and ask again while the leader of a partition is only coming."""
+        client = self._find_client()
+        until = time.monotonic() + self._seconds
+        while True:
+            try:
+                return question(client)
+            except KafkaException as error:
+                if error.args[0].code() not in _SOON or time.monotonic() > until:
+                    raise self._explain(client, error, topic) from None
+            time.sleep(_PAUSE)
 
     def _explain(
         self, client: Consumer, error: KafkaException, topic: str
@@ -161,7 +175,11 @@ class Log:
         client.poll(0)
         if self._refusals:
             return self._refusals.pop()
-        return explain(error.args[0], self._settings, topic, "READ")
+        reason = error.args[0]
+        explained = explain(reason, self._settings, topic, "READ")
+        if isinstance(explained, KafkaException) and reason.code() in _SOON:
+            return no_answer(self._settings, reason.str())
+        return explained
 
     def _find_client(self) -> Consumer:
         """The client of this process: a fork does not use its parent's."""

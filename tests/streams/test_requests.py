@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib import (
     ConfigurationError,
@@ -21,6 +21,7 @@ from jobs_lib import (
     UnknownPublishError,
 )
 from jobs_lib.service.maintenance import Maintenance
+from jobs_lib.streams.log import Log
 from jobs_lib.streams.requests import Requests
 from tests.support.canary import VALUE
 from tests.support.processes.publishers import MAY_PUBLISH, STEPS
@@ -251,6 +252,48 @@ def test_an_answered_request_needs_no_broker(make, own_broker, name):
     with pytest.raises(UnavailableError) as failed:
         again.publish("t1", STATE, request="r2")
     assert not isinstance(failed.value, UnknownPublishError)
+
+
+class Returning:
+    """A client of a broker that has just come back, and knows no leader yet."""
+
+    def __init__(self, client, code: int, errors: int) -> None:
+        self._client = client
+        self._code = code
+        self._errors = errors
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def get_watermark_offsets(self, *args, **options):
+        self._errors -= 1
+        if self._errors >= 0:
+            raise KafkaException(KafkaError(self._code))
+        return self._client.get_watermark_offsets(*args, **options)
+
+
+@pytest.mark.guarantee("T5")
+@pytest.mark.parametrize("code", ["_UNKNOWN_PARTITION", "NOT_LEADER_FOR_PARTITION"])
+@pytest.mark.parametrize("errors", [2, 1_000_000])
+def test_a_publish_waits_for_the_leader_of_a_broker_that_comes_back(
+    make, name, read_log, monkeypatch, code, errors
+):
+    stream = make(publish_timeout=20 if errors == 2 else 0.5).stream(name)
+    find = Log._find_client
+    made: list[Returning] = []
+
+    def find_client(self):
+        if not made:
+            made.append(Returning(find(self), getattr(KafkaError, code), errors))
+        return made[0]
+
+    monkeypatch.setattr(Log, "_find_client", find_client)
+    if errors == 2:
+        assert stream.publish("t1", STATE, request="r1").changed
+    else:
+        with pytest.raises(UnavailableError, match="no Kafka broker"):
+            stream.publish("t1", STATE, request="r1")
+    assert len(read_log(name)) == (errors == 2)
 
 
 @pytest.mark.guarantee("T5", "T14")
