@@ -55,14 +55,14 @@ def measure_tenants(
     Returns the requests in a second, until the last answer and until the table has
     them all, and how long an answer takes.
     """
+    servers, run = broker.bootstrap_servers, f"e{uuid4().hex[:8]}"
+    settings = load_settings(kafka_bootstrap_servers=servers, environment=run)
     server.renew()
-    migrate(server.url)
+    migrate(server.url, settings.schema_name, settings)
     with psycopg.connect(server.url) as connection:
         connection.execute(_TABLES.read_bytes())
-    servers = broker.bootstrap_servers
-    admin = make_admin(load_settings(kafka_bootstrap_servers=servers))
-    run = f"e{uuid4().hex[:8]}"
-    create_topic(admin, f"{run}.tenants", PARTITIONS, {"cleanup.policy": "compact"})
+    compacted = {"cleanup.policy": "compact"}
+    create_topic(make_admin(settings), f"{run}.tenants", PARTITIONS, compacted)
     with tempfile.TemporaryDirectory() as folder:
         return _measure(server, servers, run, Path(folder), tenants)
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 EVENT, READ = "Tenant-Event", "Tenants-Read"
 _AWAY = 503
@@ -122,7 +122,7 @@ class TenantsClient:
         path: str,
         *,
         request: str | None = None,
-        allowed: frozenset[int] | set[int] = frozenset(),
+        allowed: Collection[int] = (),
         **what: Any,
     ) -> httpx.Response:
         """Send a request, and repeat it with the same id while its fate is unknown."""

@@ -15,6 +15,7 @@ from jobs_lib import (
     PayloadError,
     RefusedError,
     RequestConflictError,
+    TopicError,
     UnavailableError,
     UnknownPublishError,
 )
@@ -79,9 +80,16 @@ def _answer_unknown(_: Request, error: Exception) -> Response:
 
 
 def _answer_away(_: Request, error: Exception) -> Response:
+    """Nothing was sent: Kafka or the database does not answer, or has no topic yet."""
     return answer_problem(
-        503, "nothing was done: try again later", {"Retry-After": RETRY_AFTER}
+        503,
+        "this cannot be done now: repeat it with the same request id",
+        {"Retry-After": RETRY_AFTER},
     )
+
+
+def _answer_fault(_: Request, error: Exception) -> Response:
+    return answer_problem(500, "a fault of the service: its log says more")
 
 
 HANDLERS = {
@@ -93,6 +101,8 @@ HANDLERS = {
     RequestConflictError: _answer_conflict,
     UnknownPublishError: _answer_unknown,
     UnavailableError: _answer_away,
+    TopicError: _answer_away,
     psycopg.OperationalError: _answer_away,
+    Exception: _answer_fault,
 }
 """By error, what answers to it."""

@@ -44,20 +44,25 @@ class Stage:
 
     Args:
         database: its URL; it has the tables.
-        kafka: the brokers for the processes.
-        own_kafka: the brokers for the test itself.
+        servers: the brokers for the processes.
+        own_servers: the brokers for the test itself.
         folder: for the ledger of the provider.
         settings: of the library, beside quick ones.
     """
 
     def __init__(
-        self, database: str, kafka: str, own_kafka: str, folder: Path, **settings: Any
+        self,
+        database: str,
+        servers: str,
+        own_servers: str,
+        folder: Path,
+        **settings: Any,
     ) -> None:
         self.database = database
         self.ledger = folder / "ledger"
-        self._kafka = own_kafka
+        self._servers = own_servers
         self._ports = {"api": free_port(), "provider": free_port()}
-        named = {**QUICK, "database_url": database, "kafka_bootstrap_servers": kafka}
+        named = {**QUICK, "database_url": database, "kafka_bootstrap_servers": servers}
         self.env = {
             f"JOBS_LIB_{name.upper()}": value if isinstance(value, str) else repr(value)
             for name, value in (named | settings).items()
@@ -113,7 +118,7 @@ class Stage:
 
     def read_log(self, key: str | None = None) -> list[Seen]:
         """All events of the topic, or those of a tenant."""
-        seen = read_topic(self._kafka, self.topic, timeout=120)
+        seen = read_topic(self._servers, self.topic, timeout=120)
         return [one for one in seen if key in (None, one.key)]
 
     def read_registrations(self) -> list[str]:
@@ -138,7 +143,7 @@ class Stage:
         wait_for(
             lambda: {*ends.items()} <= {*self.ask(query)},
             timeout=timeout,
-            what=lambda: f"the table has all events up to {ends}: {self.ask(query)}",
+            what=lambda: f"the table has {ends}: {self.ask(query)}\n{self.output}",
         )
 
     def await_registrations(self, timeout: float = 60) -> None:
@@ -147,8 +152,13 @@ class Stage:
         wait_for(
             lambda: self.ask(query) == [(0,)],
             timeout=timeout,
-            what=lambda: f"all are registered: {self.ask(query)} are not",
+            what=lambda: f"all are registered: {self.ask(query)}\n{self.output}",
         )
+
+    @property
+    def output(self) -> str:
+        """The end of what each process has written, for messages."""
+        return "\n".join(worker.output[-6000:] for worker in self._workers)
 
     def _start(self, *arguments: str) -> Worker:
         worker = Worker("-m", *arguments, env=self.env)

@@ -9,12 +9,16 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from jobs_lib.postgres.migrate import migrate
+from jobs_lib.settings import load_settings
 from tests.support import brokers
 from tests.support.tenants import Stage, make_tables
 from tests.support.topics import create_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+SCHEMA = "jobs_lib"
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +56,12 @@ def make_stage(
                 {"cleanup.policy": "compact", "min.compaction.lag.ms": "93600000"},
             )
             url = opened.enter_context(jobs_databases.fresh(jobs_database_setup))
+            migrate(url, SCHEMA, load_settings(environment=name))
             own = broker_of_run.bootstrap_servers
-            kafka = broker_of_run.proxied if proxied else own
-            stage = Stage(url, kafka, own, tmp_path_factory.mktemp("stage"), **settings)
+            servers = broker_of_run.proxied if proxied else own
+            stage = Stage(
+                url, servers, own, tmp_path_factory.mktemp("stage"), **settings
+            )
             opened.callback(stage.close)
             return stage
 
