@@ -8,12 +8,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from jobs_lib.errors import OffsetError, UnknownPublishError
+from jobs_lib.errors import OffsetError, TopicError, UnknownPublishError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.reader import PartsReader, Span
-from jobs_lib.kafka.refusal import SOON, explain, missing_topics, no_answer
+from jobs_lib.kafka.refusal import explain, missing_topics, no_answer
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ REQUEST_HEADER = "ce_request"
 """The header that holds the id of a request."""
 _GROUP = "jobs_lib-streams"
 """Names the clients; no group of this name is joined."""
-# The client's own word is added: so it names a partition without a leader.
-_SOON = SOON | {KafkaError._UNKNOWN_PARTITION}
-"""Errors of a broker that has just come back."""
 _PAUSE = 0.1
 """Seconds until such a broker is asked again."""
 _FRESH_SECONDS = 10.0
@@ -157,16 +154,24 @@ class Log:
         return len(found.partitions)
 
     def _ask(self, topic: str, question: Callable[[Consumer], T]) -> T:
-        """Ask Kafka, and ask again while the leader of a partition is only coming."""
+        """Ask Kafka, and ask again while a broker or a leader is only coming.
+
+        The client has many errors for that, of which it calls few passing ones.
+        """
         client = self._find_client()
         until = time.monotonic() + self._seconds
         while True:
             try:
                 return question(client)
             except KafkaException as error:
-                if error.args[0].code() not in _SOON or time.monotonic() > until:
-                    raise self._explain(client, error, topic) from None
-            time.sleep(_PAUSE)
+                explained = self._explain(client, error, topic)
+                passing = isinstance(explained, KafkaException | TopicError)
+                if passing and time.monotonic() < until:
+                    time.sleep(_PAUSE)
+                elif isinstance(explained, KafkaException):
+                    raise no_answer(self._settings, error.args[0].str()) from None
+                else:
+                    raise explained from None
 
     def _explain(
         self, client: Consumer, error: KafkaException, topic: str
@@ -175,11 +180,7 @@ class Log:
         client.poll(0)
         if self._refusals:
             return self._refusals.pop()
-        reason = error.args[0]
-        explained = explain(reason, self._settings, topic, "READ")
-        if isinstance(explained, KafkaException) and reason.code() in _SOON:
-            return no_answer(self._settings, reason.str())
-        return explained
+        return explain(error.args[0], self._settings, topic, "READ")
 
     def _find_client(self) -> Consumer:
         """The client of this process: a fork does not use its parent's."""

@@ -58,7 +58,7 @@ def test_each_change_is_one_event_and_its_answer_is_the_event(stage, http):
     assert deleted.content == b""
 
 
-@pytest.mark.guarantee("T2", "T3", "T7", "T16")
+@pytest.mark.guarantee("T2", "T3", "T11", "T16")
 def test_the_table_follows_and_a_replay_changes_and_registers_nothing(stage, http):
     kept = [post(http, f"kept{n}").json()["id"] for n in range(6)]
     gone = post(http, "gone").json()["id"]
@@ -85,7 +85,7 @@ def test_the_table_follows_and_a_replay_changes_and_registers_nothing(stage, htt
     assert (table, registered) == before
 
 
-@pytest.mark.guarantee("T11", "T16")
+@pytest.mark.guarantee("T16")
 def test_each_tenant_is_registered_once_by_a_provider_that_fails_and_hangs(stage, http):
     # Of 20 calls one fails, one hangs, and of one the answer is lost.
     ids = [post(http, f"many{n}").json()["id"] for n in range(40)]
@@ -184,7 +184,7 @@ def test_a_request_that_comes_five_times_at_once_is_one_event(stage, http, where
     assert (status, place) == (201, (event.partition, event.offset))
 
 
-@pytest.mark.guarantee("T15")
+@pytest.mark.guarantee("T15", "T18")
 def test_two_requests_with_one_email_make_one_tenant(stage, http):
     with ThreadPoolExecutor(2) as pool:
         answers = [*pool.map(lambda name: post(http, name), ("Both", "both"))]

@@ -30,9 +30,9 @@ def other(stage):
 
 
 @pytest.mark.expects("fenced")
-@pytest.mark.guarantee("W74", "T12", "T18")
+@pytest.mark.guarantee("W74", "T12")
 def test_a_client_sees_its_changes_at_once_and_those_of_others_when_the_table_has_them(
-    stage, client, other, wait_for
+    stage, client, other
 ):
     ada = client.create(make_form("ada"))
     bob = client.create(make_form("bob"))
