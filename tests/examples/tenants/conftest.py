@@ -12,7 +12,7 @@ import pytest
 from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
 from tests.support import brokers
-from tests.support.tenants import Stage, make_tables
+from tests.support.tenants import APP, Stage, make_tables
 from tests.support.topics import create_topic
 
 if TYPE_CHECKING:
@@ -49,12 +49,6 @@ def make_stage(
 
         def make(*, proxied: bool = False, **settings) -> Stage:
             name = settings.setdefault("environment", f"e{uuid4().hex[:8]}")
-            create_topic(
-                broker_of_run.admin,
-                f"{name}.tenants",
-                2,
-                {"cleanup.policy": "compact", "min.compaction.lag.ms": "93600000"},
-            )
             url = opened.enter_context(jobs_databases.fresh(jobs_database_setup))
             migrate(url, SCHEMA, load_settings(environment=name))
             own = broker_of_run.bootstrap_servers
@@ -63,6 +57,10 @@ def make_stage(
                 url, servers, own, tmp_path_factory.mktemp("stage"), **settings
             )
             opened.callback(stage.close)
+            if proxied:
+                create_topic(broker_of_run.admin, stage.topic, 2)
+            else:
+                stage.run("topics", "apply", APP)
             return stage
 
         yield make
