@@ -1,13 +1,14 @@
 # Needs make and Python 3.11 or newer. All else is installed into .venv, by pip alone.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check test test-all stress demo docs clean \
+.PHONY: help venv check test test-all stress demo demo-payments docs clean \
 	bench-peers bench-jobs bench-ownership bench-relay bench-consume
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 TIMES ?= 20
 BUSY ?= 8
+PAYMENTS ?= all
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 
@@ -43,6 +44,9 @@ stress: venv ## TESTS="file …" many times beside busy processes; TIMES=20 BUSY
 
 demo: venv ## The example on real data; FLIGHTS=n takes only n flights
 	$(BIN)/python -m examples.flights.demo
+
+demo-payments: venv ## Services that wait for each other; PAYMENTS=n takes only n
+	$(BIN)/python -m examples.payments.demo --payments $(PAYMENTS)
 
 bench-peers: venv ## Install what bench-jobs, -relay and -consume compare with
 	$(BIN)/python -m benchmarks.peers setup

@@ -59,6 +59,12 @@ class Processes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process as Kubernetes does; it has some seconds."""
+        self._running.remove(process)
+        process.terminate()
+        _end(process)
+
     def __enter__(self) -> Self:
         return self
 
@@ -67,13 +73,18 @@ class Processes:
             if process.poll() is None:
                 process.terminate()
         for process in self._running:
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
         self._files.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process that was asked to end."""
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Pod:

@@ -46,48 +46,56 @@ class Servers:
     def at(cls, postgres: str, kafka: str) -> Servers:
         """The demo's own two databases on a server."""
         return cls(
-            _with_database(postgres, "jobs_lib_demo_flights"),
-            _with_database(postgres, "jobs_lib_demo_board"),
+            name_database(postgres, "jobs_lib_demo_flights"),
+            name_database(postgres, "jobs_lib_demo_board"),
             kafka,
         )
 
     def make_databases(self) -> None:
         """Drop and create both, with the tables of the library and the services."""
-        for url, make_tables in (
-            (self.flights_url, _make_service_tables),
-            (self.board_url, board_tables.make_tables),
-        ):
-            name = sql.Identifier(urlsplit(url).path[1:])
-            server = _with_database(url, "postgres")
-            with psycopg.connect(server, autocommit=True) as connection:
-                connection.execute(
-                    sql.SQL("drop database if exists {} with (force)").format(name)
-                )
-                connection.execute(sql.SQL("create database {}").format(name))
-            migrate(url)
-            with psycopg.connect(url) as connection:
-                make_tables(connection)
+        remake_database(self.flights_url, _make_service_tables)
+        remake_database(self.board_url, board_tables.make_tables)
 
     def make_topics(self) -> None:
         """Delete and create both topics, and delete the groups that read them."""
-        admin = AdminClient({"bootstrap.servers": self.kafka})
-        # A killed member stays in its group until its session ends.
-        _until(lambda: admin.delete_consumer_groups(GROUPS), "GROUP_ID_NOT_FOUND")
-        _until(lambda: admin.delete_topics(list(PARTITIONS)), "UNKNOWN_TOPIC_OR_PART")
         topics = [
             NewTopic(
                 name, count, config=STATE_CONFIG if name == "aircraft-state" else {}
             )
             for name, count in PARTITIONS.items()
         ]
-        _until(lambda: admin.create_topics(topics), "TOPIC_ALREADY_EXISTS")
+        remake_topics(self.kafka, topics, GROUPS)
 
 
 def _make_service_tables(connection: psycopg.Connection) -> None:
     connection.execute((HERE / "service.sql").read_bytes())
 
 
-def _until(call: Callable[[], dict[str, Future[Any]]], done: str) -> None:
+def remake_database(
+    url: str, make_tables: Callable[[psycopg.Connection], object]
+) -> None:
+    """Drop and create a database, with the tables of the library and of a service."""
+    name = sql.Identifier(urlsplit(url).path[1:])
+    with psycopg.connect(name_database(url, "postgres"), autocommit=True) as server:
+        drop = sql.SQL("drop database if exists {} with (force)")
+        server.execute(drop.format(name))
+        server.execute(sql.SQL("create database {}").format(name))
+    migrate(url)
+    with psycopg.connect(url) as connection:
+        make_tables(connection)
+
+
+def remake_topics(kafka: str, topics: list[NewTopic], groups: list[str]) -> None:
+    """Delete and create topics, and delete the groups that read them."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    names = [one.topic for one in topics]
+    # A killed member stays in its group until its session ends.
+    until(lambda: admin.delete_consumer_groups(groups), "GROUP_ID_NOT_FOUND")
+    until(lambda: admin.delete_topics(names), "UNKNOWN_TOPIC_OR_PART")
+    until(lambda: admin.create_topics(topics), "TOPIC_ALREADY_EXISTS")
+
+
+def until(call: Callable[[], dict[Any, Future[Any]]], done: str = "") -> None:
     """Repeat a call until Kafka has done it, or answers that it is ``done`` already."""
     deadline = time.monotonic() + DEADLINE
     while True:
@@ -109,5 +117,6 @@ def _error_of(future: Future[Any]) -> KafkaError | None:
     return None
 
 
-def _with_database(url: str, name: str) -> str:
+def name_database(url: str, name: str) -> str:
+    """The address of another database on the same server."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))

@@ -1,0 +1,3 @@
+"""Services that wait for each other, on real data: see README.md."""
+
+from __future__ import annotations

@@ -1,0 +1,229 @@
+"""The payments: each service by itself, and all of them as processes."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+
+from examples.payments import checks, detection, profiles, relations
+from examples.payments.payments import Known, Payment, expect, read_payments
+from examples.payments.servers import GROUPS, make_tables
+from examples.payments.services import Port
+from jobs_lib.testing import make_record
+from tests.support import create_topic, delete_topics
+from tests.support.records import produce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib import Record
+    from tests.support import Worker
+
+PAYMENTS = [
+    Payment(1, "N1", "IAH", 100),
+    Payment(2, "N1", "IAH", 200),
+    Payment(3, "N2", "IAH", 500),
+    Payment(4, "N1", "MIA", 700),
+]
+KNOWN = {
+    1: Known(1, 1, 100),
+    2: Known(2, 2, 300),
+    3: Known(1, 1, 500),
+    4: Known(1, 3, 1_000),
+}
+
+
+def make_records(payments: list[Payment]) -> list[Record[Payment]]:
+    return [
+        make_record(one, key=one.payer, topic="payments", offset=offset)
+        for offset, one in enumerate(payments)
+    ]
+
+
+def make_answer(found: dict[int, Any], _: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json=found)
+
+
+def test_what_should_be_known_follows_from_the_payments_alone():
+    assert expect(PAYMENTS) == KNOWN
+
+
+class TestOneService:
+    """A service alone, with the test kit."""
+
+    @pytest.fixture(params=["relations", "profiles", "detection"])
+    def name(self, request) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def jobs_app(self, name):
+        return {"relations": relations, "profiles": profiles, "detection": detection}[
+            name
+        ].app
+
+    @pytest.fixture
+    def tables(self, jobs, name) -> None:
+        with jobs.transaction() as conn:
+            make_tables(conn, name)
+
+    @pytest.mark.parametrize("name", ["relations"], indirect=True)
+    @pytest.mark.usefixtures("tables")
+    def test_relations_counts_payments_and_leaves_repeated_ones_as_they_are(self, jobs):
+        records = make_records(PAYMENTS)
+        for block in (records[:1], records, records[2:]):
+            jobs.handle(relations.relate, block)
+        with TestClient(relations.web) as api:
+            found = api.post("/", json=[1, 2, 3, 4, 5]).json()
+        assert found == {str(n): known.times for n, known in KNOWN.items()}
+
+    @pytest.mark.parametrize("name", ["profiles"], indirect=True)
+    @pytest.mark.usefixtures("tables")
+    def test_profiles_adds_up_by_jobs_and_leaves_repeated_ones_as_they_are(self, jobs):
+        records = make_records(PAYMENTS)
+        for block in (records[:1], records):
+            jobs.handle(profiles.note, block)
+        jobs.drain()
+        jobs.handle(profiles.note, records)
+        jobs.drain()
+        with TestClient(profiles.web) as api:
+            found = api.post("/", json=[1, 2, 3, 4, 5]).json()
+        assert found == {str(n): [k.payments, k.cents] for n, k in KNOWN.items()}
+
+    @pytest.mark.parametrize("name", ["detection"], indirect=True)
+    @pytest.mark.usefixtures("tables")
+    def test_detection_counts_what_an_api_does_not_know(self, jobs, monkeypatch):
+        times = {n: known.times for n, known in KNOWN.items()}
+        totals = {n: (known.payments, known.cents) for n, known in KNOWN.items()}
+        del totals[4]
+        for api, found in ((detection.relations, times), (detection.profiles, totals)):
+            answer = httpx.MockTransport(partial(make_answer, found))
+            client = httpx.Client(base_url="http://api", transport=answer)
+            monkeypatch.setattr(api, "_client", client)
+        records = make_records(PAYMENTS)
+        jobs.handle(detection.detect, records[:3])
+        jobs.handle(detection.detect, records[3:])
+        with jobs.transaction() as conn:
+            missing = conn.execute("select * from missing").fetchall()
+            checked = conn.execute("select payment, suspicious from checked").fetchall()
+        assert missing == [("profiles", 4)]
+        assert dict(checked) == {1: False, 2: False, 3: False, 4: False}
+        assert detection.is_suspicious(PAYMENTS[3], *asdict(KNOWN[4]).values())
+
+
+@pytest.fixture
+def environment(kafka_admin) -> Iterator[str]:
+    """An environment for this test alone, with the topic."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    create_topic(kafka_admin, f"{name}.payments", 2)
+    yield name
+    delete_topics(kafka_admin, [f"{name}.payments"])
+
+
+class Services:
+    """All services of the example, each a process, and its API if it has one."""
+
+    def __init__(self, run_process, env: dict[str, str], urls: dict[str, str]) -> None:
+        self.urls = urls
+        self._run = run_process
+        self._env = env
+        self._ports: dict[str, Port] = {}
+        self._workers: dict[str, list[Worker]] = {}
+
+    def keep(self, name: str, port: Port) -> None:
+        """Give a service an API, at this port."""
+        self._ports[name] = port
+        self._env[f"{name.upper()}_URL"] = port.url
+
+    def start(self, name: str) -> None:
+        env = {**self._env, "JOBS_LIB_DATABASE_URL": self.urls[name]}
+        module = f"examples.payments.{name}"
+        commands = [["jobs_lib.cli", "run", f"{module}:app"]]
+        if name in self._ports:
+            port = str(self._ports[name].number)
+            commands.append(["uvicorn", f"{module}:web", "--port", port])
+        self._workers[name] = [self._run("-m", *one, env=env) for one in commands]
+
+    def stop(self, name: str) -> None:
+        for worker in self._workers[name]:
+            worker.signal(signal.SIGTERM)
+        for worker in self._workers[name]:
+            worker.wait(timeout=60)
+
+    def read(self, name: str, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.urls[name]) as conn:
+            return conn.execute(query).fetchall()
+
+    def count(self, name: str, table: str) -> int:
+        ((rows,),) = self.read(name, f"select count(*) from {table}")
+        return int(rows)
+
+
+@pytest.fixture
+def services(
+    run_process, jobs_databases, bootstrap_servers, environment
+) -> Iterator[Services]:
+    env = {
+        "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "JOBS_LIB_ENVIRONMENT": environment,
+        "JOBS_LIB_GATE_REFRESH": "0.1",
+        "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL": "0.3",
+    }
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(jobs_databases.fresh()) for name in GROUPS}
+        for name, url in urls.items():
+            with psycopg.connect(url) as conn:
+                make_tables(conn, name)
+        made = Services(run_process, env, urls)
+        for name in ("relations", "profiles"):
+            made.keep(name, stack.enter_context(closing(Port())))
+        yield made
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.guarantee("K2", "K3", "K19", "K22")
+def test_detection_waits_for_profiles_and_screening_does_not(
+    services, bootstrap_servers, environment, wait_for
+):
+    payments = read_payments(2_000)
+
+    def send(part: list[Payment]) -> None:
+        records = [(one.payer, asdict(one)) for one in part]
+        produce(bootstrap_servers, f"{environment}.payments", records)
+
+    def wait_for_count(name: str, table: str, count: int) -> None:
+        wait_for(
+            lambda: services.count(name, table) >= count,
+            timeout=60,
+            what=lambda: f"{name}: {services.count(name, table)} of {count}",
+        )
+
+    for name in GROUPS:
+        services.start(name)
+    send(payments[:1_000])
+    wait_for_count("detection", "checked", 1_000)
+
+    services.stop("profiles")
+    send(payments[1_000:])
+    wait_for_count("screening", "screened", 2_000)
+    assert services.count("detection", "checked") == 1_000
+    services.start("profiles")
+    wait_for_count("detection", "checked", 2_000)
+
+    for name in ("detection", "screening"):
+        assert services.read(name, "select * from missing") == []
+    checked = services.read(
+        "detection", "select payment, times, payments, cents from checked"
+    )
+    expected = expect(payments)
+    # It went on with the same record: none was left out, and none came twice.
+    assert checks.handled_once(expected, [row[0] for row in checked]).holds
+    assert checks.answers_right(expected, {n: Known(*k) for n, *k in checked}).holds
