@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +67,22 @@ class Servers:
 
     def produce(self, payments: Iterable[Payment]) -> None:
         """Send payments to the topic, as a foreign system does."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.kafka,
+                # Java's choice of a partition: jobs_lib computes origins with it.
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+                "log_level": 3,  # errors only: a new broker makes noise
+            }
+        )
         encode = TypeAdapter(Payment).dump_json
         for payment in payments:
-            while len(self._producer) > 10_000:
-                self._producer.poll(0.1)  # the broker is behind
-            self._producer.produce(TOPIC, key=payment.payer, value=encode(payment))
-            self._producer.poll(0)
-        self._producer.flush()
+            while len(producer) > 10_000:
+                producer.poll(0.1)  # the broker is behind
+            producer.produce(TOPIC, key=payment.payer, value=encode(payment))
+            producer.poll(0)
+        producer.flush()
 
     def set_back(self, group: str) -> None:
         """Set a group back to the start, as soon as it has no members."""
@@ -94,18 +102,6 @@ class Servers:
             if time.monotonic() > deadline:
                 raise SystemExit(f"the group {group} cannot be set back: {error.str()}")
             time.sleep(0.2)
-
-    @cached_property
-    def _producer(self) -> Producer:
-        return Producer(
-            {
-                "bootstrap.servers": self.kafka,
-                # Java's choice of a partition: jobs_lib computes origins with it.
-                "partitioner": "murmur2_random",
-                "enable.idempotence": True,
-                "log_level": 3,
-            }
-        )
 
 
 def make_tables(connection: psycopg.Connection, name: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -15,15 +17,24 @@ if TYPE_CHECKING:
     from examples.flights.pods import Processes
 
 
+PORTS = range(10_000, 32_000)
+"""Below those that kernels give to clients, and to servers that ask for any port."""
+
+
 class Port:
-    """A port from the kernel, which stays ours while no server listens at it."""
+    """A port that stays ours while no server listens at it."""
 
     def __init__(self) -> None:
+        while True:
+            self.number = random.choice(PORTS)
+            with socket.socket() as alone, suppress(OSError):
+                # This fails if anybody has the port.
+                alone.bind(("127.0.0.1", self.number))
+                break
         self._socket = socket.socket()
         # With this option, the server can bind to it as well.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("127.0.0.1", 0))
-        self.number: int = self._socket.getsockname()[1]
+        self._socket.bind(("127.0.0.1", self.number))
 
     @property
     def url(self) -> str:

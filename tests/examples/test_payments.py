@@ -18,6 +18,8 @@ from examples.payments import checks, detection, profiles, relations
 from examples.payments.payments import Known, Payment, expect, read_payments
 from examples.payments.servers import GROUPS, make_tables
 from examples.payments.services import Port
+from jobs_lib import migrate
+from jobs_lib.settings import load_settings
 from jobs_lib.testing import make_record
 from tests.support import create_topic, delete_topics
 from tests.support.records import produce
@@ -158,6 +160,11 @@ class Services:
         for worker in self._workers[name]:
             worker.wait(timeout=60)
 
+    def describe(self) -> str:
+        return "\n".join(
+            worker.output for workers in self._workers.values() for worker in workers
+        )
+
     def read(self, name: str, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.urls[name]) as conn:
             return conn.execute(query).fetchall()
@@ -168,21 +175,29 @@ class Services:
 
 
 @pytest.fixture
-def services(
-    run_process, jobs_databases, bootstrap_servers, environment
-) -> Iterator[Services]:
+def urls(jobs_databases, environment) -> Iterator[dict[str, str]]:
+    """A database for each service."""
+    settings = load_settings(environment=environment)
+    with ExitStack() as stack:
+        made = {name: stack.enter_context(jobs_databases.fresh()) for name in GROUPS}
+        for name, url in made.items():
+            migrate(url, settings=settings)  # the database serves this environment
+            with psycopg.connect(url) as conn:
+                make_tables(conn, name)
+        yield made
+
+
+# The processes end before their databases and their topic.
+@pytest.fixture
+def services(bootstrap_servers, environment, urls, run_process) -> Iterator[Services]:
     env = {
         "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
         "JOBS_LIB_ENVIRONMENT": environment,
         "JOBS_LIB_GATE_REFRESH": "0.1",
         "JOBS_LIB_GROUP_HEARTBEAT_INTERVAL": "0.3",
     }
+    made = Services(run_process, env, urls)
     with ExitStack() as stack:
-        urls = {name: stack.enter_context(jobs_databases.fresh()) for name in GROUPS}
-        for name, url in urls.items():
-            with psycopg.connect(url) as conn:
-                make_tables(conn, name)
-        made = Services(run_process, env, urls)
         for name in ("relations", "profiles"):
             made.keep(name, stack.enter_context(closing(Port())))
         yield made
@@ -203,7 +218,7 @@ def test_detection_waits_for_profiles_and_screening_does_not(
         wait_for(
             lambda: services.count(name, table) >= count,
             timeout=60,
-            what=lambda: f"{name}: {services.count(name, table)} of {count}",
+            what=lambda: f"{table} has {count} rows\n{services.describe()}",
         )
 
     for name in GROUPS:
