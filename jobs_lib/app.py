@@ -121,11 +121,24 @@ class App(
                 far another one is done, or that is another function's.
         """
         check_once([(one.topic, one.group) for one in self.consumers])
+        telling = [one for one in self.consumers if one.done]
+        # Who waits for the jobs of a consumer waits for the consumer.
+        told = {
+            Dependency(one.topic, one.done_group): Dependency(one.topic, one.group)
+            for one in telling
+        }
         check_circles(
-            {Dependency(one.topic, one.group): one.after for one in self.consumers}
+            {
+                Dependency(one.topic, one.group): [
+                    told.get(other, other) for other in one.after
+                ]
+                for one in self.consumers
+            }
         )
-        told = {one.done_group for one in self.consumers if one.done}
-        check_unjoined({one.group for one in self.consumers} & told)
+        check_unjoined(
+            {one.group for one in self.consumers},
+            {one.done_group: one.group for one in telling},
+        )
         check_told_once(
             (topic, one.group) for one in self.consumers for topic in one.told_topics
         )

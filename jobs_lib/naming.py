@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from jobs_lib.settings import Settings
 
@@ -74,20 +74,32 @@ def check_once(read: Sequence[tuple[str, str]]) -> None:
             )
 
 
-def check_unjoined(groups: Collection[str]) -> None:
+def name_done(settings: Settings, group: str) -> str:
+    """The group that tells how far another one is done, by their names in Kafka.
+
+    Others name it ``<group>.done`` too, and the template completes that.
+    """
+    before, after = make_template(settings).split(BARE)
+    if not (group.startswith(before) and group.endswith(after)):
+        after = ""  # another system's
+    return f"{group.removesuffix(after)}.done{after}"
+
+
+def check_unjoined(groups: Collection[str], told: Mapping[str, str]) -> None:
     """Refuse consumers of groups that tell how far others are done with their jobs.
 
     Args:
-        groups: of these, as named in Kafka.
+        groups: of the consumers, as named in Kafka.
+        told: the groups that tell, and of which ones.
 
     Raises:
         ConfigurationError: there are any: Kafka takes no offsets of such a group from
             somebody else while it has members.
     """
-    for group in sorted(groups):
+    for group in sorted(told.keys() & groups):
         raise ConfigurationError(
             f"a consumer is declared in the group {group!r}, which tells how far "
-            f"{group.removesuffix('.done')!r} is done (done=True): give it another name"
+            f"{told[group]!r} is done (done=True): give it another name"
         )
 
 

@@ -32,6 +32,8 @@ STATE_CONFIG = {
     "message.timestamp.type": "LogAppendTime",
 }
 DEADLINE = 60.0
+SOON: dict[str, Any] = {"request_timeout": 10.0}
+"""A broker that has just started may not answer: the request is repeated then."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ def remake_topics(kafka: str, topics: list[NewTopic], groups: list[str]) -> None
     admin = AdminClient({"bootstrap.servers": kafka})
     names = [one.topic for one in topics]
     # A killed member stays in its group until its session ends.
-    until(lambda: admin.delete_consumer_groups(groups), "GROUP_ID_NOT_FOUND")
-    until(lambda: admin.delete_topics(names), "UNKNOWN_TOPIC_OR_PART")
-    until(lambda: admin.create_topics(topics), "TOPIC_ALREADY_EXISTS")
+    until(lambda: admin.delete_consumer_groups(groups, **SOON), "GROUP_ID_NOT_FOUND")
+    until(lambda: admin.delete_topics(names, **SOON), "UNKNOWN_TOPIC_OR_PART")
+    until(lambda: admin.create_topics(topics, **SOON), "TOPIC_ALREADY_EXISTS")
 
 
 def until(call: Callable[[], dict[Any, Future[Any]]], done: str = "") -> None:

@@ -10,7 +10,7 @@ from jobs_lib.consuming.handler import Handler, refuse_value
 from jobs_lib.consuming.routing import CE_TYPE, TypePlace
 from jobs_lib.consuming.versions import Version, name_table
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.naming import Exact, name_in_kafka
+from jobs_lib.naming import Exact, name_done, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +132,7 @@ class Subscription:
     @property
     def done_group(self) -> str:
         """The name in Kafka of the group that tells how far its jobs are done."""
-        return f"{self.group}.done"
+        return name_done(self._settings(), self.group)
 
     @cached_property
     def after(self) -> tuple[Dependency, ...]:

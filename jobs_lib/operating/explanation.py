@@ -341,7 +341,7 @@ def _schedule(facts: _Facts) -> Iterator[Reason]:
 def _place(group: str, topic: str, partition: int, offset: int) -> str:
     return (
         f"comes from the record at {topic}/{partition} offset {offset}: until it is "
-        f"done, so is not that record for {group}.done"
+        f"done, {group} is not done with that record"
     )
 
 

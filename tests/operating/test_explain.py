@@ -235,7 +235,7 @@ def test_the_explanation_of_a_job_shows_the_records_that_it_comes_from(
         admin.execute(kept, (one.source, offset, job))
     told = [
         f"comes from the record at flights/{number} offset {offset}: until it is done, "
-        "so is not that record for board.done"
+        "board is not done with that record"
         for number, offset in ((0, 7), (1, 8))
     ]
     assert explain(database, job).places == told

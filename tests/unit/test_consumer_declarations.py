@@ -223,6 +223,20 @@ def test_one_group_is_told_one_offset_of_a_topic():
 
 
 @pytest.mark.guarantee("K22")
+@pytest.mark.parametrize("template", ["{environment}.{name}", "{name}.{environment}"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_others_name_the_group_that_tells_by_the_environments_template(template, exact):
+    settings = load_settings(environment="dev", topic_template=template)
+    own, told = (Exact("g"), Exact("g.done")) if exact else ("g", "g.done")
+    app = App("shop", settings=settings)
+    app.consumer("orders", group=own, done=True)(handle)
+    other = App("detection", settings=settings)
+    other.consumer("orders", group="h", after=[("orders", told)])(handle)
+    (tells,), (waits,) = app.consumers, other.consumers
+    assert [one.group for one in waits.after] == [tells.done_group]
+
+
+@pytest.mark.guarantee("K22")
 def test_a_group_that_tells_how_far_another_is_done_cannot_be_joined():
     app = App("shop", settings=load_settings())
     app.consumer("orders", group="g", done=True)(handle)

@@ -483,6 +483,23 @@ def test_a_longer_circle_is_named_and_other_paths_are_not(app):
         app.names_in_kafka()
 
 
+@pytest.mark.guarantee("K22")
+def test_a_consumer_that_waits_for_its_own_jobs_is_refused(app):
+    app.consumer("orders", group="g", done=True, after=[("orders", "g.done")])(handle)
+    with pytest.raises(ConfigurationError, match="waits for its own group"):
+        app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K22")
+def test_a_circle_through_the_jobs_of_a_consumer_is_refused(app):
+    app.consumer("orders", group="a", done=True, after=[("orders", "b")])(handle)
+    app.consumer("orders", group="b", after=[("orders", "a.done")])(handle)
+    with pytest.raises(
+        ConfigurationError, match=r"'dev\.a' .* for 'dev\.b' .*'dev\.a'"
+    ):
+        app.names_in_kafka()
+
+
 def test_two_paths_to_one_group_are_no_circle(app):
     for group, others in (("a", "bc"), ("b", "d"), ("c", "d")):
         after = [("orders", other) for other in others]
