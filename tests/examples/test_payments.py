@@ -19,10 +19,12 @@ from examples.payments.payments import Known, Payment, expect, read_payments
 from examples.payments.servers import GROUPS, make_tables
 from examples.payments.services import Port
 from jobs_lib import migrate
+from jobs_lib.operating.pauses import pause, resume
+from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
 from jobs_lib.testing import make_record
 from tests.support import create_topic, delete_topics
-from tests.support.records import produce
+from tests.support.records import produce, read_committed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,27 +205,41 @@ def services(bootstrap_servers, environment, urls, run_process) -> Iterator[Serv
         yield made
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.guarantee("K2", "K3", "K19", "K22")
-def test_detection_waits_for_profiles_and_screening_does_not(
+def test_detection_waits_for_profiles_and_its_jobs_and_screening_does_not(
     services, bootstrap_servers, environment, wait_for
 ):
     payments = read_payments(2_000)
+    topic = f"{environment}.payments"
+    profiles_database = Database(services.urls["profiles"], "jobs_lib")
 
     def send(part: list[Payment]) -> None:
         records = [(one.payer, asdict(one)) for one in part]
-        produce(bootstrap_servers, f"{environment}.payments", records)
+        produce(bootstrap_servers, topic, records)
 
     def wait_for_count(name: str, table: str, count: int) -> None:
         wait_for(
             lambda: services.count(name, table) >= count,
-            timeout=60,
+            timeout=90,
             what=lambda: f"{table} has {count} rows\n{services.describe()}",
         )
 
+    def has_moved_on() -> bool:
+        group = f"{environment}.profiles"
+        offsets = read_committed(bootstrap_servers, group, topic) or {}
+        return sum(offsets.values()) == 500
+
+    # It handles its records, and their jobs do not run.
+    pause(profiles_database, "type", profiles.add_up.name)
     for name in GROUPS:
         services.start(name)
-    send(payments[:1_000])
+    send(payments[:500])
+    wait_for(has_moved_on, timeout=90, what="profiles has moved on")
+    send(payments[500:1_000])
+    wait_for_count("screening", "screened", 1_000)
+    assert services.count("detection", "checked") == 0
+    resume(profiles_database, "type", profiles.add_up.name)
     wait_for_count("detection", "checked", 1_000)
 
     services.stop("profiles")
