@@ -19,6 +19,7 @@ from examples.payments.payments import Known, Payment, expect, read_payments
 from examples.payments.servers import GROUPS, make_tables
 from examples.payments.services import Port
 from jobs_lib import migrate
+from jobs_lib.app import load_app
 from jobs_lib.operating.pauses import pause, resume
 from jobs_lib.postgres.database import Database
 from jobs_lib.settings import load_settings
@@ -61,18 +62,49 @@ def test_what_should_be_known_follows_from_the_payments_alone():
     assert expect(PAYMENTS) == KNOWN
 
 
+class TestFacts:
+    """Each fact of the demo holds for a good run, and for no bad one."""
+
+    @pytest.mark.parametrize(
+        ("handled", "holds"),
+        [([4, 3, 2, 1], True), ([1, 2, 3], False), ([1, 2, 3, 4, 4], False)],
+        ids=["good", "lacking", "twice"],
+    )
+    def test_every_payment_is_handled_once(self, handled, holds):
+        assert checks.handled_once(KNOWN, handled).holds is holds
+
+    def test_every_answer_is_right(self):
+        assert checks.answers_right(KNOWN, KNOWN).holds
+        assert not checks.answers_right(KNOWN, {**KNOWN, 4: Known(2, 3, 1_000)}).holds
+        assert not checks.answers_right(KNOWN, {1: KNOWN[1]}).holds
+
+    def test_nothing_is_missing(self):
+        assert checks.nothing_missing({"detection": 0, "screening": 0}).holds
+        assert not checks.nothing_missing({"detection": 0, "screening": 1}).holds
+
+    def test_the_other_services_know_every_payment(self):
+        assert checks.others_complete(KNOWN, {"relations": 4, "profiles": 4}).holds
+        assert not checks.others_complete(KNOWN, {"relations": 4, "profiles": 3}).holds
+
+    @pytest.mark.parametrize(
+        ("handled", "holds"),
+        [({0: 4, 1: 2}, True), ({0: 4, 1: 1}, False), ({0: 4}, False)],
+        ids=["good", "behind", "none"],
+    )
+    def test_the_last_record_of_each_partition_is_handled(self, handled, holds):
+        assert checks.last_handled({0: 5, 1: 3, 2: 0}, handled).holds is holds
+
+
 class TestOneService:
     """A service alone, with the test kit."""
 
-    @pytest.fixture(params=["relations", "profiles", "detection"])
+    @pytest.fixture
     def name(self, request) -> str:
         return str(request.param)
 
     @pytest.fixture
     def jobs_app(self, name):
-        return {"relations": relations, "profiles": profiles, "detection": detection}[
-            name
-        ].app
+        return load_app(f"examples.payments.{name}:app")
 
     @pytest.fixture
     def tables(self, jobs, name) -> None:
