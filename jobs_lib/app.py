@@ -124,8 +124,9 @@ class App(
         telling = [one for one in self.consumers if one.done]
         # Who waits for the jobs of a consumer waits for the consumer.
         told = {
-            Dependency(one.topic, one.done_group): Dependency(one.topic, one.group)
+            Dependency(topic, one.done_group): Dependency(one.topic, one.group)
             for one in telling
+            for topic in one.told_topics
         }
         check_circles(
             {

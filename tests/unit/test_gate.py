@@ -500,6 +500,17 @@ def test_a_circle_through_the_jobs_of_a_consumer_is_refused(app):
         app.names_in_kafka()
 
 
+@pytest.mark.guarantee("K5")
+def test_a_circle_through_a_derived_topic_is_refused(app):
+    derived: Any = {"done": True, "derived_from": ("orders", "maker.done")}
+    app.consumer("lines", group="a", after=[("lines", "b")], **derived)(handle)
+    app.consumer("lines", group="b", after=[("orders", "a.done")])(handle)
+    with pytest.raises(
+        ConfigurationError, match=r"'dev\.a' .* for 'dev\.b' .*'dev\.a'"
+    ):
+        app.names_in_kafka()
+
+
 def test_two_paths_to_one_group_are_no_circle(app):
     for group, others in (("a", "bc"), ("b", "d"), ("c", "d")):
         after = [("orders", other) for other in others]
