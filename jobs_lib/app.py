@@ -13,7 +13,7 @@ import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.consuming.gate import Dependency, check_circles
+from jobs_lib.consuming.gate import check_circles
 from jobs_lib.declaring import (
     JobDeclarations,
     StreamDeclarations,
@@ -25,6 +25,7 @@ from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.declaring.transactions import check_apart
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
+from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
 
 if TYPE_CHECKING:

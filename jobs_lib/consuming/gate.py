@@ -1,10 +1,7 @@
 """The gate: which records other groups have handled already. It only decides.
 
 A consumer may depend on other groups: none of its records is handled before each of
-them has handled that record. The offset that a group has committed is the next one that
-it reads, so it has handled what lies below. The gate is closed where that is not known:
-Kafka has not answered, its answer is too old, or a group has committed nothing of the
-partition.
+them has handled that record: see :mod:`jobs_lib.kafka.dependencies`.
 
 A record is compared by its place in the dependency's topic. If the consumer reads
 another topic, which is derived from that one, a header of each record says the place.
@@ -17,78 +14,26 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from jobs_lib.consuming.progress import get_offset
 from jobs_lib.consuming.record import describe, read_header
 from jobs_lib.errors import ConfigurationError, RecordError
+from jobs_lib.kafka.dependencies import Dependency, Place, find_end, find_wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from confluent_kafka import Message
 
-    from jobs_lib.kafka.positions import KnownOffsets
+    from jobs_lib.kafka.dependencies import Answers, Wait
 
 DERIVED_FROM = "ce_derivedfrom"
 """The header with the record's place in the topic that its own is derived from."""
 _PLACE = re.compile(r"([^/]+)/([0-9]{1,10})/([0-9]{1,19})")
 
-
-class Dependency(NamedTuple):
-    """A group that must have handled a record first, by its names in Kafka."""
-
-    topic: str
-    """The topic that it reads."""
-    group: str
-
-
-class Place(NamedTuple):
-    """Where a record is in a topic."""
-
-    partition: int
-    offset: int
-
-
-Answers = Mapping[Dependency, "KnownOffsets | None"]
-"""What Kafka has answered of each dependency; None without an answer, or if the last
-one is too old."""
 Places = Mapping[str, Place]
 """Where one record is in each topic that its dependencies read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Why a record may not be handled yet: what one group lacks."""
-
-    dependency: Dependency
-    place: Place
-    """The record's place in the topic of the dependency."""
-    committed: int | None
-    """The next offset that the group reads there; None if that is not known."""
-    state: Literal["waits", "missing", "unknown"]
-    """The group is behind; or it has committed nothing of the whole topic; or Kafka
-    does not say."""
-
-    @property
-    def behind(self) -> int:
-        """How many offsets the group has to pass; from the start if it is not known."""
-        return self.place.offset + 1 - (self.committed or 0)
-
-    def explain(self) -> str:
-        """Say what the record waits for."""
-        topic, group = self.dependency
-        if self.state == "unknown":
-            return f"Kafka does not say how far the group {group!r} is in {topic!r}"
-        if self.state == "missing":
-            return (
-                f"the group {group!r} has committed nothing of {topic!r}: does it run, "
-                "and is this its name?"
-            )
-        return (
-            f"the group {group!r} is at offset {self.committed or 0} of "
-            f"{topic}/{self.place.partition}, and has to pass {self.place.offset}"
-        )
 
 
 @dataclass(slots=True)
@@ -173,35 +118,6 @@ class Gate:
         if topic == self._topic:
             return Place(message.partition() or 0, get_offset(message))
         return read_derived_from(message, topic)
-
-
-def find_end(after: Iterable[Dependency], answers: Answers, partition: int) -> int:
-    """Find up to which offset all groups have handled a partition; 0 if one is unknown.
-
-    Args:
-        after: the groups, which read the same topic.
-        answers: how far they are.
-        partition: of that topic.
-    """
-    ends = []
-    for one in after:
-        answer = answers[one]
-        ends.append(0 if answer is None else answer.offsets.get(partition, 0))
-    return min(ends)
-
-
-def find_wait(
-    dependency: Dependency, answer: KnownOffsets | None, place: Place
-) -> Wait | None:
-    """Find what a record lacks of one group; None if the group has handled it."""
-    if answer is None:
-        return Wait(dependency, place, None, "unknown")
-    if not answer.offsets:
-        return Wait(dependency, place, None, "missing")
-    committed = answer.offsets.get(place.partition)
-    if committed is not None and place.offset < committed:
-        return None
-    return Wait(dependency, place, committed, "waits")
 
 
 def _order(wait: Wait) -> tuple[bool, int]:

@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.gate import Gate, Held
+from jobs_lib.kafka.dependencies import REFRESHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.gate import Answers
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.consuming.queues import Queues
     from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.kafka.dependencies import Answers
     from jobs_lib.kafka.member import Partition
     from jobs_lib.kafka.positions import Positions
 
-REFRESHES = 3
-"""An answer that is older than so many refreshes counts no more."""
 _KEEP_SECONDS = 5.0
 """How long the records of a held partition stay in memory."""
 _TELL_SECONDS = 5.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from jobs_lib.consuming.gate import Dependency
 from jobs_lib.consuming.handler import Handler, refuse_value
 from jobs_lib.consuming.routing import CE_TYPE, TypePlace
 from jobs_lib.consuming.versions import Version, name_table
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.naming import Exact, name_done, name_in_kafka
 
 if TYPE_CHECKING:

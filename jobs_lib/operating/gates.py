@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from jobs_lib.consuming.gate import Place, find_wait, read_derived_from
+from jobs_lib.consuming.gate import read_derived_from
 from jobs_lib.errors import RecordError
+from jobs_lib.kafka.dependencies import Place, find_wait
 from jobs_lib.kafka.places import find_places, read_committed
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.kafka.reader import PartsReader, Span
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.app import App
-    from jobs_lib.consuming.gate import Dependency
     from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.settings import Settings
 
 State = Literal["open", "waits", "missing", "empty", "unknown"]

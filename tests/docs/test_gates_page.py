@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.consuming import gated
-from jobs_lib.consuming.gate import Dependency
+from jobs_lib.kafka import dependencies
+from jobs_lib.kafka.dependencies import Dependency
 from tests.support.apps import running
 from tests.support.groups import Group
 from tests.support.pages import ROOT, write_modules
@@ -89,7 +90,7 @@ def test_a_record_that_the_outbox_has_sent_waits_for_the_one_it_was_made_of(
 
 def test_the_page_names_the_limits_that_the_code_has():
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert gated.REFRESHES == 3
+    assert dependencies.REFRESHES == 3
     assert "older than three times `JOBS_LIB_GATE_REFRESH`" in text
     assert gated._TELL_SECONDS == 5
     assert "waits for more than five seconds" in text

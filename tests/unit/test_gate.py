@@ -12,20 +12,13 @@ import pytest
 from jobs_lib import App, ConfigurationError, Exact
 from jobs_lib.consuming import gated as module
 from jobs_lib.consuming.consumer import Consumer
-from jobs_lib.consuming.gate import (
-    Dependency,
-    Gate,
-    Held,
-    Place,
-    find_end,
-    find_wait,
-    read_derived_from,
-)
+from jobs_lib.consuming.gate import Gate, Held, read_derived_from
 from jobs_lib.consuming.gated import Gated
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.progress import Ahead, Progress
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.errors import RecordError
+from jobs_lib.kafka.dependencies import Dependency, Place, find_end, find_wait
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service.metrics import describe_consumers
 from jobs_lib.settings import load_settings

@@ -1,0 +1,103 @@
+"""Groups that must have handled a record first, and how far they are. It only decides.
+
+The offset that a group has committed is the next one that it reads, so it has handled
+what lies below. What is not known is not handled: Kafka has not answered, its answer is
+too old, or a group has committed nothing of the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jobs_lib.kafka.positions import KnownOffsets
+
+REFRESHES = 3
+"""An answer that is older than so many refreshes counts no more."""
+
+
+class Dependency(NamedTuple):
+    """A group that must have handled a record first, by its names in Kafka."""
+
+    topic: str
+    """The topic that it reads."""
+    group: str
+
+
+class Place(NamedTuple):
+    """Where a record is in a topic."""
+
+    partition: int
+    offset: int
+
+
+Answers = Mapping[Dependency, "KnownOffsets | None"]
+"""What Kafka has answered of each dependency; None without an answer, or if the last
+one is too old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why a record may not be handled yet: what one group lacks."""
+
+    dependency: Dependency
+    place: Place
+    """The record's place in the topic of the dependency."""
+    committed: int | None
+    """The next offset that the group reads there; None if that is not known."""
+    state: Literal["waits", "missing", "unknown"]
+    """The group is behind; or it has committed nothing of the whole topic; or Kafka
+    does not say."""
+
+    @property
+    def behind(self) -> int:
+        """How many offsets the group has to pass; from the start if it is not known."""
+        return self.place.offset + 1 - (self.committed or 0)
+
+    def explain(self) -> str:
+        """Say what the record waits for."""
+        topic, group = self.dependency
+        if self.state == "unknown":
+            return f"Kafka does not say how far the group {group!r} is in {topic!r}"
+        if self.state == "missing":
+            return (
+                f"the group {group!r} has committed nothing of {topic!r}: does it run, "
+                "and is this its name?"
+            )
+        return (
+            f"the group {group!r} is at offset {self.committed or 0} of "
+            f"{topic}/{self.place.partition}, and has to pass {self.place.offset}"
+        )
+
+
+def find_end(after: Iterable[Dependency], answers: Answers, partition: int) -> int:
+    """Find up to which offset all groups have handled a partition; 0 if one is unknown.
+
+    Args:
+        after: the groups, which read the same topic.
+        answers: how far they are.
+        partition: of that topic.
+    """
+    ends = []
+    for one in after:
+        answer = answers[one]
+        ends.append(0 if answer is None else answer.offsets.get(partition, 0))
+    return min(ends)
+
+
+def find_wait(
+    dependency: Dependency, answer: KnownOffsets | None, place: Place
+) -> Wait | None:
+    """Find what a record lacks of one group; None if the group has handled it."""
+    if answer is None:
+        return Wait(dependency, place, None, "unknown")
+    if not answer.offsets:
+        return Wait(dependency, place, None, "missing")
+    committed = answer.offsets.get(place.partition)
+    if committed is not None and place.offset < committed:
+        return None
+    return Wait(dependency, place, committed, "waits")
