@@ -13,7 +13,7 @@ import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.consuming.gate import check_circles
+from jobs_lib.consuming.gate import check_circles, check_own_done
 from jobs_lib.declaring import (
     JobDeclarations,
     StreamDeclarations,
@@ -148,6 +148,8 @@ class App(
             [one.group for one in self.transactionals],
             [one.group for one in self.consumers],
         )
+        for name, job_type in self.jobs.items():
+            check_own_done(name, job_type.after, self.consumers)
         names = {one.name for one in self.written}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         names |= {

@@ -12,6 +12,7 @@
     ├── EnqueueError              refused before any SQL was sent
     │   ├── NoTransactionError
     │   ├── PayloadError
+    │   ├── PlaceError        its type waits for groups, and it comes from no record
     │   └── TopicError
     ├── StoredPayloadError        a waiting job does not fit its handler any more
     ├── RecordError               a record cannot be read, or nobody handles its type
@@ -91,8 +92,12 @@ class PayloadError(EnqueueError):
     """The payload does not fit the handler's signature, or cannot be stored."""
 
 
+class PlaceError(EnqueueError):
+    """Its type waits for other groups, and no record says how far they must be."""
+
+
 class StoredPayloadError(JobsError):
-    """A waiting job's payload does not fit its handler any more; the job is kept."""
+    """A waiting job does not fit its declaration any more; the job is kept."""
 
 
 class TopicError(EnqueueError):

@@ -109,8 +109,9 @@ def show_(job: int, as_json: bool) -> None:
 @json_option
 def explain(job: int, as_json: bool) -> None:
     """Say why a job does not run."""
+    settings = default_settings()
     found = operating.explain(
-        _database(), job, stale_after=default_settings().stale_after
+        _database(), job, stale_after=settings.stale_after, settings=settings
     )
     if as_json:
         show_json(asdict(found))

@@ -40,7 +40,7 @@ from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from confluent_kafka import Message
@@ -77,6 +77,7 @@ class Consumer:
         dependencies: Positions | None = None,
         refresh: float = 1.0,
         committer: OutsideCommitter | None = None,
+        placed: Collection[str] = (),
         threads: int = 2,
     ) -> None:
         """Prepare to consume.
@@ -95,6 +96,8 @@ class Consumer:
             refresh: seconds between two of its answers.
             committer: of the group ``<group>.done``; None if no topic tells it how far
                 its jobs are done.
+            placed: the topics whose jobs wait for other groups: they keep the places of
+                their records, whether anybody tells how far they are done or not.
             threads: the number of threads that apply blocks.
         """
         self.group = member.group
@@ -106,6 +109,12 @@ class Consumer:
         self._applier = Applier(
             self.group, self._declared, self._offsets, block_seconds
         )
+        self._placed = {
+            topic
+            for topic, one in self._declared.items()
+            if one.done or (topic in placed and not one.is_read_model)
+        }
+        """The topics of which jobs keep the places of their records."""
         self._topic_ids = topic_ids
         self._queues = Queues(member, prefetch_bytes)
         self._partitions = self._queues.partitions
@@ -198,7 +207,7 @@ class Consumer:
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
             highest = self._offsets.read_highest(connection, list(parts))
             sources = self._offsets.make_sources(
-                connection, [one for one in parts if self._declared[one[0]].done]
+                connection, [one for one in parts if one[0] in self._placed]
             )
             # The tables' names may be others since somebody had the partitions.
             declared = self._declared.values()
@@ -437,7 +446,7 @@ class Consumer:
             return {
                 partition: progress
                 for partition, progress in self._partitions.items()
-                if progress.placing is not None
+                if self._declared[partition[0]].done
             }
 
 

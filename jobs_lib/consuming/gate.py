@@ -19,13 +19,20 @@ from typing import TYPE_CHECKING
 from jobs_lib.consuming.progress import get_offset
 from jobs_lib.consuming.record import describe, read_header
 from jobs_lib.errors import ConfigurationError, RecordError
-from jobs_lib.kafka.dependencies import Dependency, Place, find_end, find_wait
+from jobs_lib.kafka.dependencies import (
+    Dependency,
+    Place,
+    choose_wait,
+    find_end,
+    find_wait,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from confluent_kafka import Message
 
+    from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.dependencies import Answers, Wait
 
 DERIVED_FROM = "ce_derivedfrom"
@@ -72,12 +79,9 @@ class Gate:
 
         Of several groups it is the one that is furthest behind.
         """
-        waits = [
-            wait
-            for one in self.after
-            if (wait := find_wait(one, answers[one], places[one.topic])) is not None
-        ]
-        return max(waits, key=_order, default=None)
+        return choose_wait(
+            find_wait(one, answers[one], places[one.topic]) for one in self.after
+        )
 
     def count_open(self, block: Sequence[Message], answers: Answers) -> int:
         """Count the records from the first one on that may be handled.
@@ -120,10 +124,6 @@ class Gate:
         return read_derived_from(message, topic)
 
 
-def _order(wait: Wait) -> tuple[bool, int]:
-    return wait.state != "waits", wait.behind
-
-
 def read_derived_from(message: Message, topic: str) -> Place:
     """Read a record's place in the topic that its own is derived from.
 
@@ -163,6 +163,33 @@ def check_circles(waiting: Mapping[Dependency, Collection[Dependency]]) -> None:
             raise ConfigurationError(
                 f"consumers wait for each other for ever: {named}. Leave one of these "
                 "out of the `after` of another"
+            )
+
+
+def check_own_done(
+    name: str, after: Iterable[Dependency], consumers: Collection[Subscription]
+) -> None:
+    """Refuse a job type whose jobs would wait for themselves.
+
+    Jobs of a consumer wait for ever for its group ``<group>.done``, which waits for
+    them. If several consumers read the topic, only the enqueue shows whose job it is.
+
+    Args:
+        name: of the job type.
+        after: what it waits for.
+        consumers: of the app.
+
+    Raises:
+        ConfigurationError: only one consumer could enqueue its jobs, and they would
+            wait for that one's jobs.
+    """
+    for topic, group in after:
+        groups = {one.done_group for one in consumers if one.topic == topic}
+        if groups == {group}:
+            raise ConfigurationError(
+                f"jobs of {name!r} come from the consumer of {topic!r} and wait for "
+                f"{group!r}, which waits until they are done: leave that one out of "
+                "`after`"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from jobs_lib.declaring.arguments import (
@@ -23,13 +24,16 @@ from jobs_lib.declaring.functions import (
     check_takes,
     refuse_misplaced,
 )
+from jobs_lib.declaring.names import check_pairs
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.batch import find_item_type, make_schema
 from jobs_lib.jobs.schedule import Schedule
 from jobs_lib.jobs.type import JobType
+from jobs_lib.kafka.dependencies import Dependency
+from jobs_lib.naming import name_in_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Never
 
     from jobs_lib.backoff import Retry
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.jobs.schedule import Missed
     from jobs_lib.jobs.type import GroupOf, Handler, Rule
+    from jobs_lib.naming import Exact
     from jobs_lib.settings import Settings
 
 P = ParamSpec("P")
@@ -87,6 +92,7 @@ class JobDeclarations:
         debounce: float = 0.0,
         max_wait: float | None = None,
         discarded_is_done: bool = False,
+        after: Sequence[tuple[str | Exact, str | Exact]] = (),
     ) -> Callable[[Handler[P]], JobType[P]]:
         """Declare a function as the handler of a job type.
 
@@ -125,6 +131,9 @@ class JobDeclarations:
             max_wait: seconds after which one runs even if new jobs keep coming.
             discarded_is_done: whether a discarded job counts as done for the group
                 ``<group>.done`` of a consumer with ``done=True``. Defaults to no.
+            after: pairs of a topic and a consumer group: a job starts only when the
+                groups that read its record's topic have handled that record. No
+                attempt is counted, and its group waits behind it. Defaults to none.
             history: how long finished jobs can be looked up, in whole days; False for
                 not at all. Defaults to the setting ``history_days``.
 
@@ -145,6 +154,7 @@ class JobDeclarations:
             check_seconds(debounce, "debounce", type_name, zero=True)
             check_seconds(max_wait, "max_wait", type_name)
             check_rate(rate, type_name)
+            pairs = check_pairs(after, what)
             return self._declare(
                 function,
                 name=type_name,
@@ -163,6 +173,7 @@ class JobDeclarations:
                 rules=rules,
                 names=names,
                 priority=priority,
+                after=partial(self._name_dependencies, pairs) if pairs else None,
             )
 
         return declare
@@ -268,6 +279,16 @@ class JobDeclarations:
         self.jobs |= dict.fromkeys(names_of_jobs, job_type)
         return job_type
 
+    def _name_dependencies(
+        self, pairs: Iterable[tuple[str | Exact, str | Exact]]
+    ) -> tuple[Dependency, ...]:
+        """Name in Kafka the groups that a type waits for."""
+        settings = self._read_settings()
+        return tuple(
+            Dependency(*(name_in_kafka(settings, name) for name in pair))
+            for pair in pairs
+        )
+
     def _check_workers(self, workers: Workers | None, name: str) -> None:
         """Refuse two different counts for workers of one name."""
         for other in self.jobs.values():
@@ -346,6 +367,12 @@ class JobDeclarations:
             if not isinstance(job_type, JobType):
                 raise ConfigurationError(
                     f"{job_type!r} is no job type: put @app.periodic above @app.job"
+                )
+            if job_type.waits:
+                raise ConfigurationError(
+                    f"jobs of {job_type.name!r} wait until other groups have handled "
+                    "their record, and a tick is none: leave `after` out, or enqueue "
+                    "them while a record is handled"
                 )
             declared = self.jobs.get(job_type.name)
             if declared is None or declared.function is not job_type.function:

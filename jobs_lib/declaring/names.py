@@ -66,6 +66,35 @@ def check_after(
         ConfigurationError: it holds no pairs of names, names the consumer's own group,
             or several other topics.
     """
+    pairs = check_pairs(given, what)
+    for pair in pairs:
+        if pair[1] == group:
+            raise ConfigurationError(
+                f"{what} waits for its own group, and would wait for ever: leave "
+                f"{pair!r} out of `after`"
+            )
+    others = sorted({plain_name(one) for one, _ in pairs if one != topic})
+    if len(others) > 1:
+        raise ConfigurationError(
+            f"{what} waits for groups that read {' and '.join(map(repr, others))}, and "
+            "a record names its place in one other topic: name groups that read this "
+            "topic, and one more at most"
+        )
+    return pairs
+
+
+def check_pairs(
+    given: object, what: str
+) -> tuple[tuple[str | Exact, str | Exact], ...]:
+    """Check pairs of a topic and a group to wait for, each named once.
+
+    Args:
+        given: the argument.
+        what: names who waits, in messages.
+
+    Raises:
+        ConfigurationError: it holds no pairs of names.
+    """
     if not isinstance(given, list | tuple | set | frozenset):
         raise _no_pairs(given, what)
     pairs: dict[tuple[str | Exact, str | Exact], None] = {}
@@ -74,19 +103,7 @@ def check_after(
             raise _no_pairs(given, what)
         check_topic_name(plain_name(pair[0]))
         check_name(plain_name(pair[1]), "a consumer group")
-        if pair[1] == group:
-            raise ConfigurationError(
-                f"{what} waits for its own group, and would wait for ever: leave "
-                f"{pair!r} out of `after`"
-            )
         pairs[pair[0], pair[1]] = None
-    others = sorted({plain_name(one) for one, _ in pairs if one != topic})
-    if len(others) > 1:
-        raise ConfigurationError(
-            f"{what} waits for groups that read {' and '.join(map(repr, others))}, and "
-            "a record names its place in one other topic: name groups that read this "
-            "topic, and one more at most"
-        )
     return tuple(pairs)
 
 

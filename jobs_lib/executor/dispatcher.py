@@ -19,6 +19,7 @@ from jobs_lib.executor.claiming.polling import Poller
 from jobs_lib.executor.claiming.rows import JumpRow
 from jobs_lib.executor.claiming.scope import SKIP_PAUSE
 from jobs_lib.executor.hand_over import Commands, HandOver
+from jobs_lib.executor.limiting.gate import LOOK_SECONDS
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.executor.settling.settler import SETTLE_WITHIN, Settler
 from jobs_lib.loop import Loop
@@ -262,6 +263,9 @@ class Dispatcher:
     def _round(self, round_trip: RoundTrip) -> None:
         self._commands.run()
         self._collect()
+        gated = self._claimer.gated
+        gated.look()
+        opened = gated.prepare(self._claimer.cursors, self._claimer.wanted)
         polls = self._poller.prepare(
             busy=len(self._claimer.in_flight) > 0, hinted=self._receives_hints()
         )
@@ -270,13 +274,13 @@ class Dispatcher:
         if self._limiter and self._takes_slots:
             slots = self._limiter.prepare()
         hurried = self._hand_over.is_awaited or self._stopping.is_set()
-        idle = not (polls or claim or jump or slots or hurried)
+        idle = not (polls or claim or jump or slots or opened or hurried)
         if idle and self._settler.is_too_little(starving=self._workers.is_starving):
             self._sleep()
             return
         settle = self._prepare_settle(also_claims=bool(polls or claim or hurried))
         # The claim sees all rows that the jump has seen.
-        batches = [b for b in (settle, slots, *polls, jump, claim) if b]
+        batches = [b for b in (settle, slots, *polls, opened, jump, claim) if b]
         if not batches:
             self._sleep()
             return
@@ -287,7 +291,7 @@ class Dispatcher:
         for batch, answer in zip(batches, answers, strict=False):
             batch.answer = answer
         # The claim first: it may have passed over jobs of lanes that ended since.
-        for batch in (claim, jump, settle, slots, *polls):
+        for batch in (claim, jump, settle, slots, *polls, opened):
             batch.read()
         self._tell_others()
         if self._poller.cancelled:
@@ -391,6 +395,8 @@ class Dispatcher:
             seconds = min(seconds, SETTLE_WITHIN)
         elif self._claimer.is_barred:
             seconds = min(seconds, _BARRED)
+        if self._claimer.gated.gate is not None:
+            seconds = min(seconds, LOOK_SECONDS)
         for origin in self._wakeup.wait(seconds):
             self._hear(origin)
         if self._wakeup.turns != self._turns:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.executor.claiming.claimer import Claimer
 from jobs_lib.executor.claiming.pace import Pace
 from jobs_lib.executor.dispatcher import Dispatcher
+from jobs_lib.executor.limiting.gate import JobGate
 from jobs_lib.executor.limiting.limiter import Limiter
 from jobs_lib.executor.limiting.slots import Slots
 from jobs_lib.executor.meter import Meter
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.executor.section import Section
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.kafka.positions import Positions
     from jobs_lib.ownership.lease import Lease
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
@@ -55,6 +58,7 @@ class Executor:
         role: str = EXECUTE,
         foreign: Callable[[], frozenset[str]] = frozenset,
         is_measured: bool = False,
+        dependencies: Positions | None = None,
     ) -> None:
         """Make it from an app's types.
 
@@ -70,6 +74,8 @@ class Executor:
             role: the role in which the process owns origins.
             foreign: returns the types that other apps know.
             is_measured: whether anybody wants figures of its jobs.
+            dependencies: says how far the groups are that types wait for; None to let
+                all jobs start.
         """
         self._pools: dict[Workers | None, WorkerPool] = {}
         self.meters: list[Meter] = []
@@ -77,15 +83,19 @@ class Executor:
         self._sections: list[list[Dispatcher]] = []
         """The dispatchers of each section; they share the origins."""
         sections = divide(types)
+        self.gates = _make_gates(sections, dependencies, settings.gate_refresh)
+        """What sections wait for, by their place."""
         number = itertools.count()
         alone = threading.Lock()
-        for section in sections:
+        for place, section in enumerate(sections):
+            gate = self.gates.get(place)
             workers = self._pools.get(section.workers)
             if workers is None:
                 ours = {n: t for n, t in types.items() if t.workers == section.workers}
                 workers = self._pools[section.workers] = WorkerPool(
                     database, ours, owner, settings, middleware, self._wake,
-                    section.workers, role=role, is_timed=is_measured,
+                    section.workers, _find_gates(ours, self.gates.values()), role=role,
+                    is_timed=is_measured,
                 )  # fmt: skip
             limiter = None
             if section.limit:
@@ -98,7 +108,7 @@ class Executor:
                 step = len(sections) * _DISPATCHERS
                 claimer = Claimer(
                     owner, installation, types, first, step, alone, lease, section,
-                    role, foreign,
+                    role, foreign, gate,
                 )  # fmt: skip
                 if limiter is not None:
                     limiter.serve(claimer.finished, claimer.passed)
@@ -124,6 +134,8 @@ class Executor:
                         takes_slots=not dispatchers,
                     )
                 )
+            if gate is not None:
+                gate.wakes += [one.wake for one in dispatchers]
             self._sections.append(dispatchers)
 
     @property
@@ -141,9 +153,10 @@ class Executor:
 
         There is one item for the types whose workers are all busy: the number of
         workers, and some of the jobs that they run, with their ages in seconds. There
-        is another for each type that waits for its limit.
+        is another for each type that waits for its limit, and for the types that wait
+        for the same groups.
         """
-        report: list[dict[str, Any]] = []
+        report: list[dict[str, Any]] = [gate.report() for gate in self.gates.values()]
         now = time.monotonic()
         busy = [one for workers in self._pools.values() for one in workers.find_busy()]
         for types, count in busy:
@@ -278,6 +291,24 @@ class Executor:
     def _wake(self) -> None:
         for dispatcher in self._dispatchers:
             dispatcher.wake()
+
+
+def _make_gates(
+    sections: Iterable[Section], dependencies: Positions | None, refresh: float
+) -> dict[int, JobGate]:
+    if dependencies is None:
+        return {}
+    return {
+        place: JobGate(section.types, section.after, dependencies, refresh)
+        for place, section in enumerate(sections)
+        if section.after
+    }
+
+
+def _find_gates(types: Iterable[str], gates: Iterable[JobGate]) -> dict[str, JobGate]:
+    """Find the gate of each of these types that has one."""
+    every = {name: gate for gate in gates for name in gate.types}
+    return {name: every[name] for name in types if name in every}
 
 
 def _place(origin: str, count: int) -> int:

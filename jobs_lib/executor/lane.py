@@ -98,6 +98,9 @@ class ClaimedJob(Job):
     """Whether it may have places of records, which the jobs that it enqueues get."""
     value: str | None = field(default=None, repr=False)
     """The job's value as text, if a limit counts by value."""
+    record: str = field(init=False, repr=False)
+    """The place of its record, if its type waits for other groups: the number of the
+    partition and the offset, as in ``7:4711``; empty if it comes from none."""
     started: bool = False
     completed: bool = False
     """Set once its completion is known to be committed."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.jobs.limit import Limit, Workers
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.kafka.dependencies import Dependency
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class Section:
     type_name: str = ""
     """With a limit: the type's name, whatever alias its jobs have."""
 
+    after: tuple[Dependency, ...] = ()
+    """The groups that must have handled the record of a job before it starts."""
+
     @property
     def parameter(self) -> str | None:
         """The parameter whose values are limited one by one."""
@@ -38,14 +42,17 @@ class Section:
 
 
 def divide(types: Mapping[str, JobType[Any]]) -> list[Section]:
-    """The sections of an app; the first is for types without workers or limits of their
-    own.
+    """The sections of an app; the first is for types without workers, limits or gates
+    of their own.
 
-    A type with a limit is a section of its own. Types with the same workers are one.
+    A type with a limit is a section of its own. Types with the same workers are one, if
+    they wait for the same groups.
     """
     shares: dict[object, set[str]] = {None: set()}
     for name, job_type in types.items():
-        key = job_type.name if job_type.limit else job_type.workers
+        key: object = job_type.name if job_type.limit else job_type.workers
+        if job_type.after:
+            key = key, frozenset(job_type.after)
         shares.setdefault(key, set()).add(name)
     if not shares[None] and len(shares) > 1:
         del shares[None]
@@ -61,6 +68,7 @@ def divide(types: Mapping[str, JobType[Any]]) -> list[Section]:
                 first.workers if first else None,
                 first.limit if first else None,
                 first.name if first else "",
+                first.after if first else (),
             )
         )
     return sections

@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from jobs_lib.callers import CopyIn, Fetch, Statements
-from jobs_lib.errors import TopicError
+from jobs_lib.errors import PlaceError, TopicError
 from jobs_lib.jobs.copy_lines import OwnPlace, copy_blocks, copy_prefix, copy_suffix
 from jobs_lib.jobs.options import PRIORITIES
+from jobs_lib.jobs.waiting import Source, find_fault
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.postgres.hints import EVERYWHERE, Hints
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers import Steps
     from jobs_lib.jobs.options import Options
+    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.settings import Settings
 
@@ -47,6 +49,8 @@ class Entry:
     """The origin of the record that is handled now."""
     place: str | None
     """Whose places it gets; None if nobody tells how far its jobs are done."""
+    after: tuple[Dependency, ...] = ()
+    """The groups that its type waits for."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class Entries:
     options: Options
     handled: str | None
     place: str | None
+    after: tuple[Dependency, ...] = ()
 
 
 @dataclass(slots=True)
@@ -83,6 +88,10 @@ class Enqueuer:
         self._hints = Hints()
         self._home: _Home | None = None
         self._read_at = 0.0
+        self._sources: dict[str, Source] = {}
+        """The partitions of records, by their numbers."""
+        self.checks_places = True
+        """Whether jobs are refused that a gate could not judge."""
 
     @property
     def payload_limit(self) -> int:
@@ -91,6 +100,8 @@ class Enqueuer:
 
     def enqueue(self, entry: Entry) -> Steps[int]:
         """Insert one job; returns its id, or that of the job with its unique key."""
+        if entry.after:
+            yield from self._check_place(entry)
         home = self._known_home() or (yield from self._read_home())
         options = entry.options
         origin = self._given_origin(home, options.origin)
@@ -127,6 +138,8 @@ class Enqueuer:
 
     def enqueue_many(self, entries: Entries) -> Steps[int]:
         """Insert many jobs in the order given; returns how many."""
+        if entries.after:
+            yield from self._check_place(entries)
         home = self._known_home() or (yield from self._read_home())
         options = entries.options
         given = self._given_origin(home, options.origin)
@@ -173,6 +186,41 @@ class Enqueuer:
         if self._settings().notify and state == "available":
             yield Fetch(self._statements["hint"], {"hint": EVERYWHERE})
         return len(entries.payloads)
+
+    def _check_place(self, new: Entry | Entries) -> Steps[None]:
+        """Refuse jobs that wait for other groups, if no record says how far."""
+        if not self.checks_places:
+            return
+        source = None
+        if new.place is not None:
+            source = yield from self._find_source(new.place)
+        if (fault := find_fault(new.after, source)) is not None:
+            raise PlaceError(
+                f"a job of {new.options.type!r} starts only when other groups have "
+                f"handled its record, and {fault}. Enqueue it while a record of such a "
+                "topic is handled, or in a job that comes from one and is not done"
+            )
+
+    def _find_source(self, place: str) -> Steps[Source | None]:
+        """Find which partition a new job comes from; asked once for each partition."""
+        kind, number, *_ = place.split(" ")
+        is_record = kind == "record"
+        if is_record and number in self._sources:
+            return self._sources[number]
+        rows = yield Fetch(
+            self._statements["find_place_source"],
+            {
+                "source": number if is_record else None,
+                "place": None if is_record else place,
+            },
+        )
+        if not rows:
+            return None
+        group, topic, partition = rows[0]
+        source = Source(group, topic, int(partition))
+        if is_record:
+            self._sources[number] = source
+        return source
 
     def _find_time(self, options: Options) -> Steps[tuple[str, str | None]]:
         """Find the state and time of new jobs by the database's clock.

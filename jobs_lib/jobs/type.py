@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import timedelta
+from functools import cached_property
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from jobs_lib.callers.caller import AsyncCaller, Caller
     from jobs_lib.jobs.limit import Limit, Workers
     from jobs_lib.jobs.rate import Rate
+    from jobs_lib.kafka.dependencies import Dependency
 
 P = ParamSpec("P")
 Handler = Callable[Concatenate[Job, P], Awaitable[None] | None]
@@ -107,6 +109,7 @@ class JobType(Generic[P]):
         workers: Workers | None = None,
         schema: Callable[..., Any] | None = None,
         discarded_is_done: bool = False,
+        after: Callable[[], tuple[Dependency, ...]] | None = None,
     ) -> None:
         # Imported only if there is a signature to read: it loads pydantic.
         from jobs_lib.jobs.payload import Payload
@@ -133,6 +136,9 @@ class JobType(Generic[P]):
         self.max_wait = max_wait
         self.discarded_is_done = discarded_is_done
         """Whether a discarded job holds back no `.done` group."""
+        self.waits = after is not None
+        """Whether its jobs wait until other groups have handled their records."""
+        self._find_after = after
         if last_only and group is None:
             raise ConfigurationError(
                 f"{name!r} runs only the last job of a group, but has none: give group="
@@ -162,6 +168,11 @@ class JobType(Generic[P]):
             if kind in self.rules:
                 return self.rules[kind]
         return None
+
+    @cached_property
+    def after(self) -> tuple[Dependency, ...]:
+        """The groups that must have handled a job's record, by the names in Kafka."""
+        return self._find_after() if self._find_after else ()
 
     @property
     def keep(self) -> int | None:
@@ -215,6 +226,8 @@ class JobType(Generic[P]):
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: the arguments do not fit the signature, or cannot be stored.
+            PlaceError: the type waits for other groups (``after``), and the job comes
+                from no record of theirs.
             TopicError: the origin's topic is not declared.
         """
         values = self.payload.bind(args, kwargs)
@@ -248,6 +261,7 @@ class JobType(Generic[P]):
         Raises:
             NoTransactionError: the caller's change would not commit with it.
             PayloadError: a payload does not fit, or cannot be stored.
+            PlaceError: as for :meth:`enqueue`.
             EnqueueError: the options have a unique key, which only one job could have.
         """
         if is_autocommit(conn):
@@ -285,6 +299,7 @@ class JobType(Generic[P]):
             options,
             current_origin(),
             current_place(),
+            self.after if self.waits else (),
         )
         return self._enqueuer.enqueue(entry)
 
@@ -305,6 +320,7 @@ class JobType(Generic[P]):
             options,
             current_origin(),
             current_place(),
+            self.after if self.waits else (),
         )
         return self._enqueuer.enqueue_many(entries)
 

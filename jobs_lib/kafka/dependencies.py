@@ -101,3 +101,13 @@ def find_wait(
     if committed is not None and place.offset < committed:
         return None
     return Wait(dependency, place, committed, "waits")
+
+
+def choose_wait(waits: Iterable[Wait | None]) -> Wait | None:
+    """Choose the wait for the group that is furthest behind; None if there is none."""
+    found = (one for one in waits if one is not None)
+    return max(found, key=_order, default=None)
+
+
+def _order(wait: Wait) -> tuple[bool, int]:
+    return wait.state != "waits", wait.behind

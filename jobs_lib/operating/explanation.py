@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.jobs.job import RateLimited
+from jobs_lib.operating.gates import explain_wait
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.postgres.database import Database
+    from jobs_lib.settings import Settings
 
 _COUNTED = 10_000
 _LIMITED = f"{RateLimited.__name__}: "
@@ -29,8 +31,8 @@ class Reason:
 
     code: str
     """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``rate_limited``,
-    ``behind``, ``workers_busy``, ``limited``, ``unknown_type``, ``no_owner``,
-    ``stale_owner``, ``ready``, ``discarded``, ``finished``, ``gone`` or
+    ``behind``, ``workers_busy``, ``limited``, ``gated``, ``unknown_type``,
+    ``no_owner``, ``stale_owner``, ``ready``, ``discarded``, ``finished``, ``gone`` or
     ``never_existed``."""
     text: str
     """The reason as a sentence, with the values."""
@@ -78,7 +80,13 @@ class _Facts:
         return f"pod {self.pod} (process {self.owner}) at epoch {self.epoch}"
 
 
-def explain(database: Database, job: int, *, stale_after: float = 5.0) -> Explanation:
+def explain(
+    database: Database,
+    job: int,
+    *,
+    stale_after: float = 5.0,
+    settings: Settings | None = None,
+) -> Explanation:
     """Explain why a job does not run, or what became of it.
 
     Args:
@@ -86,12 +94,14 @@ def explain(database: Database, job: int, *, stale_after: float = 5.0) -> Explan
         job: its id.
         stale_after: seconds without a heartbeat until a process counts as dead, the
             setting of that name.
+        settings: say where Kafka is, which is asked how far the groups are that a job
+            waits for. Without them these are only named.
 
     Raises:
         OperatingError: the queries took longer than ten seconds.
     """
     with database.connect("explain") as connection, bounded(connection, database):
-        return _Explainer(connection, database, stale_after).explain(job)
+        return _Explainer(connection, database, stale_after, settings).explain(job)
 
 
 class _Explainer:
@@ -102,7 +112,9 @@ class _Explainer:
         connection: psycopg.Connection[Any],
         database: Database,
         stale_after: float,
+        settings: Settings | None,
     ) -> None:
+        self._settings = settings
         self._connection = connection
         self._database = database
         self._stale_after = stale_after
@@ -183,9 +195,39 @@ class _Explainer:
         for item in facts.busy or []:
             if "workers" in item:
                 found.append(_busy(facts, item))
+            elif "after" in item:
+                found += self._gated(facts, item)
             elif reason := self._limited(facts, item):
                 found.append(reason)
         return found
+
+    def _gated(self, facts: _Facts, item: dict[str, Any]) -> Iterator[Reason]:
+        """What the gate of its record waits for."""
+        row = self._one("explain_record", origin=facts.origin, id=facts.id)
+        if row is None:
+            return
+        topic, partition, offset = row
+        for after_topic, group, is_known in item["after"]:
+            if after_topic != topic:
+                continue
+            if not is_known:
+                text = (
+                    f"Kafka does not say to pod {facts.pod} how far the group "
+                    f"{group!r} is in {topic!r}"
+                )
+            elif self._settings is None:
+                text = f"the group {group!r} has to pass {topic}/{partition} {offset}"
+            elif wait := explain_wait(
+                self._settings, (after_topic, group), (partition, offset)
+            ):
+                text = wait
+            else:
+                continue
+            yield Reason(
+                "gated",
+                f"it comes from the record at {topic}/{partition} offset {offset}, and "
+                f"waits until others have handled that: {text}",
+            )
 
     def _limited(self, facts: _Facts, item: dict[str, Any]) -> Reason | None:
         most, parameter = item["limit"], item["parameter"]

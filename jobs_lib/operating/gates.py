@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from jobs_lib.consuming.gate import read_derived_from
-from jobs_lib.errors import RecordError
-from jobs_lib.kafka.dependencies import Place, find_wait
+from jobs_lib.errors import JobsError, RecordError
+from jobs_lib.kafka.dependencies import Dependency, Place, find_wait
 from jobs_lib.kafka.places import find_places, read_committed
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.kafka.reader import PartsReader, Span
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.consuming.subscription import Subscription
-    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.settings import Settings
 
 State = Literal["open", "waits", "missing", "empty", "unknown"]
@@ -66,6 +65,25 @@ def list_gates(app: App) -> list[GatePart]:
             parts = _list_parts(app.settings, database, declared)
             found += sorted(parts, key=lambda part: part.partition)
     return found
+
+
+def explain_wait(
+    settings: Settings, dependency: tuple[str, str], place: tuple[int, int]
+) -> str | None:
+    """Say what a record still lacks of one group; None if the group has handled it.
+
+    Args:
+        settings: where Kafka is.
+        dependency: the topic and the group, by their names in Kafka.
+        place: the partition and the offset of the record.
+    """
+    one = Dependency(*dependency)
+    try:
+        answer: KnownOffsets | None = _ask(settings, one)
+    except JobsError:
+        answer = None
+    wait = find_wait(one, answer, Place(*place))
+    return None if wait is None else wait.explain()
 
 
 def _list_parts(

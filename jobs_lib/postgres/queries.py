@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from itertools import combinations
 from typing import Any, cast
 
 from psycopg import sql
@@ -14,6 +15,8 @@ from jobs_lib.errors import JobsError
 from jobs_lib.settings import check_schema
 
 _HEAD = re.compile(r"^-- (name|part|template): (\w+)$", re.MULTILINE)
+_KINDS = ("limited", "gated")
+"""The kinds of sections whose claims read more than others."""
 
 
 class Queries(Mapping[str, sql.Composed]):
@@ -53,8 +56,9 @@ def _read_queries() -> dict[str, dict[str, str]]:
     Each ``{part}`` in one is replaced by the part of that name.
 
     If there is also a part ``x_limited``, each query ``q`` with the part ``x`` exists
-    twice: as ``q``, and as ``q_limited`` with that other part. A part may contain parts
-    that are defined after it.
+    twice: as ``q``, and as ``q_limited`` with that other part. So it is for the kind
+    ``gated``, and for both together. A part may contain parts that are defined after
+    it.
     """
     found: dict[str, dict[str, str]] = {"name": {}, "part": {}, "template": {}}
     for file in sorted(
@@ -68,12 +72,23 @@ def _read_queries() -> dict[str, dict[str, str]]:
                 raise JobsError(f"the {kind} {name!r} stands twice in jobs_lib/sql")
             found[kind][name] = text.strip().rstrip(";")
     parts = found["part"]
-    other = {p: parts[f"{p}_limited"] for p in parts if f"{p}_limited" in parts}
+    others = {
+        kind: {p: parts[f"{p}_{kind}"] for p in parts if f"{p}_{kind}" in parts}
+        for kind in _KINDS
+    }
     queries: dict[str, str] = {}
     for name, text in found["name"].items():
-        queries[name] = _fill(text, parts)
-        if any(f"{{{part}}}" in text for part in other):
-            queries[f"{name}_limited"] = _fill(text, parts | other)
+        kinds = [
+            kind
+            for kind, other in others.items()
+            if any(f"{{{part}}}" in text for part in other)
+        ]
+        for count in range(len(kinds) + 1):
+            for chosen in combinations(kinds, count):
+                filled = dict(parts)
+                for kind in chosen:
+                    filled |= others[kind]
+                queries["_".join([name, *chosen])] = _fill(text, filled)
     templates = {name: _fill(text, parts) for name, text in found["template"].items()}
     return {"name": queries, "template": templates}
 

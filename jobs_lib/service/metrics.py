@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from jobs_lib.consuming.measures import Measures
+    from jobs_lib.executor.limiting.gate import JobGate
     from jobs_lib.executor.meter import Meter
     from jobs_lib.kafka.positions import Positions
     from jobs_lib.postgres.database import Database
@@ -46,6 +47,7 @@ class ServiceMetrics:
         owned: finds how many origins it owns, by role.
         consumers: finds the figures of its consumers.
         positions: finds what Kafka says of their topics.
+        gates: finds what jobs wait for.
         pause: seconds between two reads of what waits in the database.
     """
 
@@ -56,6 +58,7 @@ class ServiceMetrics:
         owned: Callable[[], Mapping[str, int]],
         consumers: Callable[[], Collection[Measures]] = tuple,
         positions: Callable[[], Positions | None] = lambda: None,
+        gates: Callable[[], Iterable[JobGate]] = tuple,
         *,
         pause: float = _PAUSE,
     ) -> None:
@@ -66,6 +69,7 @@ class ServiceMetrics:
         self._metrics.add(lambda: describe_jobs(list(meters())))
         self._metrics.add(lambda: [_describe_owned(owned())])
         self._metrics.add(lambda: describe_consumers(consumers(), positions()))
+        self._metrics.add(lambda: [describe_gates(gates())])
         self._metrics.add(self._describe_depths)
         self._metrics.add(lambda: [_describe_build()])
 
@@ -138,7 +142,8 @@ def describe_all() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for one in COUNTED:
         yield f"{PREFIX}{one.name}_total", "counter", one.labels, one.text
     given = [describe_jobs([]), describe_depths(None)]
-    given += [describe_consumers([], None), describe_consumed(None)]
+    given += [describe_consumers([], None), iter([describe_gates([])])]
+    given += [describe_consumed(None)]
     for family in (*chain(*given), _describe_owned({}), _describe_build()):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         yield (
@@ -258,6 +263,22 @@ def describe_consumers(
                 lag.add_metric((one.group, topic), found.total)
                 highest.add_metric((one.group, topic), found.highest)
     yield from (lag, highest, held, waited, seconds)
+
+
+def describe_gates(gates: Iterable[JobGate]) -> Metric:
+    """For how long jobs of records have waited for other groups."""
+    waited = GaugeMetricFamily(
+        f"{PREFIX}job_gate_seconds",
+        "For how long jobs of a partition's records wait, and for which group; at most "
+        "a hundred.",
+        labels=("topic", "partition", "after"),
+    )
+    waits = [one for gate in gates for one in gate.find_waits()]
+    for wait in sorted(waits, key=lambda one: -one.seconds)[:_MOST_PARTITIONS]:
+        topic, _, number = wait.origin.rpartition("/")
+        after = wait.wait.dependency.group
+        waited.add_metric((topic, number, after), wait.seconds)
+    return waited
 
 
 def describe_consumed(consumed: Consumed | None) -> Iterator[Metric]:

@@ -24,7 +24,7 @@ from jobs_lib.ownership.member import MemberSource
 from jobs_lib.ownership.orphans import OrphanSource
 from jobs_lib.ownership.source import CombinedSource
 from jobs_lib.ownership.static import StaticSource
-from jobs_lib.service.preparation import all_origins, job_consumers
+from jobs_lib.service.preparation import all_origins, find_placed, job_consumers
 from jobs_lib.service.supervisor import read_share
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class PartMaker:
         process: this process, as the owner of origins.
         installation: the database's identity.
         fail: stops the service for good, with the reason.
-        dependencies: says how far the groups are that consumers wait for; None if they
-            wait for none.
+        dependencies: says how far the groups are that consumers and job types wait for;
+            None if they wait for none.
     """
 
     app: App
@@ -118,6 +118,7 @@ class PartMaker:
             topic_ids=TopicIds(settings, member.topics),
             dependencies=self.dependencies,
             refresh=settings.gate_refresh,
+            placed=find_placed(self.app),
             committer=None
             if tells is None
             else OutsideCommitter(settings, tells.done_group),
@@ -153,6 +154,7 @@ class PartMaker:
             role=process.role,
             foreign=lambda: process.foreign,
             is_measured=is_measured,
+            dependencies=self.dependencies,
         )
 
     def own_jobs(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.postgres.database import Database
 
 PARTS = ("consumers", "executor", "relay")
@@ -79,14 +80,16 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
 
     Raises:
         AccessError: Kafka does not let this service in, or denies it a right.
+        ConfigurationError: job types wait for groups, and no Kafka is set.
     """
     settings = app.settings
     if not settings.kafka_bootstrap_servers:
+        _refuse_gates(app, parts)
         return False
     consumers = app.consumers if "consumers" in parts else []
     transactional = app.transactionals if "consumers" in parts else []
     followed = job_consumers(app) if sidecar else []
-    after = {one for declared in consumers for one in declared.dependencies}
+    after = find_dependencies(app, parts)
     needs = Needs(
         reads={one.topic for one in consumers} | {one.topic for one in transactional},
         measures={one.topic for one in after},
@@ -108,6 +111,29 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
     return True
 
 
+def find_dependencies(app: App, parts: Collection[str]) -> set[Dependency]:
+    """Find the groups that consumers and job types wait for in these parts."""
+    consumers = app.consumers if "consumers" in parts else []
+    jobs = app.jobs.values() if "executor" in parts else []
+    found = {one for declared in consumers for one in declared.dependencies}
+    return found | {one for job_type in jobs for one in job_type.after}
+
+
+def find_placed(app: App) -> set[str]:
+    """Find the topics of which jobs keep the places of their records for a gate."""
+    return {one.topic for job_type in app.jobs.values() for one in job_type.after}
+
+
+def _refuse_gates(app: App, parts: Collection[str]) -> None:
+    for job_type in app.jobs.values() if "executor" in parts else ():
+        if job_type.after:
+            raise ConfigurationError(
+                f"jobs of {job_type.name!r} wait for other groups (`after`), and "
+                "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS names no Kafka that could say how "
+                "far those are: set it"
+            )
+
+
 def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
     """Name all missing topics in one line; each part discovers its own later."""
     consumers = app.consumers if "consumers" in parts else []
@@ -115,7 +141,7 @@ def warn_of_missing_topics(app: App, parts: Collection[str]) -> None:
     topics = {one.topic for one in consumers} | {topic.name for topic in written}
     if "consumers" in parts:
         topics |= {one.topic for one in app.transactionals}
-    topics |= {one.topic for declared in consumers for one in declared.dependencies}
+    topics |= {one.topic for one in find_dependencies(app, parts)}
     # From here on each part copes by itself if Kafka has gone away meanwhile.
     with contextlib.suppress(UnavailableError):
         found = list_partitions(app.settings, topics)
@@ -182,12 +208,14 @@ def check_model_tables(database: Database, app: App, parts: Collection[str]) -> 
 
 
 def check_places(database: Database, app: App, parts: Collection[str]) -> None:
-    """Refuse a start whose consumers could not find which jobs are unfinished.
+    """Refuse a start that could not find which jobs a record has.
 
     Raises:
         ConfigurationError: the table of jobs lacks the index for it.
     """
-    if "consumers" not in parts or not any(one.done for one in app.consumers):
+    tells = "consumers" in parts and any(one.done for one in app.consumers)
+    waits = "executor" in parts and bool(find_placed(app))
+    if not (tells or waits):
         return
     with database.connect("start") as connection:
         row = connection.execute(
@@ -196,12 +224,12 @@ def check_places(database: Database, app: App, parts: Collection[str]) -> None:
     if row is not None:
         return
     schema = quote(database.schema)
+    who = "a consumer has done=True" if tells else "a job type has `after`"
     raise ConfigurationError(
-        "a consumer has done=True, and the table of jobs lacks the index "
-        "jobs_of_place: the table was large when it was upgraded, and writers would "
-        f"have waited. Run `drop index if exists {schema}.jobs_of_place` and `create "
-        f"index concurrently jobs_of_place on {schema}.jobs (source, record_offset, "
-        "id) where source is not null`"
+        f"{who}, and the table of jobs lacks the index jobs_of_place: the table was "
+        "large when it was upgraded, and writers would have waited. Run `drop index if "
+        f"exists {schema}.jobs_of_place` and `create index concurrently jobs_of_place "
+        f"on {schema}.jobs (source, record_offset, id) where source is not null`"
     )
 
 

@@ -38,6 +38,7 @@ from jobs_lib.service.preparation import (
     check_parts,
     check_places,
     choose_origins,
+    find_dependencies,
     job_consumers,
     read_installation,
     warn_of_missing_topics,
@@ -115,8 +116,8 @@ class Service:
         self.positions: Positions | None = None
         """What Kafka says of groups and topics; None without consumers."""
         self._dependencies: Positions | None = None
-        """How far the groups are that consumers wait for; None if they wait for none.
-        """
+        """How far the groups are that consumers and job types wait for; None if they
+        wait for none."""
         self._stopping = threading.Event()
         self._metrics = self._make_metrics()
         settings = self.settings
@@ -185,7 +186,7 @@ class Service:
             self._patiently(partial(self._refuse_others, not chosen))
         if groups:
             self.positions = Positions(self.settings, min(groups))
-            self._dependencies = self._make_dependencies(min(groups))
+        self._dependencies = self._make_dependencies(min(groups, default=None))
         maker = PartMaker(
             self.app,
             self.database,
@@ -262,9 +263,9 @@ class Service:
         if ticks:
             yield Scheduler(self.database, self.app.schedules.values())
 
-    def _make_dependencies(self, group: str) -> Positions | None:
+    def _make_dependencies(self, group: str | None) -> Positions | None:
         """What says how far other groups are: it has an interval of its own."""
-        if not any(one.dependencies for one in self.app.consumers):
+        if not find_dependencies(self.app, self.parts):
             return None
         return Positions(self.settings, group, interval=self.settings.gate_refresh)
 
@@ -394,6 +395,7 @@ class Service:
             self._count_owned,
             self._find_measures,
             lambda: self.positions,
+            lambda: self._executor.gates.values() if self._executor else (),
         )
 
     def _find_measures(self) -> list[Measures]:

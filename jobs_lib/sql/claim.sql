@@ -37,6 +37,7 @@
 --    7 a group goes on elsewhere      lanes (8: behind a lane of this claim)
 --    9 a group's head is elsewhere    first without starts
 --   10 passed over for its value      looked, lanes
+--   11 passed over at a closed gate   looked, lanes
 
 -- part: uncancelled
 -- The statement's snapshot may be older than a cancellation, and would still show its
@@ -90,11 +91,12 @@ looked as materialized (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             {may_be_placed} as placed
-            {read_value},
+            {read_value}
+            {read_gate},
             -- The other priorities have windows of their own. A job that was in two
             -- crashes is a suspect, and runs with no other suspect beside it.
             j.state = 'available' and j.priority = 0 and j.crashes < 2
-                and j.type = any (%(types)s::text[]) and {unfull} as runs
+                and j.type = any (%(types)s::text[]) and {unfull} {if_opened} as runs
         from {schema}.jobs j
         where j.origin = w.origin and j.id > w.cursor order by j.id limit w.size
     ) c
@@ -109,9 +111,10 @@ looked as materialized (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             {may_be_placed} as placed
-            {read_value},
+            {read_value}
+            {read_gate},
             j.state = 'available' and j.crashes < 2 and j.type = any (%(types)s::text[])
-                and {unfull}
+                and {unfull} {if_opened}
         from {schema}.jobs j
         where j.origin = w.origin and j.priority = w.level and j.priority <> 0
             and j.id > w.cursor
@@ -127,9 +130,10 @@ looked as materialized (
         select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
             j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
             {may_be_placed} as placed
-            {read_value},
+            {read_value}
+            {read_gate},
             j.state = 'available' and (j.crashes < 2 or j.id = %(suspect)s)
-                and j.type = any (%(types)s::text[]) and {unfull}
+                and j.type = any (%(types)s::text[]) and {unfull} {if_opened}
         from {schema}.jobs j where j.origin = x.origin and j.id = x.id offset 0
     ) c
     where x.origin in (select origin from own)
@@ -209,12 +213,14 @@ lanes as materialized (
                 and (q.state = 'available' or q.type = any (%(last_types)s::text[]))
                 and (q.crashes < 2 or q.id = %(suspect)s)
                 {able_if_unfull}
+                {able_if_opened}
             ) over by_id as able
         from (
             select j.id, j.type, j."group", j.attempt, j.crashes, j.priority, j.payload,
                 j.run_at, j.enqueued_at, j.headers, j.state, j.ctid as tid,
                 {may_be_placed} as placed
                 {read_value}
+                {read_gate}
             from {schema}.jobs j
             where j.origin = s.origin
                 and (j."group", j.id) > (s."group", s.after) and j."group" <= s."group"
@@ -250,19 +256,19 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
     t.state = 'scheduled' as delayed,
     case when t.type = any (%(last_types)s::text[])
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end as age,
-    -- The row's place: its completion finds it there without the index. A mark before it
-    -- says that the job may have places of records; a column would cost each job more.
-    case when t.placed then '+' || t.tid::text else t.tid::text end as place
+    {row_place}
     {value}
 from (
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
         enqueued_at, headers, state, tid, placed, false as cut
         {value}
+        {record}
     from looked where runs and "group" is null
     union all
     select origin, id, type, "group", attempt, crashes, priority, payload, run_at,
         enqueued_at, headers, state, tid, placed, cut
         {value}
+        {record}
     from lanes where runs
 ) t
 union all
@@ -291,11 +297,11 @@ select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, 
     null, null, null
     {no_value}
 from (
-    select origin, id, type, state, crashes, runs from looked
+    select origin, id, type, state, crashes, runs {gate} from looked
     union all
-    select origin, id, type, state, crashes, runs from lanes
+    select origin, id, type, state, crashes, runs {gate} from lanes
 ) l
-where l.state = 'available' and l.crashes > 1 and not l.runs
+where l.state = 'available' and l.crashes > 1 and not l.runs {suspect_if_opened}
     and l.type <> all (%(others)s::text[])
 union all
 -- For lanes that begin with a job that runs last only, and end before their group does:
@@ -314,6 +320,7 @@ cross join lateral (
     select j.id from {schema}.jobs j
     where j.origin = h.origin and (j."group", j.id) > (h."group", h.last)
         and j."group" <= h."group" and j.type = h.type
+        {newer_if_opened}
     order by j."group", j.id limit 1
 ) newer
 where h.type = any (%(last_types)s::text[])
@@ -336,6 +343,7 @@ where cardinality(%(others)s::text[]) > 0 and not f.busy and not exists (
     select from starts s where s.origin = f.origin and s."group" = f."group"
 )
 {passed_for_value}
+{passed_at_gate}
 union all
 -- Origins that were skipped: later claims ask again for their ids and groups.
 select 5, m.origin, null, null, null, null, null, null, null, null, null, null, null, null,

@@ -23,10 +23,10 @@ with own as materialized (
 looked as materialized (
     select r.*, bool_and(
         r."group" is null and r.priority = 0 and r.crashes < 2
-        and r.type = any (%(types)s::text[]) {plain_if_unfull}
+        and r.type = any (%(types)s::text[]) {plain_if_unfull} {plain_if_opened}
     ) over (order by r.id) as plain
     from (
-        select j.*, j.ctid as tid, {may_be_placed} as placed {read_value}
+        select j.*, j.ctid as tid, {may_be_placed} as placed {read_value} {read_opened}
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s
         order by j.id limit %(size)s
@@ -39,17 +39,17 @@ claimed as (
     where plain and state = 'available'
     having count(*) > 0 and set_config('synchronous_commit', 'off', true) is not null
 )
-select 0 as kind, l.origin, l.id, l.type, l."group", l.attempt, l.crashes, l.priority,
+select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.priority,
     case
-        when pg_column_compression(l.payload) is null and pg_column_size(l.payload) <= 8192
-            or octet_length(l.payload::text) <= 8192
-        then l.payload::text
+        when pg_column_compression(t.payload) is null and pg_column_size(t.payload) <= 8192
+            or octet_length(t.payload::text) <= 8192
+        then t.payload::text
     end as payload,
-    l.run_at, date_part('epoch', l.enqueued_at) as enqueued, l.headers, false as cut,
+    t.run_at, date_part('epoch', t.enqueued_at) as enqueued, t.headers, false as cut,
     false as delayed, null::float8 as age,
-    case when l.placed then '+' || l.tid::text else l.tid::text end as place
+    {row_place}
     {value}
-from looked l where l.plain and l.state = 'available'
+from looked t where t.plain and t.state = 'available'
 union all
 select case when exists (select from own) then 1 else 5 end, %(origin)s,
     max(l.id) filter (where l.plain), null, null, count(*)::int, null, 0, null, null, null,

@@ -102,3 +102,12 @@ select
     cast(%(source)s as int), cast(%(record_offset)s as bigint)
 from jsonb_array_elements(cast(%(rows)s as jsonb)) with ordinality as r(value, place)
 order by place
+
+-- name: find_place_source
+-- The partition that a place names: that of its record, or the first of a job's places,
+-- which is the one that the new row gets.
+select s.consumer_group, s.topic, cast(s.partition as text) from {schema}.sources s
+where s.id = coalesce(cast(%(source)s as int), (
+    select p.source from {schema}.places_of(cast(%(place)s as text)) p
+    order by p.source limit 1
+))

@@ -77,6 +77,12 @@ join {schema}.slots s on s.type = %(type)s and s.value = coalesce(
 left join {schema}.processes p on p.id = s.owner
 where j.origin = %(origin)s and j.id = %(id)s
 
+-- name: explain_record
+-- The record for which it may have to wait; nothing if it comes from none.
+select s.topic, s.partition, j.record_offset from {schema}.jobs j
+join {schema}.sources s on s.id = j.source
+where j.origin = %(origin)s and j.id = %(id)s
+
 -- name: explain_ended
 -- First from the discarded jobs, then the last end in the history.
 select 'discarded', d.discarded_at, d.attempt, d.errors -> -1 ->> 'error'

@@ -19,11 +19,13 @@ with first as materialized (
         array_agg(r.type) filter (where r.free and r.last) as lasts,
         max(r.id) as furthest, count(*) as count
         {gather_full}
+        {gather_closed}
     from (
         select j.id, j."group", j.type, j.type = any (%(last_types)s::text[]) as last,
             j.state = 'available' and j.priority = 0
-                and j.type <> all (%(skipped_types)s::text[]) and {unfull} as free
+                and j.type <> all (%(skipped_types)s::text[]) and {unfull} {if_opened} as free
             {read_full}
+            {read_closed}
         from {schema}.jobs j
         where j.origin = %(origin)s and j.id > %(cursor)s order by j.id limit %(limit)s
     ) r
@@ -46,6 +48,7 @@ candidates as materialized (
     where busy."group" is null
     order by c.id
 )
+{closed_at_gate}
 select
     array(
         -- In the order in which they were stored, as many as there is room for.
@@ -69,4 +72,5 @@ select
     ) as ids,
     (select max(furthest) from first) as furthest,
     (select coalesce(sum(count), 0)::bigint from first) as seen,
-    {full_of_value}
+    {full_of_value},
+    {closed_of_gate}

@@ -6,12 +6,12 @@
 -- flight are left out after the limit, which allows for them: inside, the condition would
 -- turn the walk along the index into a sort of all rows behind the cursor.
 with slice as materialized (
-    select o.origin, s.id, s."group", s.type from unnest(
+    select o.origin, s.* from unnest(
         %(origins)s::text[], %(starts)s::bigint[], %(ends)s::bigint[],
         %(highs)s::bigint[], %(batches)s::bigint[]
     ) as o(origin, start, "end", high, batch)
     cross join lateral (
-        select j.id, j."group", j.type from {schema}.jobs j
+        select j.id, j."group", j.type {read_opened} from {schema}.jobs j
         where j.origin = o.origin and j.id > o.start and j.id <= o."end"
             and j.state = 'available'
             -- A row that its own priority's windows have not reached is not late.
@@ -25,6 +25,7 @@ from slice s
 left join unnest(%(busy_origins)s::text[], %(busy_groups)s::text[])
     as busy(origin, "group") using (origin, "group")
 where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id = s.id)
+    {late_if_opened}
     -- A row behind another row of its group comes with that one. But a lane in flight
     -- does not look back. This probes the nearest row before it: further up there may be
     -- thousands of ended rows, as long as an old snapshot is held.

@@ -310,10 +310,10 @@ inserted as (
         place.source, place.record_offset
     from chosen c
     -- A row with a place says that the jobs it enqueues get its places, of which it has
-    -- kept all.
+    -- kept all. The last one is that of its own record, for which it may have to wait.
     left join lateral (
         select k.source, k.record_offset from {schema}.kept_places k
-        where k.job_id = c.id order by k.source, k.record_offset limit 1
+        where k.job_id = c.id order by k.source, k.record_offset desc limit 1
     ) place on true
     order by c.id
     on conflict (type, unique_key) where unique_key is not null do nothing

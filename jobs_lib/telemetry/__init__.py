@@ -29,6 +29,10 @@
     jobs.fenced        ids                           refused, or no longer there
     jobs.dropped       ids                           claimed, and not begun in time
     jobs.unknown       type, origin, count           no handler has this type
+    jobs.waiting       types, count, origin, after,  jobs of records of so many
+                       seconds, reason               partitions wait for other groups;
+                                                     the longest one is named
+    jobs.waited        types, seconds                none of these waits any more
     types.differ       pod, unknown, own             another pod's, and this one's alone
     ticks.enqueued     schedule, ticks               periodic jobs are in
     ticks.dropped      schedule, since, before       missed, and left out by rule
@@ -119,6 +123,8 @@ _LOGGED = {
     "jobs.fenced": logging.WARNING,
     "jobs.dropped": logging.WARNING,
     "jobs.unknown": logging.WARNING,
+    "jobs.waiting": logging.WARNING,
+    "jobs.waited": logging.INFO,
     "types.differ": logging.WARNING,
     "ticks.dropped": logging.WARNING,
     "payload.large": logging.WARNING,

@@ -80,6 +80,9 @@ class Jobs:
         )
         self._use(settings)
         self._opened.callback(self._use, given)
+        # No Kafka says here how far other groups are, so no job waits for them.
+        self.app._enqueuer.checks_places = False
+        self._opened.callback(setattr, self.app._enqueuer, "checks_places", True)
         if self._locked:
             self._opened.enter_context(check_locks())
         return self

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib import telemetry
 from jobs_lib.executor.claiming.early_ends import EarlyEnds, keep_one_value
 from jobs_lib.executor.claiming.found import find_head, put_in_order, read_rows
+from jobs_lib.executor.claiming.gated import GatedRows
 from jobs_lib.executor.claiming.group_starts import GroupStarts
 from jobs_lib.executor.claiming.in_flight import InFlight
 from jobs_lib.executor.claiming.next_groups import NextGroups
 from jobs_lib.executor.claiming.passed import Passed
 from jobs_lib.executor.claiming.refills import Refills
-from jobs_lib.executor.claiming.rows import FULL, UNKNOWN, WAITING
+from jobs_lib.executor.claiming.rows import CLOSED, FULL, UNKNOWN, WAITING
 from jobs_lib.executor.claiming.scope import Scope
 from jobs_lib.executor.claiming.suspects import Suspects
 from jobs_lib.executor.claiming.wanted import WantedRows
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from jobs_lib.executor.claiming.found import Found
     from jobs_lib.executor.claiming.rows import ClaimRow, Due, JumpRow
     from jobs_lib.executor.lane import Item, Outcome
+    from jobs_lib.executor.limiting.gate import JobGate
     from jobs_lib.executor.round_trip import Statement
     from jobs_lib.jobs.type import JobType
 
@@ -67,6 +69,7 @@ class Claimer:
         section: Section | None = None,
         role: str = EXECUTE,
         foreign: Callable[[], frozenset[str]] = frozenset,
+        gate: JobGate | None = None,
     ) -> None:
         """Prepare to claim.
 
@@ -81,6 +84,7 @@ class Claimer:
             section: the types to claim; all by default.
             role: the role in which the owner has its origins.
             foreign: returns the types that other apps know.
+            gate: of the section, if its types wait for other groups.
         """
         self.section = section or Section(frozenset(types))
         self.owner = owner
@@ -102,6 +106,9 @@ class Claimer:
         self.passed = Passed()
         """Jobs passed over only because of their value."""
         self.refills = Refills(self.passed, self.section.parameter)
+        self.gated = GatedRows(gate, self.section.types)
+        """Up to where the gates are open that its types wait for."""
+        self._suffix = self.refills.suffix + self.gated.suffix
         self.early_ends = EarlyEnds(types, self.section.types, self.in_flight)
         self.next_groups = NextGroups(
             self.in_flight, self.group_starts, self.section.others
@@ -223,13 +230,14 @@ class Claimer:
             "types": self.scope.types,
             **self.scope.parameters(),
             **self.refills.parameters(self.wanted.asked),
+            **self.gated.parameters(),
         }
         alone = len(deep) == 1 and not (behind or wanted)
         if alone and self.windows.is_plain(deep[0]):
             where = self.windows.prepare_plain(deep[0], room)
-            return f"claim_plain{self.refills.suffix}", shared | where
+            return f"claim_plain{self._suffix}", shared | where
         touched = sorted({*deep, *(o for o, _ in wanted), *(o for o, _, _ in behind)})
-        return f"claim{self.refills.suffix}", {
+        return f"claim{self._suffix}", {
             **shared,
             "known": self.scope.known,
             **self.early_ends.parameters(),
@@ -263,8 +271,9 @@ class Claimer:
         """
         by_value = self.section.parameter is not None
         found = read_rows(
-            rows, self.cursors, self.in_flight, self._open_lane, by_value=by_value
-        )
+            rows, self.cursors, self.in_flight, self._open_lane, by_value=by_value,
+            gated=self.gated.gate is not None,
+        )  # fmt: skip
         self._forget_asked(found.skipped)
         self.in_flight.lanes.update(found.lanes)
         if found.claimed:
@@ -334,6 +343,8 @@ class Claimer:
         elif row.kind == FULL:
             if row.id not in self.in_flight.jobs:
                 self.passed.add(row.origin, str(row.value), row.id)
+        elif row.kind == CLOSED:
+            self.gated.note([row.crashes], [row.id])
         else:
             self.next_groups.note(row, self._seq)
 
@@ -347,10 +358,11 @@ class Claimer:
         asked = self.windows.prepare_jump(active, room, busy, self.group_starts)
         if asked is None:
             return None
-        return f"jump{self.refills.suffix}", {
+        return f"jump{self._suffix}", {
             **asked,
             **self.early_ends.parameters(),
             **self.refills.parameters(self.wanted.asked),
+            **self.gated.parameters(),
             "skipped_types": self.scope.list_stuck_types(asked["origin"]),
         }
 
@@ -359,6 +371,7 @@ class Claimer:
         origin = asked["origin"]
         self.wanted.add(self.windows.read_jump(asked, row, self.in_flight))
         self.next_groups.note_jump(origin)
+        self.gated.note(row.closed_sources, row.closed_offsets)
         if row.full_ids and (cursor := self.cursors.get(origin)):
             for value, job_id in zip(row.full_values, row.full_ids, strict=True):
                 # The windows meet the rows behind the cursor's new place by themselves.

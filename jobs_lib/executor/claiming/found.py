@@ -49,6 +49,7 @@ def read_rows(
     open_lane: Callable[[str, str | None], Lane],
     *,
     by_value: bool,
+    gated: bool = False,
 ) -> Found:
     """Make jobs and lanes of the rows that are jobs; one pass, for each job.
 
@@ -58,6 +59,7 @@ def read_rows(
         in_flight: the jobs in flight; the jobs found are added.
         open_lane: makes a lane for an origin and a group.
         by_value: whether the rows have the column ``value``.
+        gated: whether each names the record that its job comes from.
     """
     found = Found()
     jobs, items, lanes, ages = found.jobs, found.items, found.lanes, found.ages
@@ -104,6 +106,9 @@ def read_rows(
         placed = place[0] == "+"
         if placed:
             place = place[1:]
+        if gated:
+            record, _, place = place.partition("(")
+            place = f"({place}"
         job = ClaimedJob(
             job_id, type_, group, failures + crashes + 1, crashes, priority,
             payload, run_at, enqueued, headers, lane.origin, lane.installation,
@@ -111,6 +116,8 @@ def read_rows(
         )  # fmt: skip
         if by_value:
             job.value = row[-1]
+        if gated:
+            job.record = record
         jobs.append(job)
         flying[job_id] = job
         if group is None:

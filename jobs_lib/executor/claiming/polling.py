@@ -135,7 +135,8 @@ class Poller:
         )
         questions: list[Question] = [(("horizon", {}), self._read_horizon)]
         if parameters is not None:
-            sweep = "sweep", parameters | claimer.early_ends.parameters()
+            parameters |= claimer.early_ends.parameters() | claimer.gated.parameters()
+            sweep = f"sweep{claimer.gated.suffix}", parameters
             questions.append((sweep, self._read_sweep))
         return questions
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from datetime import datetime
 
-JOB, WINDOW, PASSED, UNKNOWN, WAITING, SKIPPED, NEWER, FOREIGN, ENDS, BEHIND, FULL = (
-    range(11)
-)
+(
+    JOB, WINDOW, PASSED, UNKNOWN, WAITING, SKIPPED, NEWER, FOREIGN, ENDS, BEHIND, FULL,
+    CLOSED,
+) = range(12)  # fmt: skip
 """The kinds of row of a claim:
 
 - ``JOB``: a job, which this claim takes.
@@ -28,6 +29,7 @@ JOB, WINDOW, PASSED, UNKNOWN, WAITING, SKIPPED, NEWER, FOREIGN, ENDS, BEHIND, FU
 - ``ENDS``: the same, behind a lane of this claim.
 - ``BEHIND``: a group was passed over, because others may have its head in flight.
 - ``FULL``: a job was passed over only because of its value.
+- ``CLOSED``: jobs of a partition were passed over, because its gate is closed.
 """
 
 
@@ -37,12 +39,14 @@ class ClaimRow(NamedTuple):
     kind: int
     origin: str
     id: int
-    """Of a window: the highest id in it; None if no row of it counts."""
+    """Of a window: the highest id in it; None if no row of it counts. Of a closed gate:
+    the highest offset."""
     type: str
     group: str | None
     attempt: int
     """Failed attempts of a job."""
     crashes: int
+    """Of a closed gate: the number of the partition."""
     priority: int
     payload: str | None
     """None for a payload that is read when the job starts."""
@@ -58,7 +62,8 @@ class ClaimRow(NamedTuple):
     """Of a job that runs last only: seconds since its enqueue."""
     place: str
     """The place of the row, as PostgreSQL's ctid; after a ``+`` if the job may have
-    places of records, which the jobs that it enqueues get."""
+    places of records, which the jobs that it enqueues get. If its type waits for other
+    groups, its own record stands in between, as ``partition:offset``."""
     value: str | None = None
     """The job's value if a limit counts by value; other claims have no such column."""
 
@@ -81,6 +86,10 @@ class JumpRow(NamedTuple):
     """The jobs passed over only because of their value,"""
     full_values: list[str]
     """and those values."""
+    closed_sources: list[int]
+    """Partitions, by their numbers, whose gate is closed for some of the jobs,"""
+    closed_offsets: list[int]
+    """and the highest offset of their records."""
 
 
 class HorizonRow(NamedTuple):

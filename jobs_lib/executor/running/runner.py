@@ -19,6 +19,7 @@ from jobs_lib.errors import (
     UnavailableError,
 )
 from jobs_lib.executor.lane import FAILED, ClaimedJob, Outcome, Result
+from jobs_lib.executor.limiting.gate import GateClosed
 from jobs_lib.executor.running.forked import end_if_forked
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import Place, handled, held, holding
@@ -31,6 +32,7 @@ from jobs_lib.reasons import name_class
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from jobs_lib.executor.limiting.gate import JobGate
     from jobs_lib.executor.running.throttle import Throttle
     from jobs_lib.executor.running.transaction import JobConnections
     from jobs_lib.jobs.middleware import RunMiddleware
@@ -59,6 +61,7 @@ class Runner:
         connections: JobConnections,
         middleware: Sequence[RunMiddleware] = (),
         throttle: Throttle | None = None,
+        gates: Mapping[str, JobGate] | None = None,
         *,
         is_timed: bool = False,
     ) -> None:
@@ -70,6 +73,7 @@ class Runner:
             middleware: middleware, the first one outermost; async functions are called
                 around async handlers, the others around plain handlers.
             throttle: keeps the types' rates; None to let all jobs start.
+            gates: of the types that wait for other groups.
             is_timed: note in each job when its handler ended.
         """
         self.stopping = False
@@ -90,6 +94,11 @@ class Runner:
         if throttle is not None:
             for name, function in self._functions.items():
                 self._functions[name] = throttle.guard(types[name], function)
+        # The gate first: a job that waits for it must not use up a start.
+        for name, gate in (gates or {}).items():
+            self._functions[name] = gate.guard(
+                self._functions[name], is_async=types[name].is_async
+            )
 
     def run(self, job: ClaimedJob) -> Outcome | None:
         """Run one job and return its outcome, None for completed. Never raises."""
@@ -278,6 +287,9 @@ class Runner:
             # No outcome is written for it, so nothing else would report it.
             telemetry.emit("jobs.fenced", ids=[job.id])
             return Outcome(job, Result.FENCED, text)
+        if isinstance(error, GateClosed):
+            # It is claimed again once the gate opens: nothing went wrong.
+            return Outcome(job, Result.DROPPED)
         if isinstance(error, NotBegun):
             return Outcome(job, Result.DROPPED, text)
         if isinstance(error, UnavailableError):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from jobs_lib.executor.lane import ClaimedJob, Finished, Item, Lane
+    from jobs_lib.executor.limiting.gate import JobGate
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
@@ -43,6 +44,7 @@ class WorkerPool:
         middleware: Sequence[RunMiddleware],
         starving: Callable[[], None],
         own: Workers | None = None,
+        gates: Mapping[str, JobGate] | None = None,
         *,
         role: str = EXECUTE,
         is_timed: bool = False,
@@ -66,7 +68,7 @@ class WorkerPool:
         )
         throttle = Throttle(types, connections)
         self._runner = Runner(
-            types, connections, middleware, throttle, is_timed=is_timed
+            types, connections, middleware, throttle, gates, is_timed=is_timed
         )
         limits = {n: t.time_limit for n, t in types.items() if t.time_limit is not None}
         self._workers = ThreadWorkers(

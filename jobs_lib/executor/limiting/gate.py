@@ -1,0 +1,301 @@
+"""The gate of job types: no job starts before other groups have handled its record.
+
+The types of one section wait for the same groups. Claims leave out the jobs whose gate
+is closed, by the ends that are known here, and the worker asks once more just before a
+job starts. So an answer that has become too old also holds what was claimed already,
+and so does a group that is set back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jobs_lib import telemetry
+from jobs_lib.errors import StoredPayloadError
+from jobs_lib.jobs.waiting import Source, find_fault
+from jobs_lib.kafka.dependencies import (
+    REFRESHES,
+    Place,
+    choose_wait,
+    find_end,
+    find_wait,
+)
+from jobs_lib.ownership.lease import NotBegun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.kafka.dependencies import Answers, Dependency, Wait
+    from jobs_lib.kafka.positions import Positions
+
+    Ends = Mapping[str, Mapping[int, int]]
+    """Up to which offset all groups have handled each partition, by topic."""
+
+LOOK_SECONDS = 0.5
+"""Seconds after which Kafka is asked anew where a round of questions has failed."""
+_TELL_SECONDS = 5.0
+"""How long jobs of a partition may wait before that is told."""
+_TELL_PAUSE = 10.0
+"""Seconds between two events of closed gates."""
+_NO_GATE = 2**63 - 1
+_NOWHERE = Source("", "", 0)
+"""Stands for a number that no partition has."""
+
+
+class GateClosed(NotBegun):
+    """The gate of a claimed job has closed again before the job began."""
+
+
+class _Known(NamedTuple):
+    ends: Mapping[int, int]
+    """By partition of one topic."""
+    until: float
+    """When they are too old, by ``time.monotonic()``."""
+
+
+class JobWait(NamedTuple):
+    """A partition of whose records jobs wait for other groups."""
+
+    origin: str
+    """The partition, as ``topic/number``."""
+    seconds: float
+    """Since a claim has met the first of these jobs."""
+    wait: Wait
+    """What the last of these jobs waits for: the group that is furthest behind."""
+
+
+class JobGate:
+    """What the jobs of one section wait for; used by many threads."""
+
+    def __init__(
+        self, types: Iterable[str], after: Iterable[Dependency], positions: Positions,
+        refresh: float,
+    ) -> None:  # fmt: skip
+        """Wait for the first answer of Kafka.
+
+        Args:
+            types: the types of the section.
+            after: the groups that its jobs wait for.
+            positions: says how far these groups are, every ``refresh`` seconds.
+            refresh: seconds between two answers.
+        """
+        self.after = tuple(after)
+        self.sources: Mapping[int, Source] = {}
+        """The partitions that jobs come from, by their numbers in the database."""
+        self.missing: set[int] = set()
+        """Numbers that jobs have, and that are not known yet."""
+        self.is_loaded = False
+        """Whether these partitions were ever read."""
+        self.wakes: list[Callable[[], None]] = []
+        """Called when a gate has moved."""
+        self.types = sorted(types)
+        self._by_topic: dict[str, list[Dependency]] = {}
+        for one in self.after:
+            self._by_topic.setdefault(one.topic, []).append(one)
+        self._positions = positions
+        self._refresh = refresh
+        self._known: dict[str, _Known] = {}
+        self._asked_at = 0.0
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """The highest offset of which a job waits, and since when one does."""
+        self._looked_at = 0.0
+        self._told: set[str] = set()
+        self._told_at = -_TELL_PAUSE
+        self._closed_at: float | None = None
+        positions.listen(self._judge)
+
+    # What is known of the groups
+
+    def _ask(self) -> Answers:
+        self._asked_at = time.monotonic()
+        within = REFRESHES * self._refresh
+        return {
+            one: self._positions.ask_committed(one.group, one.topic, within=within)
+            for one in self.after
+        }
+
+    def _judge(self) -> None:
+        """Note an answer of Kafka. To ask is the question for the next one."""
+        answers = self._ask()
+        known: dict[str, _Known] = {}
+        for topic, after in self._by_topic.items():
+            found = [answer for one in after if (answer := answers[one]) is not None]
+            if len(found) < len(after):
+                continue
+            count = min(answer.partitions for answer in found)
+            ends: Mapping[int, int] = {
+                number: find_end(after, answers, number) for number in range(count)
+            }
+            until = min(answer.read_at for answer in found) + REFRESHES * self._refresh
+            before = self._known.get(topic)
+            # The same object says that nothing has moved.
+            if before is not None and before.ends == ends:
+                ends = before.ends
+            known[topic] = _Known(ends, until)
+        before_all = {topic: one.ends for topic, one in self._known.items()}
+        self._known = known
+        if any(before_all.get(topic) is not one.ends for topic, one in known.items()):
+            for wake in self.wakes:
+                wake()
+
+    def find_ends(self) -> Ends:
+        """Find up to where the gates are open; what is not known is left out.
+
+        Dispatchers call it again and again, also when idle. It asks Kafka anew where a
+        round of questions has failed.
+        """
+        now = time.monotonic()
+        if now >= self._asked_at + max(LOOK_SECONDS, self._refresh):
+            self._ask()
+        return {
+            topic: one.ends for topic, one in self._known.items() if now < one.until
+        }
+
+    def find_end(self, source: Source, ends: Ends) -> int:
+        """Find up to which offset a partition's gate is open.
+
+        Where there is none, the worker says what is wrong.
+        """
+        if find_fault(self.after, source) is not None:
+            return _NO_GATE
+        return ends.get(source.topic, {}).get(source.partition, 0)
+
+    def find_wait(self, source: Source, offset: int) -> Wait | None:
+        """Find what jobs of a record wait for; None if they may start."""
+        answers, place = self._ask(), Place(source.partition, offset)
+        after = self._by_topic.get(source.topic, ())
+        return choose_wait(find_wait(one, answers[one], place) for one in after)
+
+    # Before a job starts
+
+    def guard(
+        self, function: Callable[..., Any], *, is_async: bool
+    ) -> Callable[..., Any]:
+        """Wrap a handler so that it is called only while the job's gate is open."""
+
+        @wraps(function)
+        def guarded(job: ClaimedJob, **values: Any) -> Any:
+            self._ensure_open(job)
+            return function(job, **values)
+
+        @wraps(function)
+        async def guarded_async(job: ClaimedJob, **values: Any) -> Any:
+            self._ensure_open(job)
+            return await function(job, **values)
+
+        return guarded_async if is_async else guarded
+
+    def _ensure_open(self, job: ClaimedJob) -> None:
+        number, _, offset = job.record.partition(":")
+        source: Source | None = None
+        if number:
+            source = self.sources.get(int(number))
+            if source is None:
+                self.missing.add(int(number))
+                raise GateClosed(f"nothing is known of partition {number} yet")
+        fault = find_fault(self.after, None if source is _NOWHERE else source)
+        if fault is not None or source is None:
+            raise StoredPayloadError(
+                f"job {job.id} of {job.type!r} cannot wait for other groups, since "
+                f"{fault}. Cancel it and enqueue another one while such a record is "
+                "handled, or deploy a release whose `after` fits"
+            )
+        known = self._known.get(source.topic)
+        is_known = known is not None and time.monotonic() < known.until
+        if not is_known or int(offset) >= known.ends.get(source.partition, 0):  # type: ignore[union-attr]
+            raise GateClosed(f"its gate closed at {source.topic}/{source.partition}")
+
+    def note_sources(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
+        """Note the partitions that jobs come from: numbers, groups and partitions."""
+        missing = self.missing.copy()
+        self.sources = dict.fromkeys(missing, _NOWHERE) | {
+            number: Source(group, topic, partition)
+            for number, group, topic, partition in rows
+        }
+        self.missing -= missing
+        self.is_loaded = True
+
+    # What waits
+
+    def note_waiting(self, number: int, offset: int) -> None:
+        """Note that a claim has passed over jobs, up to those of this offset."""
+        with self._lock:
+            highest, since = self._waiting.get(number, (0, time.monotonic()))
+            self._waiting[number] = max(highest, offset), since
+        if number not in self.sources:
+            self.missing.add(number)
+            for wake in self.wakes:
+                wake()
+
+    def find_waits(self) -> list[JobWait]:
+        """Find the partitions of whose records jobs wait, the longest first."""
+        now = time.monotonic()
+        with self._lock:
+            waiting = dict(self._waiting)
+        return sorted(self._find_waits(waiting, now), key=lambda one: -one.seconds)
+
+    def _find_waits(
+        self, waiting: Mapping[int, tuple[int, float]], now: float
+    ) -> Iterator[JobWait]:
+        for number, (highest, since) in waiting.items():
+            source = self.sources.get(number)
+            if source is None:
+                continue
+            wait = self.find_wait(source, highest)
+            if wait is None:
+                with self._lock:
+                    if self._waiting.get(number) == (highest, since):
+                        del self._waiting[number]
+                continue
+            origin = f"{source.topic}/{source.partition}"
+            yield JobWait(origin, now - since, wait)
+
+    def look(self) -> None:
+        """Tell of partitions of whose records jobs wait for long."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._looked_at + LOOK_SECONDS:
+                return
+            self._looked_at = now
+        waits = [one for one in self.find_waits() if one.seconds > _TELL_SECONDS]
+        origins = {one.origin for one in waits}
+        with self._lock:
+            events = [*self._find_events(waits, origins, now)]
+        for event, fields in events:
+            telemetry.emit(event, types=self.types, **fields)
+
+    def _find_events(
+        self, waits: list[JobWait], origins: set[str], now: float
+    ) -> Iterator[tuple[str, dict[str, object]]]:
+        """Find what is to be told: one event for all partitions."""
+        self._told &= origins
+        if self._closed_at is not None and not self._told:
+            yield "jobs.waited", {"seconds": round(now - self._closed_at, 1)}
+            self._closed_at = None
+        if origins <= self._told or now < self._told_at + _TELL_PAUSE:
+            return
+        longest = waits[0]
+        if self._closed_at is None:
+            self._closed_at = now - longest.seconds
+        self._told, self._told_at = origins, now
+        yield (
+            "jobs.waiting",
+            {
+                "count": len(waits),
+                "origin": longest.origin,
+                "after": longest.wait.dependency.group,
+                "seconds": round(longest.seconds, 1),
+                "reason": longest.wait.explain(),
+            },
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Say what the types wait for, and whether Kafka says how far each group is."""
+        known = self.find_ends()
+        after = [[one.topic, one.group, one.topic in known] for one in self.after]
+        return {"types": self.types, "after": after}
