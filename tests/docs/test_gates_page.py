@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = "docs/gates.md"
-MODULES = ["detection", "transfers"]
+MODULES = ["detection", "transfers", "notices"]
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_the_consumers_of_the_page_wait_for_what_it_says(page):
         "transfers",
         (Dependency("payments", "profiles"),),
     )
+    assert page["notices"].notify.after == detect.after
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def jump(database_url, admin, passed):
             ).fetchone()[0]
             for place, row in enumerate(rows)
         ]
-        found, furthest, count, full_ids, full_values = admin.execute(
+        found, furthest, count, full_ids, full_values, *_ = admin.execute(
             queries["jump_limited" if full else "jump"],
             {
                 "origin": ORIGIN,

@@ -148,8 +148,16 @@ def test_a_consumer_that_may_not_ask_how_far_others_are_does_not_start(
     @app.consumer(topic, group=f"{topic}-group", after=[(other, "others")])
     def handle(record, connection) -> None: ...
 
-    assert f"alice' DESCRIBE on the topic '{other}'" in refuse(app, "consumers")
+    waits = secured_app()
+
+    @waits.job(after=[(other, "others")])
+    def work(job) -> None: ...
+
+    for one, part in ((app, "consumers"), (waits, "executor")):
+        assert f"alice' DESCRIBE on the topic '{other}'" in refuse(one, part)
     grant("alice", "TOPIC", other, "DESCRIBE")
+    text = refuse(waits, "executor")
+    assert "alice' DESCRIBE on the consumer group 'others'" in text
     text = refuse(app, "consumers")
     assert "alice' DESCRIBE on the consumer group 'others'" in text
     grant("alice", "GROUP", "others", "DESCRIBE")

@@ -70,7 +70,7 @@ class Marks(RuleBasedStateMachine):
         if asked:
             furthest = self.cursor.at + ahead
             ids = [furthest] if found else []
-            row = JumpRow(ids, furthest, asked["limit"], [], [])
+            row = JumpRow(ids, furthest, asked["limit"], [], [], [], [])
             self.windows.read_jump(asked, row, InFlight())
 
     @rule(

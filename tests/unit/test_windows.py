@@ -36,7 +36,7 @@ def jump(windows, found: list[int], furthest: int | None, count: int | None = No
     asked = windows.prepare_jump(windows.cursors, 10, [], GroupStarts())
     limit = asked["limit"]
     seen = limit if count is None else count
-    row = JumpRow(found, furthest, seen, [], [])
+    row = JumpRow(found, furthest, seen, [], [], [], [])
     return limit, windows.read_jump(asked, row, InFlight())
 
 
@@ -85,6 +85,6 @@ def test_a_busy_lane_may_have_more_jobs_after_a_jump(windows):
     flight.lanes[busy] = lane = Lane("local/0", 1, "g", 1, UUID(int=1), Finished())
     fill_in_vain(windows, ORIGINS[0])
     asked = windows.prepare_jump(windows.cursors, 10, [busy], GroupStarts())
-    windows.read_jump(asked, JumpRow([500], 600, 640, [], []), flight)
+    windows.read_jump(asked, JumpRow([500], 600, 640, [], [], [], []), flight)
     assert windows.cursors[ORIGINS[0]].at == 499
     assert lane.more
