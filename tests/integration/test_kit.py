@@ -45,6 +45,11 @@ def place(job: Job, order: int) -> None:
         ship.enqueue(conn, customer="ada", order=order)
 
 
+@app.job(after=[("payments", "profiles")])
+def settle(job: Job, order: int) -> None:
+    ran.append(("settle", order))
+
+
 @app.job()
 def remind(job: Job, n: int) -> None:
     ran.append(("remind", n))
@@ -116,6 +121,14 @@ def test_drain_runs_due_jobs_in_order_and_the_jobs_they_enqueue(jobs: Jobs, outb
 
 
 @pytest.mark.guarantee("J23")
+def test_a_job_waits_for_no_gate(jobs: Jobs, outbox):
+    with jobs.transaction() as conn:
+        settle.enqueue(conn, order=5)
+        settle.enqueue_many(conn, [{"order": 6}])
+    assert jobs.drain() == 2
+    assert sorted(ran) == [("settle", 5), ("settle", 6)]
+
+
 def test_each_test_has_a_database_of_its_own(jobs: Jobs, outbox):
     assert jobs.enqueued() == []
     assert outbox.sent() == []
