@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jobs_lib.consuming.gate import Dependency
     from jobs_lib.consuming.subscription import Subscription
+    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.kafka.member import Partition
     from jobs_lib.kafka.positions import KnownOffsets, Positions
 

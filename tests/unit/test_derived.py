@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib.consuming.derived import Derived
-from jobs_lib.consuming.gate import Dependency
+from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.kafka.positions import KnownOffsets
 
 MAKER = Dependency("payments", "transfers.done")
