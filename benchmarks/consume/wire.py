@@ -53,3 +53,5 @@ class Wire:
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+        # The other thread closes the other end: that one is its source.
+        source.close()
