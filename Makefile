@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv check test test-all stress demo demo-payments docs clean \
-	bench-peers bench-jobs bench-ownership bench-relay bench-consume
+	bench-peers bench-jobs bench-ownership bench-relay bench-consume bench-gates
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -59,6 +59,9 @@ bench-relay: venv ## Measure the relay: rows a second, latency, an outage
 
 bench-consume: venv ## Measure consumers: records a second, latency, kills
 	$(BIN)/python -m benchmarks.consume
+
+bench-gates: venv ## Measure gates between services, and streams
+	$(BIN)/python -m benchmarks.gates
 
 bench-ownership: venv ## Measure take-overs, rebalances, zombies and several executors
 	$(BIN)/python -m benchmarks.ownership

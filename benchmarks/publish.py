@@ -46,33 +46,39 @@ class Tenant:
 def main() -> None:
     """Measure by turns, and print one line of JSON."""
     with KafkaBroker.ephemeral() as broker, Server() as server:
-        server.renew()
-        migrate(server.url)
-        settings = load_settings(
-            kafka_bootstrap_servers=broker.bootstrap_servers, database_url=server.url
-        )
-        app = App("benchmark", settings=settings)
-        stream = app.stream(TOPIC, value=Tenant)
-        apply_topics(app)
-        rates: dict[str, list[float]] = {"ours": [], "bare": []}
-        waits: list[float] = []
-        with bare(Producer(configure_publisher(settings, "all", 10.0))) as publish:
-            for turn in range(ROUNDS + 1):
-                found, seconds = measure(lambda one: stream.publish(one.id, one))
-                beside, _ = measure(publish)
-                if turn:  # the first one warms both
-                    rates["ours"].append(found)
-                    rates["bare"].append(beside)
-                    waits += seconds
-        app.close()
+        print(json.dumps(measure_publish(server, broker)))
+
+
+def measure_publish(
+    server: Server, broker: KafkaBroker, rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Publish events by turns with ours and with the bare client."""
+    server.renew()
+    migrate(server.url)
+    settings = load_settings(
+        kafka_bootstrap_servers=broker.bootstrap_servers, database_url=server.url
+    )
+    app = App("benchmark", settings=settings)
+    stream = app.stream(TOPIC, value=Tenant)
+    apply_topics(app)
+    rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    waits: list[float] = []
+    with bare(Producer(configure_publisher(settings, "all", 10.0))) as publish:
+        for turn in range(rounds + 1):
+            found, seconds = measure(lambda one: stream.publish(one.id, one))
+            beside, _ = measure(publish)
+            if turn:  # the first one warms both
+                rates["ours"].append(found)
+                rates["bare"].append(beside)
+                waits += seconds
+    app.close()
     ours, theirs = (median(rates[name]) for name in ("ours", "bare"))
-    figures = {
+    return {
         "publish_vs_bare": round(ratio(ours, theirs) or 0.0, 3),
         "publish_p50_ms": round(1000 * (percentile(waits, 0.5) or 0.0), 2),
         "published_s": round(ours or 0.0),
-        "callers": CALLERS,
+        "publish_callers": CALLERS,
     }
-    print(json.dumps(figures))
 
 
 def measure(publish: Callable[[Tenant], object]) -> tuple[float, list[float]]:

@@ -108,7 +108,7 @@ def _measure(
         "tenant_answers_s": round(tenants / answered, 1),
         "tenant_answer_p50_ms": round(1000 * (percentile(waits, 0.5) or 0.0), 1),
         "tenant_answer_p99_ms": round(1000 * (percentile(waits, 0.99) or 0.0), 1),
-        "callers": CALLERS,
+        "tenant_callers": CALLERS,
     }
 
 

@@ -24,8 +24,11 @@ class Group:
         )
 
     def commit(self, topic: str, *offsets: int) -> None:
-        """Commit an offset for each partition of a topic, from 0 on."""
-        self.commit_one(topic, dict(enumerate(offsets)))
+        """Commit an offset for each partition of a topic, from 0 on.
+
+        A broker that has just started may not be the coordinator yet.
+        """
+        self.commit_soon(topic, dict(enumerate(offsets)))
 
     def commit_one(self, topic: str, offsets: dict[int, int]) -> None:
         """Commit offsets by partition."""
