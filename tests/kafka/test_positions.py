@@ -261,9 +261,9 @@ def test_nobody_asks_and_nothing_is_sent(make, monkeypatch, topic, get, wait_for
     closed: list[str] = []
     opened: list[str] = []
 
-    def make_noted(settings, group, *args):
+    def make_noted(settings, group, *args, **options):
         opened.append(group)
-        consumer = make_consumer(settings, group, *args)
+        consumer = make_consumer(settings, group, *args, **options)
 
         class Noted:
             committed, poll = consumer.committed, consumer.poll
@@ -326,9 +326,11 @@ def test_a_topic_that_goes_between_two_requests_is_no_failure(
     asked = Mock(side_effect=answer)
     lost = Mock(offsets_for_times=asked, poll=Mock(return_value=None))
     of_group = kafka._get
-    monkeypatch.setattr(
-        kafka, "_get", lambda group: of_group(group) if group == "g" else lost
-    )
+
+    def get_client(group, **options):
+        return of_group(group, **options) if group == "g" else lost
+
+    monkeypatch.setattr(kafka, "_get", get_client)
     positions.ask_ends("gone")
     positions.ask_committed("g", name)
     positions.start()
