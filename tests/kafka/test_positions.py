@@ -170,7 +170,7 @@ def test_new_partitions_are_found(positions, topic, fill, kafka_admin, get, wait
     assert positions.ask_ends(name).partitions == 4
 
 
-def test_an_open_transaction_is_behind_the_end(
+def test_an_open_transaction_is_behind_the_end_and_before_the_high_watermark(
     positions, topic, fill, bootstrap_servers, get, wait_for
 ):
     name = topic(1)
@@ -186,6 +186,7 @@ def test_an_open_transaction_is_behind_the_end(
     producer.produce(name, b"v", partition=0)
     assert producer.flush(30) == 0
     assert get(lambda: positions.ask_ends(name)).offsets == {0: 3}
+    assert get(lambda: positions.ask_high(name)).offsets == {0: 4}
     producer.commit_transaction(60)
     wait_for(
         lambda: positions.ask_ends(name).offsets == {0: 5}, what="it is before the end"
