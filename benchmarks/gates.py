@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -55,24 +56,23 @@ class Stage:
         self.other = f"{self.topic}-{OTHER}"
         self.partitions = partitions
         create_topic(make_admin(self.app.settings), self.topic, partitions, {})
-        servers = {"bootstrap.servers": broker.bootstrap_servers}
-        self._producer = Producer({**servers, "linger.ms": 5})
-        self._other = Consumer({**servers, "group.id": self.other})
+        self._servers = broker.bootstrap_servers
+        self._other = Consumer(
+            {"bootstrap.servers": self._servers, "group.id": self.other}
+        )
 
     def fill(self, count: int) -> None:
         """Produce so many records, to the partitions in turn."""
-        for number in range(count):
-            while True:
-                try:
-                    self._producer.produce(
-                        self.topic, b"1" * 100, partition=number % self.partitions
-                    )
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
-            self._producer.poll(0)
-        if self._producer.flush(_LONG):
-            raise RuntimeError("the broker does not take all records in time")
+        fill(self._servers, self.topic, self.partitions, count)
+
+    def fill_elsewhere(self, count: int) -> None:
+        """The same in a process of its own, so that its memory is not this one's."""
+        work = self._servers, self.topic, self.partitions, count
+        process = get_context("spawn").Process(target=fill, args=work)
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"the producer has ended with {process.exitcode}")
 
     def commit(self, offset: int) -> None:
         """Let the other group have handled all partitions up to an offset."""
@@ -86,6 +86,21 @@ class Stage:
         """Close the clients."""
         self._other.close()
         self.app.close()
+
+
+def fill(servers: str, topic: str, partitions: int, count: int) -> None:
+    """Produce so many records, to the partitions in turn."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(topic, b"1" * 100, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    if producer.flush(_LONG):
+        raise RuntimeError("the broker does not take all records in time")
 
 
 @contextmanager
@@ -235,9 +250,9 @@ def measure_memory(
         stage.commit(0)
         with running(stage.app, "consumers"):
             closed.wait(_LONG)
-            # What waits is let go by now. The producer's own memory is in both.
+            # What waits is let go by now.
             before = read_rss()
-            stage.fill(records - records // 5)
+            stage.fill_elsewhere(records - records // 5)
             highest, until = 0.0, time.monotonic() + QUIET_SECONDS
             while time.monotonic() < until:
                 highest = max(highest, read_rss())
