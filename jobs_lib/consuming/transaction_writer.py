@@ -6,11 +6,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import JobsError, UnavailableError
-from jobs_lib.kafka.client import make_producer
+from jobs_lib.kafka.client import init_transactions, make_producer
 from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TransactionWriter:
             self._settings, self._name, self._timeout, largest=self._largest
         )
         until = time.monotonic() + self._timeout
-        while (error := _init(producer, self._timeout)) is not None:
+        while (error := init_transactions(producer, self._timeout)) is not None:
             denied = find_refusal(error, self._settings, self._name, "WRITE")
             if denied is not None:
                 raise denied
@@ -158,13 +158,3 @@ def _produce(producer: Producer, event: Event) -> None:
             producer.poll(0.05)
         else:
             return
-
-
-def _init(producer: Producer, timeout: float) -> KafkaError | None:
-    """Take the transactional id; returns the error if that fails."""
-    try:
-        producer.init_transactions(timeout)
-    except KafkaException as failure:
-        error: KafkaError = failure.args[0]
-        return error
-    return None

@@ -124,6 +124,19 @@ def make_producer(
     return _make(Producer, configuration, settings, _on_error(settings, on_refused))
 
 
+def init_transactions(producer: Producer, timeout: float) -> KafkaError | None:
+    """Take a producer's transactional id over; returns the error if that fails.
+
+    An error that is raised would keep the producer in memory for as long as itself.
+    """
+    try:
+        producer.init_transactions(timeout)
+    except KafkaException as failure:
+        error: KafkaError = failure.args[0]
+        return error
+    return None
+
+
 def make_publisher(
     settings: Settings,
     acks: str,

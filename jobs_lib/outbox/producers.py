@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
-from jobs_lib.kafka.client import make_producer, poll_events
+from jobs_lib.kafka.client import init_transactions, make_producer, poll_events
 from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal
 from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.outbox.block import as_records, others
@@ -152,7 +152,7 @@ class ShardProducers:
             self._settings, name, self._timeout, report, largest=self._largest
         )
         deadline = time.monotonic() + self._timeout
-        while (error := _init(producer, self._timeout)) is not None:
+        while (error := init_transactions(producer, self._timeout)) is not None:
             denied = find_refusal(error, self._settings, name, "WRITE")
             if denied is not None and not self._was_let_in:
                 self._refused(denied)
@@ -279,16 +279,6 @@ class ShardProducers:
         sent, refusals = self._send(shard, records[:middle], confirm)
         later, more = self._send(shard, others(records[middle:], refusals), confirm)
         return [*as_records(sent), *as_records(later)], refusals + more
-
-
-def _init(producer: Producer, timeout: float) -> KafkaError | None:
-    """Take the transactional id over; returns the error if that fails."""
-    try:
-        producer.init_transactions(timeout)
-    except KafkaException as failure:
-        error: KafkaError = failure.args[0]
-        return error
-    return None
 
 
 def _check_topics(
