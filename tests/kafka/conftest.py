@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import brokers
 from tests.support.apps import make_app
+from tests.support.groups import Group
 from tests.support.outbox.stage import Stage
 from tests.support.topics import create_topic, delete_topics
 
@@ -115,3 +116,17 @@ def make_anew(kafka_admin) -> Callable[[str], None]:
         create_topic(kafka_admin, name, 1)
 
     return make_anew
+
+
+@pytest.fixture
+def group(bootstrap_servers) -> Iterator[Callable[[], Group]]:
+    """A function that makes a group that others wait for."""
+    made: list[Group] = []
+
+    def make_group() -> Group:
+        made.append(Group(bootstrap_servers))
+        return made[-1]
+
+    yield make_group
+    for one in made:
+        one.close()

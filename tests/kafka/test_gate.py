@@ -19,28 +19,12 @@ from tests.support.records import key_of, make_producer, produce, read_committed
 from tests.support.waiting import linger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from jobs_lib import App
     from jobs_lib.consuming.progress import Progress
 
 REFRESH = 0.05
 SHORT = 0.3
 KILLS = 30
-
-
-@pytest.fixture
-def group(bootstrap_servers) -> Iterator[Callable[[], Group]]:
-    """A function that makes a group that others wait for."""
-    made: list[Group] = []
-
-    def make_group() -> Group:
-        made.append(Group(bootstrap_servers))
-        return made[-1]
-
-    yield make_group
-    for one in made:
-        one.close()
 
 
 @pytest.fixture

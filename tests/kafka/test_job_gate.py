@@ -17,26 +17,10 @@ from tests.support.job_gates import Records, find_gate, find_waiting
 from tests.support.records import key_of, produce, read_committed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from jobs_lib.operating.explanation import Reason
 
 REFRESH = 0.05
 MANY = 10_000
-
-
-@pytest.fixture
-def group(bootstrap_servers) -> Iterator[Callable[[], Group]]:
-    """A function that makes a group that jobs wait for."""
-    made: list[Group] = []
-
-    def make_group() -> Group:
-        made.append(Group(bootstrap_servers))
-        return made[-1]
-
-    yield make_group
-    for one in made:
-        one.close()
 
 
 @pytest.fixture

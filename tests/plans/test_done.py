@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from psycopg import sql
 
+from tests.support.pages_read import count_pages
 from tests.support.places import Partition
 
 if TYPE_CHECKING:
@@ -40,17 +40,7 @@ def fill(admin: psycopg.Connection[Any], partition: Partition, each: int) -> Non
 
 def measure(database, admin, partition: Partition, query: str) -> tuple[int, str]:
     """Return how many pages a query reads, and its plan."""
-    explain = sql.SQL("explain (analyze, buffers) ")
-    rows = admin.execute(explain + database.queries[query], partition.asked).fetchall()
-    plan = "\n".join(line for (line,) in rows)
-    # The first line of buffers has those of the whole query.
-    buffers = next(line for line in plan.splitlines() if "Buffers: shared" in line)
-    counts = [
-        int(one.partition("=")[2])
-        for one in buffers.split()
-        if one.startswith(("hit=", "read="))
-    ]
-    return sum(counts), plan
+    return count_pages(admin, database.queries[query], partition.asked)
 
 
 @pytest.mark.guarantee("K22")

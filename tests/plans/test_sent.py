@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from psycopg import sql
+
+from tests.support.pages_read import count_pages
 
 ROWS = 100_000
 FEW = 60
@@ -25,16 +26,7 @@ def measure(request, database, admin):
         admin.execute("vacuum analyze jobs_lib.outbox")
 
     def measure(query: str, **values) -> tuple[int, str]:
-        explain = sql.SQL("explain (analyze, buffers) ")
-        rows = admin.execute(explain + database.queries[query], values).fetchall()
-        plan = "\n".join(line for (line,) in rows)
-        buffers = next(line for line in plan.splitlines() if "Buffers: shared" in line)
-        counts = [
-            int(one.partition("=")[2])
-            for one in buffers.split()
-            if one.startswith(("hit=", "read="))
-        ]
-        return sum(counts), plan
+        return count_pages(admin, database.queries[query], values)
 
     return measure
 
