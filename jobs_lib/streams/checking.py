@@ -109,7 +109,7 @@ class Checker:
         return len(rows) == len(groups) and all(offset >= end for (offset,) in rows)
 
 
-def refuse_async(check: Check | None) -> None:
+def refuse_async(check: Check) -> None:
     """Refuse the check of a call if nobody would await it.
 
     Raises:

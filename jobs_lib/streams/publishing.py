@@ -78,7 +78,8 @@ class Publishing:
         check: Check | None,
     ) -> Steps[Published]:
         """Publish an event; see ``Stream.publish``."""
-        refuse_async(check)
+        if check is not None:
+            refuse_async(check)
         if by is not None:
             call = Call(stream, event, value, derive_request(by, event.key), check)
             return (yield from self._once.publish_newest(call))
