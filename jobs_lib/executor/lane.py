@@ -116,6 +116,13 @@ class ClaimedJob(Job):
     ended: float = field(default=0.0, repr=False)
     """The time at which its handler ended, if that is measured."""
 
+    def name_places(self) -> str:
+        """Name it for the jobs that it enqueues, which get its places.
+
+        Its row is looked up when it enqueues: it may get more places while it runs.
+        """
+        return f"job {self.origin}:{self.id}"
+
     def ensure_may_publish(self) -> None:
         """See the job. Others may own it already, and have published what is newer.
 

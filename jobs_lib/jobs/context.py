@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,25 +14,35 @@ handled: ContextVar[str | None] = ContextVar("jobs_lib_origin", default=None)
 """For hot loops; other code uses the functions below."""
 
 
+class Holder(Protocol):
+    """What is handled, and gives its places to new jobs."""
+
+    def name_places(self) -> str | None:
+        """Name whose places these are, as the SQL function ``insert_job`` reads it."""
+
+
 class Place:
-    """Whose places new jobs get, while a record is handled or a job runs."""
+    """Whose places new jobs get, while a record is handled or jobs run."""
 
     __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
         self.text: str | None = text
-        """As the SQL function ``insert_job`` reads it; None when the call is over, for
-        what it has left behind."""
+        """None when the call is over, for what it has left behind."""
+
+    def name_places(self) -> str | None:
+        """Name the record or the jobs."""
+        return self.text
 
 
-held: ContextVar[Place | None] = ContextVar("jobs_lib_place", default=None)
+held: ContextVar[Holder | None] = ContextVar("jobs_lib_place", default=None)
 """For hot loops, likewise."""
 
 
 def current_place() -> str | None:
     """Whose places new jobs get; None if nobody tells how far its jobs are done."""
-    place = held.get()
-    return None if place is None else place.text
+    holder = held.get()
+    return None if holder is None else holder.name_places()
 
 
 @contextmanager

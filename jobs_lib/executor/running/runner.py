@@ -113,7 +113,7 @@ class Runner:
                 job.lane.ensure_may_begin()
             values = self._types[job.type].payload.decode(text)
             token = handled.set(job.lane.origin)
-            places = held.set(_name_places([job])) if job.placed else None
+            places = held.set(job) if job.placed else None
             try:
                 left = self._functions[job.type](job, **values)
                 if left is not None:
@@ -214,7 +214,7 @@ class Runner:
                 job.lane.ensure_may_begin()
             values = self._decode(job)
             token = handled.set(job.lane.origin)
-            places = held.set(_name_places([job])) if job.placed else None
+            places = held.set(job) if job.placed else None
             try:
                 left = await self._functions[job.type](job, **values)
                 if left is not None:
@@ -376,9 +376,6 @@ def _wrap(one: RunMiddleware, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def _name_places(jobs: Iterable[ClaimedJob]) -> Place | None:
-    """Name the jobs whose places those get that their handler enqueues; None for none.
-
-    Their rows are looked up when it enqueues: a job may get more places while it runs.
-    """
+    """Name the jobs whose places new jobs get from their handler; None for none."""
     named = [f"{job.origin}:{job.id}" for job in jobs if job.placed]
     return Place(" ".join(["job", *named])) if named else None
